@@ -19,8 +19,8 @@ from draco.resources.texts import shown, shown_document, shown_lines
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class UnaskedError(DracoError):
-    """Nobody can be asked; says how to do without."""
+class CommandError(DracoError):
+    """What is asked of a command cannot be done; says why, and what to do."""
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
@@ -35,9 +35,9 @@ def warn(sentences: Iterable[str]) -> None:
 
 
 def ask(question: str, effect: str, remedy: str) -> None:
-    """Have a person agree to an effect. Raises UnaskedError, with what to write, where nobody is there; Abort for no."""
+    """Have a person agree to an effect. Raises CommandError, with what to write, where nobody is there; Abort for no."""
     if not sys.stdin.isatty():
-        raise UnaskedError(f"{effect}, and nobody can be asked here: {remedy}.")
+        raise CommandError(f"{effect}, and nobody can be asked here: {remedy}.")
     click.confirm(question, abort=True, err=True)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from draco.cli.input.reading import without_kinds
+from draco.cli.output import CommandError
 from draco.kube.connect.client import Client, decode
 from draco.kube.errors import AlreadyExists, ApiError, Forbidden, NotFound, Unreachable
 from draco.resources.api.meta import ObjectKey
@@ -18,10 +19,6 @@ from draco.resources.kinds import Kind
 
 T = TypeVar("T")
 _UNKNOWN_FIELDS: Final = re.compile(r'unknown field "([^"]+)"')
-
-
-class WriteError(DracoError):
-    """The server refused to write an object; says what to do."""
 
 
 def manifest(kind: Kind[Any], key: ObjectKey, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,7 +37,7 @@ async def create(
     taken: str,
     dry_run: bool = False,
 ) -> T:
-    """Create an object, every field of which the server has to know. Raises WriteError, ClusterError or KubeError.
+    """Create an object, every field of which the server has to know. Raises CommandError or KubeError.
 
     `roles` permit it, and `taken` says what to do where there is one of this name.
     """
@@ -49,9 +46,9 @@ async def create(
     try:
         return decode(kind, await client.connection.request("POST", path, params=params, body=body))
     except AlreadyExists:
-        raise WriteError(f"there is a {kind.kind} {key} already: {taken}") from None
+        raise CommandError(f"there is a {kind.kind} {key} already: {taken}") from None
     except Unreachable as error:
-        raise WriteError(
+        raise CommandError(
             f"{error}; whether {kind.kind} {key} was created is not known: look before you repeat this"
         ) from error
     except ApiError as error:
@@ -61,12 +58,12 @@ async def create(
 def refused(client: Client, error: ApiError, kind: Kind[Any], what: str, roles: str) -> DracoError:
     """What to say of a write that the server refused."""
     if isinstance(error, Forbidden):
-        return WriteError(
+        return CommandError(
             f"these credentials may not {what} {kind.plural} ({error}). Have an administrator bind to you the "
             f"ClusterRole {roles}."
         )
     if unknown := _UNKNOWN_FIELDS.findall(str(error)):
-        return WriteError(
+        return CommandError(
             f"this cluster's {kind.kind} does not know {', '.join(unknown)}: its CRD is of an older Draco. Apply crds/ and "
             "upgrade the operator, or leave out what it does not know."
         )

@@ -15,8 +15,7 @@ from aiohttp import web
 from draco.cli import run
 from draco.cli.maintain import following
 from draco.cli.maintain.cluster import change, create
-from draco.cli.maintain.requests import MaintainError
-from draco.cli.writing import WriteError
+from draco.cli.output import CommandError
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.resources.api.meta import ObjectKey, micro_time
@@ -100,7 +99,7 @@ async def test_a_cluster_without_the_kind_is_told_how_to_get_it(through_proxy: t
 
 async def test_a_field_that_an_older_crd_does_not_know_is_named_and_nothing_is_made(api_server: ControlPlane) -> None:
     async with Client(await connect(api_server.kubeconfig, None)) as client:
-        with pytest.raises(WriteError, match=r"does not know spec\.novelty: its CRD is of an older Draco"):
+        with pytest.raises(CommandError, match=r"does not know spec\.novelty: its CRD is of an older Draco"):
             await create(client, DEVICE_MAINTENANCES, "novel", {"deviceSelector": {"nodeName": "n"}, "novelty": True})
     with pytest.raises(RefusedError):
         call(api_server, "GET", f"{REQUESTS}/novel")
@@ -113,7 +112,9 @@ async def test_where_the_answer_is_lost_nobody_is_told_that_nothing_was_made(
     name = f"swap-{uuid.uuid4().hex[:6]}"
     proxy.fault(writes, proxy.lose_the_answer)
     async with Client(await connect(kubeconfig, None)) as client:
-        with pytest.raises(WriteError, match=f"whether DeviceMaintenance {name} was created is not known: look before"):
+        with pytest.raises(
+            CommandError, match=f"whether DeviceMaintenance {name} was created is not known: look before"
+        ):
             await create(client, DEVICE_MAINTENANCES, name, {"deviceSelector": {"nodeName": name}})
     call(api_server, "DELETE", f"{REQUESTS}/{name}")
 
@@ -133,7 +134,7 @@ async def test_a_request_that_somebody_changed_meanwhile_is_to_be_looked_at_agai
 ) -> None:
     call(api_server, "PATCH", f"{REQUESTS}/{request_name}?fieldManager=tests", _with_reason(request_name))
     async with Client(await connect(api_server.kubeconfig, None)) as client:
-        with pytest.raises(MaintainError, match="was changed by another client meanwhile: look at it again"):
+        with pytest.raises(CommandError, match="was changed by another client meanwhile: look at it again"):
             await change(client, DEVICE_MAINTENANCES, ObjectKey("", request_name), {"approved": True}, 1)
     assert not spec_of(api_server, request_name).get("approved")
 

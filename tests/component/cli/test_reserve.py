@@ -10,8 +10,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from draco.cli import root, run
+from draco.cli.output import CommandError
 from draco.cli.reserve import command as reserving
-from draco.cli.writing import WriteError
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.resources.api.meta import ObjectKey
@@ -138,7 +138,7 @@ async def test_a_field_that_an_older_crd_does_not_know_is_named_and_nothing_is_m
     api_server: ControlPlane, namespace: str, path: str
 ) -> None:
     async with Client(await connect(api_server.kubeconfig, None)) as client:
-        with pytest.raises(WriteError, match=r"does not know spec\.novelty: its CRD is of an older Draco"):
+        with pytest.raises(CommandError, match=r"does not know spec\.novelty: its CRD is of an older Draco"):
             await reserving.create_reservation(
                 client, ObjectKey(namespace, "novel"), {"templateName": "one", "novelty": True}, dry_run=False
             )

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from draco.cli.maintain.changes import approval, cancellation, finish
-from draco.cli.maintain.requests import MaintainError
 from draco.cli.maintain.screen import age, numbers
+from draco.cli.output import CommandError
 from draco.overview.maintenances import PAUSE, claims_held, maintenance_view, next_steps, pause_warning, waits_for
 from draco.resources.api.claims import ResourceClaimConsumerReference
 from draco.resources.api.core import PodStatus
@@ -40,7 +40,7 @@ def in_phase(phase: MaintenancePhase | None, *, seen: bool = True, in_use: int =
 @pytest.mark.parametrize("phase", list(MaintenancePhase))
 def test_every_request_that_is_not_over_can_be_cancelled(phase: MaintenancePhase) -> None:
     if phase in OVER:
-        with pytest.raises(MaintainError, match=f"is {phase.lower()} already"):
+        with pytest.raises(CommandError, match=f"is {phase.lower()} already"):
             cancellation(in_phase(phase))
     else:
         assert cancellation(in_phase(phase)) == {"cancelled": True}
@@ -53,7 +53,7 @@ def test_only_work_that_has_begun_can_be_finished(phase: MaintenancePhase | None
         assert finish(in_phase(phase)) == {"finished": True}
         assert finish(in_phase(phase, finished=True)) == {}
         return
-    with pytest.raises(MaintainError) as refused:
+    with pytest.raises(CommandError) as refused:
         finish(in_phase(phase))
     assert ("draco maintain start" if phase in OVER else "draco maintain cancel swap") in str(refused.value)
 
@@ -62,9 +62,9 @@ def test_only_what_waits_for_approval_is_approved() -> None:
     waiting = in_phase(MaintenancePhase.REHEARSED, approval=Approval.REQUIRED)
     assert approval(waiting) == {"approved": True}
     assert approval(in_phase(MaintenancePhase.REHEARSED, approval=Approval.REQUIRED, approved=True)) == {}
-    with pytest.raises(MaintainError, match="needs no approval"):
+    with pytest.raises(CommandError, match="needs no approval"):
         approval(in_phase(MaintenancePhase.REHEARSED))
-    with pytest.raises(MaintainError, match="was cancelled"):
+    with pytest.raises(CommandError, match="was cancelled"):
         approval(in_phase(MaintenancePhase.REHEARSED, approval=Approval.REQUIRED, cancelled=True))
 
 
@@ -74,7 +74,7 @@ def test_a_request_that_is_being_deleted_takes_nothing_any_more() -> None:
         request, metadata=msgspec.structs.replace(request.metadata, deletion_timestamp=datetime(2026, 1, 1, tzinfo=UTC))
     )
     for action in (approval, finish, cancellation):
-        with pytest.raises(MaintainError, match="is being deleted"):
+        with pytest.raises(CommandError, match="is being deleted"):
             action(going)
 
 

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 import yaml
 
-from draco.cli.maintain.requests import MaintainError, StartOptions, manifest_of, request_of, window_of
+from draco.cli.maintain.requests import StartOptions, manifest_of, request_of, window_of
+from draco.cli.output import CommandError
 from draco.resources.api.maintenance import (
     DeadlineAction,
     DeviceMaintenance,
@@ -44,7 +45,7 @@ def test_names_are_readable_and_new() -> None:
 
 
 def test_a_name_that_is_taken_is_refused_and_not_changed() -> None:
-    with pytest.raises(MaintainError, match="draco maintain status firmware"):
+    with pytest.raises(CommandError, match="draco maintain status firmware"):
         meant(target="firmware", node="node-0", taken=("firmware",))
 
 

@@ -10,18 +10,14 @@ import msgspec
 
 from draco.allocation.ownership.leaks import ended_users
 from draco.allocation.pod_claims import MissingClaimError, claims_of, known_claims_of, uses_devices, using
+from draco.cli.output import CommandError
 from draco.explanation.findings.held_allocations import obstacles
 from draco.explanation.findings.placement import unbound
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
-from draco.resources.errors import DracoError
 from draco.resources.texts import nearest
 from draco.whatif.world import World
-
-
-class ExplainError(DracoError):
-    """There is nothing to explain; says why, and what may have been meant."""
 
 
 class ExplainSubject(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,16 +39,16 @@ class ExplainSubject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def subject_of(world: World, kind: str, name: str, namespace: str) -> ExplainSubject:
-    """The claim or pod of that name. Raises ExplainError, or MissingClaimError for a pod whose claim is not there."""
+    """The claim or pod of that name. Raises CommandError, or MissingClaimError for a pod whose claim is not there."""
     key = ObjectKey(namespace, name)
     if kind == "pod":
         pods = _pods(world)
         if key not in pods:
-            raise ExplainError(_absent("pod", key, pods))
+            raise CommandError(_absent("pod", key, pods))
         return _of_pod(world, pods[key])
     claims = _claims(world)
     if key not in claims:
-        raise ExplainError(_absent("claim", key, claims))
+        raise CommandError(_absent("claim", key, claims))
     return _of_claim(world, claims[key], _users(world))
 
 
@@ -103,10 +99,10 @@ def _of_pod(world: World, pod: Pod) -> ExplainSubject:
     if not uses_devices(pod, world.fleet.classes):
         said = _scheduler(pod)
         also = f"; kube-scheduler says: {said}" if said else ""
-        raise ExplainError(f"the pod {key} uses no claims, so it waits for no devices{also}")
+        raise CommandError(f"the pod {key} uses no claims, so it waits for no devices{also}")
     if pod.has_ended or (pod.is_over and not pod.spec.node_name):
         fate = f"has ended ({pod.status.phase})" if pod.has_ended else "is being deleted"
-        raise ExplainError(f"the pod {key} {fate}, so it waits for no devices")
+        raise CommandError(f"the pod {key} {fate}, so it waits for no devices")
     if pod.waits:
         world.note_extended_resources(pod)
     pod, claims = _with_claims(world, pod)

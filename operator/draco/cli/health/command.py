@@ -12,9 +12,9 @@ from typing import Final
 import click
 import msgspec
 
-from draco.cli.input.reading import ClusterReadError, Reader, cluster_with_dra, group_members, without_kinds
+from draco.cli.input.reading import Reader, cluster_with_dra, group_members, without_kinds
 from draco.cli.options import output_option, with_cluster
-from draco.cli.output import echo, print_document, visible, warn
+from draco.cli.output import CommandError, echo, print_document, visible, warn
 from draco.cli.tables import print_table, table
 from draco.overview.health import FaultView, GpuHealthView, HealthDocument, chosen, gpu_views, names_of, unidentified
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, SLICES
@@ -43,7 +43,7 @@ def command(gpu: str, every: bool, kubeconfig: Path | None, context: str | None,
         views = chosen(found.gpus, gpu)
         unnamed = [each for each in unnamed if gpu in (each.node, each.uuid)]
         if not views and not unnamed:
-            raise ClusterReadError(f"no agent of Draco reports a node or GPU {gpu}{nearest(gpu, names_of(found.gpus))}")
+            raise CommandError(f"no agent of Draco reports a node or GPU {gpu}{nearest(gpu, names_of(found.gpus))}")
     elif not every:
         views = [each for each in found.gpus if each.is_noteworthy]
     healthy = len(found.gpus) - len([each for each in found.gpus if each.is_noteworthy])

@@ -39,7 +39,7 @@ from draco.whatif.world import World
 
 
 async def read_cluster(client: Client) -> World:
-    """Read the cluster behind a client. Raises KubeError or ClusterError."""
+    """Read the cluster behind a client. Raises KubeError or CommandError."""
     reader = Reader(client)
     slices = await reader.slices()
     async with asyncio.TaskGroup() as tasks:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from draco.cli.options import Command, with_cluster
-from draco.cli.output import warn
+from draco.cli.output import CommandError, warn
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
@@ -29,7 +29,6 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
-from draco.resources.errors import DracoError
 from draco.resources.kinds import LEASES, POD_DISRUPTION_BUDGETS, PODS, SLICES, Kind
 
 T = TypeVar("T")
@@ -38,29 +37,25 @@ NO_OPERATOR: Final = (
 )
 
 
-class ClusterReadError(DracoError):
-    """The cluster cannot be read; says what is missing and how to get it."""
-
-
-def without_dra(client: Client) -> ClusterReadError:
+def without_dra(client: Client) -> CommandError:
     """The cluster knows nothing of what this is all about."""
-    return ClusterReadError(
+    return CommandError(
         f"{client.connection.server} does not serve resource.k8s.io/v1 (Dynamic Resource Allocation), which Draco needs: "
         "use Kubernetes 1.34 or newer, with the API group enabled."
     )
 
 
-def without_kinds(client: Client, *kinds: Kind[Any]) -> ClusterReadError:
+def without_kinds(client: Client, *kinds: Kind[Any]) -> CommandError:
     """The cluster knows none of these kinds of ours."""
     names = " or ".join(kind.kind for kind in kinds)
-    return ClusterReadError(
+    return CommandError(
         f"{client.connection.server} does not know {names}: install Draco with charts/draco, or apply crds/."
     )
 
 
 @asynccontextmanager
 async def cluster_with_dra(kubeconfig: Path | None, context: str | None) -> AsyncIterator[tuple[Client, Features]]:
-    """The cluster that is meant, and what it serves. Raises ClusterReadError if that is no DRA."""
+    """The cluster that is meant, and what it serves. Raises CommandError if that is no DRA."""
     async with Client(await connect(kubeconfig, context)) as client:
         features = await discover(client)
         if not features.dra:
@@ -106,11 +101,11 @@ class Reader:
         self.unread: list[str] = []
 
     async def all(self, kind: Kind[T]) -> list[T]:
-        """Every object of the kind that can be read. Raises ClusterError without the right to list them, or KubeError."""
+        """Every object of the kind that can be read. Raises CommandError without the right to list them, or KubeError."""
         try:
             return await self._list(kind)
         except Forbidden as error:
-            raise ClusterReadError(
+            raise CommandError(
                 f"these credentials may not list {kind.plural} in the whole cluster, which this command needs: {error}"
             ) from error
 

@@ -45,7 +45,7 @@ with_sources = gathered(WorldSources, _OPTIONS)
 def read_world(sources: WorldSources) -> tuple[World, str]:
     """What the command starts from, with a sentence in its notes that says so, and the namespace of what names none.
 
-    Raises ManifestError, KubeError, KubeconfigError or ClusterError.
+    Raises ManifestError, KubeError, KubeconfigError or CommandError.
     """
     manifests, alone = read_or_ask(sources.filenames, cluster=sources.cluster, enough=SLICES.kind)
     if alone:

@@ -6,7 +6,7 @@ Owns their forms, and what is said of a duration that has none.
 import re
 from typing import Final
 
-from draco.resources.errors import DracoError
+from draco.cli.output import CommandError
 from draco.resources.names import LONGEST_NAME
 from draco.resources.windows import is_duration
 
@@ -18,23 +18,19 @@ _NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _TIME_OF_DAY: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 
 
-class DurationError(DracoError):
-    """What was written is no duration; says how to write one."""
-
-
 def duration(text: str, what: str) -> str:
-    """The duration, as our objects have it, that was written for `what`. Raises DurationError."""
+    """The duration, as our objects have it, that was written for `what`. Raises CommandError."""
     if not is_duration(text):
-        raise DurationError(f"'{text}' is not a duration for {what}: write {DURATION_HELP}.")
+        raise CommandError(f"'{text}' is not a duration for {what}: write {DURATION_HELP}.")
     return text
 
 
 def limit_s(text: str) -> float | None:
-    """The seconds of a --timeout; None, without limit, for 0 and 0s, as with kubectl. Raises DurationError."""
+    """The seconds of a --timeout; None, without limit, for 0 and 0s, as with kubectl. Raises CommandError."""
     if text == "0":
         return None
     if not text or not (found := _LIMIT.fullmatch(text)):
-        raise DurationError(
+        raise CommandError(
             f"'{text}' is not a duration for --timeout: write for example 90s, 45m or 2h30m; 0 is no limit."
         )
     hours, minutes, seconds = (int(part or 0) for part in found.groups())

@@ -14,6 +14,7 @@ from draco.cli.input.manifests import Manifest, Sources, decode_all, files_optio
 from draco.cli.input.policy_checks import refusal
 from draco.cli.input.reading import Reader, without_kinds
 from draco.cli.options import CLUSTER_OPTIONS, cluster_option, gathered
+from draco.cli.output import CommandError
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import NotFound
@@ -22,7 +23,6 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.slices import ResourceSlice
-from draco.resources.errors import DracoError
 from draco.resources.kinds import CLAIMS, GPU_NODES, MIG_POLICIES, NODES, SLICES
 from draco.resources.texts import are, listed
 from draco.resources.written.manifests import ManifestError, decode_own, note_place
@@ -30,16 +30,12 @@ from draco.resources.written.manifests import ManifestError, decode_own, note_pl
 _NAMED: Final = 8
 
 
-class NoSuchPolicyError(DracoError):
-    """A policy that is to be deleted is not there; says which are."""
-
-
 with_layout_sources = gathered(Sources, (files_option, cluster_option("GpuNodes"), *CLUSTER_OPTIONS))
 """Adds the options to a command, which gets them as one argument `sources`."""
 
 
 def observe(sources: Sources, deleted: Sequence[str] = ()) -> ObservedNodes:
-    """Everything a layout is about. Raises ManifestError, KubeError, KubeconfigError, ClusterError or NoSuchPolicyError.
+    """Everything a layout is about. Raises ManifestError, KubeError, KubeconfigError or CommandError.
 
     `deleted` are the policies that are to go.
     """
@@ -54,7 +50,7 @@ def observe(sources: Sources, deleted: Sequence[str] = ()) -> ObservedNodes:
 def _check_deleted(seen: ObservedNodes) -> None:
     for name in seen.deleted:
         if name not in seen.policies:
-            raise NoSuchPolicyError(f"there is no MigPolicy {name} in {seen.place}: {_those(sorted(seen.policies))}.")
+            raise CommandError(f"there is no MigPolicy {name} in {seen.place}: {_those(sorted(seen.policies))}.")
         if any(each.metadata.name == name for each in seen.asked):
             raise click.UsageError(
                 f"MigPolicy {name} cannot be both deleted and applied: leave out --delete {name} or its file."
@@ -68,7 +64,7 @@ def _those(names: Sequence[str]) -> str:
 
 
 async def _read(kubeconfig: Path | None, context: str | None) -> ObservedNodes:
-    """The cluster that is meant. Raises KubeError or ClusterError."""
+    """The cluster that is meant. Raises KubeError or CommandError."""
     async with Client(await connect(kubeconfig, context)) as client:
         reader = Reader(client)
         try:

@@ -1,13 +1,13 @@
 """What may be done to a request as it stands: approve, finish, cancel.
 
 Owns the refusals. Each function answers with the fields of the spec to set, none where that was said already, and raises
-MaintainError where it makes no sense in the request's phase.
+CommandError where it makes no sense in the request's phase.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from draco.cli.maintain.requests import MaintainError
+from draco.cli.output import CommandError
 from draco.overview.maintenances import BEFORE_ISOLATION, needs_approval, phase_of
 from draco.resources.api.maintenance import OVER, Approval, DeviceMaintenance, MaintenancePhase
 from draco.resources.texts import counted
@@ -20,11 +20,11 @@ def approval(request: DeviceMaintenance) -> Changes:
     name = request.metadata.name
     _refuse_ended(request, "approve")
     if request.spec.approval is not Approval.REQUIRED:
-        raise MaintainError(f"{name} needs no approval (spec.approval is Automatic): `draco maintain status {name}`.")
+        raise CommandError(f"{name} needs no approval (spec.approval is Automatic): `draco maintain status {name}`.")
     if not needs_approval(request):
         return {}
     if request.spec.finished:
-        raise MaintainError(f"{name} is finished already: there is nothing to approve.")
+        raise CommandError(f"{name} is finished already: there is nothing to approve.")
     return {"approved": True}
 
 
@@ -36,17 +36,17 @@ def finish(request: DeviceMaintenance) -> Changes:
     if request.spec.finished:
         return {}
     if phase in BEFORE_ISOLATION:
-        raise MaintainError(
+        raise CommandError(
             f"{name} has not begun (phase {phase}), so there is no work to finish: cancel it with {cancel}."
         )
     if phase in {MaintenancePhase.ISOLATED, MaintenancePhase.DRAINING}:
         in_use = request.status.in_use or 0
         held = f": {counted(in_use, 'device')} still in use" if in_use else ""
-        raise MaintainError(
+        raise CommandError(
             f"{name} is not ready for work yet (phase {phase}{held}). To give the devices back without the work: {cancel}."
         )
     if phase is MaintenancePhase.FAILED:
-        raise MaintainError(
+        raise CommandError(
             f"{name} has failed: {request.status.message or 'its conditions say why.'} Repair that, and it resumes; or "
             f"give the devices back unrepaired: {cancel}."
         )
@@ -62,10 +62,10 @@ def cancellation(request: DeviceMaintenance) -> Changes:
 def _refuse_ended(request: DeviceMaintenance, what: str) -> None:
     name, phase = request.metadata.name, phase_of(request)
     if phase in OVER:
-        raise MaintainError(
+        raise CommandError(
             f"{name} is {phase.value.lower()} already, there is nothing to {what}: start another one with `draco maintain start`."
         )
     if request.metadata.deletion_timestamp is not None:
-        raise MaintainError(f"{name} is being deleted: its devices go back to service, there is nothing to {what}.")
+        raise CommandError(f"{name} is being deleted: its devices go back to service, there is nothing to {what}.")
     if request.spec.cancelled and what != "cancel":
-        raise MaintainError(f"{name} was cancelled: its devices go back to service, there is nothing to {what}.")
+        raise CommandError(f"{name} was cancelled: its devices go back to service, there is nothing to {what}.")

@@ -12,7 +12,7 @@ import msgspec
 from draco.cli import writing
 from draco.cli.input import reading
 from draco.cli.input.reading import Reader, operated, pods_and_budgets, without_kinds
-from draco.cli.maintain.requests import MaintainError
+from draco.cli.output import CommandError
 from draco.kube.connect.client import Client
 from draco.kube.discovery import Features
 from draco.kube.errors import ApiError, Conflict, NotFound
@@ -49,10 +49,10 @@ class MaintainedCluster(msgspec.Struct, frozen=True, kw_only=True):
     taint_rules: Kind[DeviceTaintRule] | None
 
     def request(self, name: str) -> DeviceMaintenance:
-        """The request of this name. Raises MaintainError with the nearest names."""
+        """The request of this name. Raises CommandError with the nearest names."""
         by_name = {each.metadata.name: each for each in self.requests}
         if name not in by_name:
-            raise MaintainError(f"there is no DeviceMaintenance {name}{nearest(name, by_name)}")
+            raise CommandError(f"there is no DeviceMaintenance {name}{nearest(name, by_name)}")
         return by_name[name]
 
     async def budgets(self) -> list[MaintenanceBudget]:
@@ -111,13 +111,13 @@ on_cluster = reading.on_cluster(read_requests)
 
 
 async def create(client: Client, kind: Kind[T], name: str, spec: Mapping[str, Any], *, dry_run: bool = False) -> T:
-    """Create an object of ours, whose name nobody had when that was looked at. Raises WriteError."""
+    """Create an object of ours, whose name nobody had when that was looked at. Raises CommandError."""
     taken = "another client created it first; try again."
     return await writing.create(client, kind, ObjectKey("", name), spec, roles=_ROLE, taken=taken, dry_run=dry_run)
 
 
 async def change(client: Client, kind: Kind[Any], key: ObjectKey, spec: Mapping[str, Any], generation: int) -> None:
-    """Set fields of an object's spec, if it says what it said when it was looked at. Raises MaintainError.
+    """Set fields of an object's spec, if it says what it said when it was looked at. Raises CommandError.
 
     The operator writes statuses all the time, which is no reason to refuse; a spec of another generation is.
     """
@@ -136,10 +136,10 @@ async def change(client: Client, kind: Kind[Any], key: ObjectKey, spec: Mapping[
         except Conflict:
             continue
         except NotFound:
-            raise MaintainError(f"{kind.kind} {key.name} was deleted meanwhile.") from None
+            raise CommandError(f"{kind.kind} {key.name} was deleted meanwhile.") from None
         except ApiError as error:
             raise writing.refused(client, error, kind, "change", _ROLE) from error
         return
-    raise MaintainError(
+    raise CommandError(
         f"{kind.kind} {key.name} was changed by another client meanwhile: look at it again, and repeat the command."
     )

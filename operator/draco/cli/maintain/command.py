@@ -16,9 +16,9 @@ from draco.cli.input.words import DURATION_HELP, NO_LIMIT
 from draco.cli.maintain import changes, screen
 from draco.cli.maintain.cluster import MaintainedCluster, change, create, on_cluster
 from draco.cli.maintain.following import follow
-from draco.cli.maintain.requests import MaintainError, StartOptions, manifest_of, request_of
+from draco.cli.maintain.requests import StartOptions, manifest_of, request_of
 from draco.cli.options import gathered, output_option, with_cluster
-from draco.cli.output import ask, echo, print_document, print_yaml, warn
+from draco.cli.output import CommandError, ask, echo, print_document, print_yaml, warn
 from draco.maintenance.selecting.rehearsal import Rehearsal, rehearse
 from draco.overview.maintenances import PAUSE, claims_held, maintenance_view, pause_warning
 from draco.overview.status_schema import MaintenanceView
@@ -165,7 +165,7 @@ async def start(cluster: MaintainedCluster, *, sources: StartOptions, dry_run: b
         return
     if found.problem:
         _warn(cluster)
-        raise MaintainError(
+        raise CommandError(
             f"the request would not start, so it was not created: {found.problem} To create it all the same, "
             "apply what `-o yaml` prints."
         )
@@ -245,9 +245,9 @@ async def cancel(cluster: MaintainedCluster, *, name: str) -> None:
 def status(*, name: str, watch: bool, timeout: str, output: str, **where: Any) -> None:
     """List the requests, or say all about one: its devices, claims, pods, conditions, and what to do next."""
     if watch and (not name or output == "json"):
-        raise MaintainError("--watch follows one request as text: give its NAME, and leave -o json out.")
+        raise CommandError("--watch follows one request as text: give its NAME, and leave -o json out.")
     if not watch and timeout != NO_LIMIT:
-        raise MaintainError("--timeout limits --watch: add --watch, or leave it out.")
+        raise CommandError("--timeout limits --watch: add --watch, or leave it out.")
     if watch:
         _follow(name=name, limit=timeout, **where)
     else:
@@ -308,7 +308,7 @@ async def resume(cluster: MaintainedCluster) -> None:
         generation = budget.metadata.generation
         await change(cluster.client, MAINTENANCE_BUDGETS, budget.metadata.key, {"paused": False}, generation)
     if others := pause_warning(each for each in budgets if each.metadata.name != PAUSE):
-        raise MaintainError(f"maintenance is still paused. {others}")
+        raise CommandError(f"maintenance is still paused. {others}")
     echo("Maintenance is resumed.")
     _warn(cluster)
 

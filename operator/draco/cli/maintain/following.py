@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from draco.cli.input.words import limit_s
-from draco.cli.maintain.requests import MaintainError
-from draco.cli.output import echo, visible, warn
+from draco.cli.output import CommandError, echo, visible, warn
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import TRANSIENT
 from draco.kube.errors import Expired, NotFound
@@ -28,7 +27,7 @@ _AGAIN_S: Final = 1.0
 async def follow(client: Client, request: DeviceMaintenance, limit: str) -> None:
     """Say each change of the request's phase and message, until it is Completed.
 
-    `limit` is how long that may take. Raises MaintainError when it is cancelled, fails, is deleted, or takes longer.
+    `limit` is how long that may take. Raises CommandError when it is cancelled, fails, is deleted, or takes longer.
     """
     name, said = request.metadata.name, ""
     try:
@@ -39,11 +38,11 @@ async def follow(client: Client, request: DeviceMaintenance, limit: str) -> None
                     echo(said)
                 if now.status.phase in _ENDS and now.status.observed_generation == now.metadata.generation:
                     if now.status.phase is not MaintenancePhase.COMPLETED:
-                        raise MaintainError(f"{name} is {now.status.phase}, and not completed.")
+                        raise CommandError(f"{name} is {now.status.phase}, and not completed.")
                     return
     except TimeoutError:
-        raise MaintainError(f"{name} is not completed after {limit}: {said}") from None
-    raise MaintainError(f"{name} was deleted: its devices are given back.")
+        raise CommandError(f"{name} is not completed after {limit}: {said}") from None
+    raise CommandError(f"{name} was deleted: its devices are given back.")
 
 
 async def _versions(client: Client, request: DeviceMaintenance) -> AsyncIterator[DeviceMaintenance]:

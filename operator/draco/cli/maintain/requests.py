@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from draco.cli.input.words import duration, is_name, is_time_of_day
+from draco.cli.output import CommandError
 from draco.cli.taint.targets import device_of
 from draco.cli.writing import manifest
 from draco.resources.api.claims import CelSelector, DeviceSelector
@@ -32,17 +33,12 @@ from draco.resources.api.maintenance import (
 )
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.schedule import TimeWindow, Weekday
-from draco.resources.errors import DracoError
 from draco.resources.kinds import DEVICE_MAINTENANCES
 from draco.resources.names import LONGEST_NAME, DeviceKey
 from draco.resources.texts import nearest
 from draco.resources.windows import unknown_zones
 
 _ROOM_FOR_NUMBER: Final = 4
-
-
-class MaintainError(DracoError):
-    """What was asked for makes no sense, or cannot be done to the request as it is; says what to do."""
 
 
 class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,15 +67,15 @@ class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
 def request_of(
     options: StartOptions, published: Collection[DeviceKey], taken: Collection[str], *, now: datetime
 ) -> DeviceMaintenance:
-    """The request that is meant. `taken` are the names of those that there are. Raises MaintainError."""
+    """The request that is meant. `taken` are the names of those that there are. Raises CommandError."""
     selector = _selector(options, published)
     name = options.target if "/" not in options.target else ""
     if name and name in taken:
-        raise MaintainError(
+        raise CommandError(
             f"there is a DeviceMaintenance {name} already (`draco maintain status {name}`): choose another name, or leave it out."
         )
     if name and not is_name(name):
-        raise MaintainError(
+        raise CommandError(
             f"'{name}' cannot be the name of a DeviceMaintenance: use lower-case letters, digits, '-' and '.'. A device is "
             "written as POOL/DEVICE, such as gpu-node-0/gpu-3."
         )
@@ -110,12 +106,12 @@ def _selector(options: StartOptions, published: Collection[DeviceKey]) -> Mainte
     if "/" in options.target:
         others = exact | {"--node": options.node, "--class": options.device_class, "--selector": options.selector}
         if given := [name for name, value in others.items() if value]:
-            raise MaintainError(f"{options.target} names one device already: leave out {' and '.join(given)}.")
+            raise CommandError(f"{options.target} names one device already: leave out {' and '.join(given)}.")
         key = device_of(options.target, published)
         return MaintenanceSelector(driver=key.driver, pool=key.pool, device=key.device)
     if not any((*exact.values(), options.node, options.device_class, options.selector)):
         near = nearest(options.target, {f"{key.pool}/{key.device}" for key in published}) if options.target else ""
-        raise MaintainError(
+        raise CommandError(
             f"say which devices{near or ''}: POOL/DEVICE (with most drivers NODE/DEVICE, such as gpu-node-0/gpu-3), or --node, "
             "--pool, --driver, --device, --class or --selector."
         )
@@ -124,7 +120,7 @@ def _selector(options: StartOptions, published: Collection[DeviceKey]) -> Mainte
         ("--driver", options.driver, {key.driver for key in published}),
     ):
         if field and field not in known:
-            raise MaintainError(f"no device is published with {option} {field}{nearest(field, known)}")
+            raise CommandError(f"no device is published with {option} {field}{nearest(field, known)}")
     return MaintenanceSelector(
         driver=options.driver or None,
         pool=options.pool or None,
@@ -149,11 +145,11 @@ def _schedule(options: StartOptions, now: datetime) -> MaintenanceSchedule:
         try:
             start = datetime.fromisoformat(options.start_at).astimezone()  # without a zone it is this machine's
         except ValueError:
-            raise MaintainError(
+            raise CommandError(
                 f"'{options.start_at}' is not a time: write --start-at as 2026-12-24T22:00 or 2026-12-24T22:00+01:00."
             ) from None
         if start <= now:
-            raise MaintainError(f"--start-at {options.start_at} is in the past: leave it out to start now.")
+            raise CommandError(f"--start-at {options.start_at} is in the past: leave it out to start now.")
     return MaintenanceSchedule(start=start, windows=[window_of(text) for text in options.window])
 
 
@@ -168,14 +164,14 @@ def window_of(text: str) -> TimeWindow:
         known = {day.value.lower(): day for day in Weekday}
         for day in words.pop(0).split(","):
             if day.lower() not in known:
-                raise MaintainError(f"{form}. '{day}' is none of {', '.join(Weekday)}.")
+                raise CommandError(f"{form}. '{day}' is none of {', '.join(Weekday)}.")
             days.append(known[day.lower()])
     if not 2 <= len(words) <= 3 or not is_time_of_day(words[0]):
-        raise MaintainError(f"{form}.")
+        raise CommandError(f"{form}.")
     start, lasting, zone = [*words, "UTC"][:3]
     window = TimeWindow(start=start, duration=duration(lasting, "the window's duration"), days=days, time_zone=zone)
     if unknown_zones([window]):
-        raise MaintainError(f"{form}. There is no time zone '{zone}'.")
+        raise CommandError(f"{form}. There is no time zone '{zone}'.")
     return window
 
 
@@ -183,14 +179,14 @@ def _drain(options: StartOptions) -> MaintenanceDrain:
     if not options.drain_wait:
         return MaintenanceDrain(policy=options.drain)
     if options.drain is DrainPolicy.WAIT:
-        raise MaintainError("--drain-wait has no meaning where no pod is evicted: add --evict.")
+        raise CommandError("--drain-wait has no meaning where no pod is evicted: add --evict.")
     return MaintenanceDrain(policy=options.drain, wait=duration(options.drain_wait, "--drain-wait"))
 
 
 def _deadline(options: StartOptions) -> MaintenanceDeadline | None:
     if not options.deadline:
         if options.deadline_action is DeadlineAction.CANCEL:
-            raise MaintainError("--give-up has no meaning without a deadline: add --deadline, such as --deadline 4h.")
+            raise CommandError("--give-up has no meaning without a deadline: add --deadline, such as --deadline 4h.")
         return None
     return MaintenanceDeadline(after=duration(options.deadline, "--deadline"), action=options.deadline_action)
 
@@ -206,7 +202,7 @@ def _verification(text: str) -> MaintenanceVerification:
             return MaintenanceVerification(mode=VerificationMode.PERSON)
         case "job" if job:
             return MaintenanceVerification(mode=VerificationMode.JOB, from_cron_job=job)
-    raise MaintainError(
+    raise CommandError(
         f"'{text}' does not say how to verify: write agent (Draco's agent looks at the GPU), person (who finishes it has "
         "looked), or job:NAME with the name of a suspended CronJob in the namespace of Draco's Jobs."
     )

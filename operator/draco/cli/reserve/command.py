@@ -15,8 +15,8 @@ import click
 from draco.cli.input.reading import NO_OPERATOR, operated, without_kinds
 from draco.cli.input.words import NO_LIMIT, limit_s
 from draco.cli.options import gathered, output_option, with_cluster
-from draco.cli.output import echo, print_yaml
-from draco.cli.reserve.requests import DEFAULT_CLASS, ReserveError, ReserveOptions, spec_of
+from draco.cli.output import CommandError, echo, print_yaml
+from draco.cli.reserve.requests import DEFAULT_CLASS, ReserveOptions, spec_of
 from draco.cli.tables import print_table, table
 from draco.cli.writing import create, manifest
 from draco.kube.connect.client import Client
@@ -93,11 +93,11 @@ def command(
     The claims are called NAME-0, NAME-1 and so on; a pod uses one by its name (resourceClaimName).
     """  # noqa: D301 - click keeps the lines below a backspace as they are
     if not name and sources != ReserveOptions():
-        raise ReserveError("a reservation needs a name: draco reserve NAME, with these options.")
+        raise CommandError("a reservation needs a name: draco reserve NAME, with these options.")
     if wait and (dry_run or output == "yaml"):
-        raise ReserveError("there is nothing to wait for: leave --wait out, or create the reservation.")
+        raise CommandError("there is nothing to wait for: leave --wait out, or create the reservation.")
     if not wait and timeout != NO_LIMIT:
-        raise ReserveError("--timeout limits --wait: add --wait, or leave it out.")
+        raise CommandError("--timeout limits --wait: add --wait, or leave it out.")
     limit_s(timeout)  # before anything is created
 
     async def work() -> None:
@@ -137,7 +137,7 @@ def _list(reservations: Sequence[DeviceReservation], with_namespace: bool) -> No
 async def create_reservation(
     client: Client, key: ObjectKey, spec: Mapping[str, Any], *, dry_run: bool
 ) -> DeviceReservation:
-    """Create it. Raises WriteError."""
+    """Create it. Raises CommandError."""
     return await create(
         client,
         DEVICE_RESERVATIONS,
@@ -151,18 +151,18 @@ async def create_reservation(
 
 
 async def _read(client: Client, namespace: str) -> list[DeviceReservation]:
-    """The reservations of a namespace, of all for "". Raises ReserveError."""
+    """The reservations of a namespace, of all for "". Raises CommandError."""
     try:
         found = await client.list(DEVICE_RESERVATIONS, namespace=namespace)
     except NotFound:
         raise without_kinds(client, DEVICE_RESERVATIONS) from None
     except Forbidden as error:
-        raise ReserveError(f"these credentials may not list reservations there: {error}") from None
+        raise CommandError(f"these credentials may not list reservations there: {error}") from None
     return sorted(found, key=lambda each: each.metadata.key)
 
 
 async def wait_until_ready(client: Client, reservation: DeviceReservation, limit: str) -> None:
-    """Say each change of its message until it is ready. Raises ReserveError when it ends, is deleted, or takes too long."""
+    """Say each change of its message until it is ready. Raises CommandError when it ends, is deleted, or takes too long."""
     key, said = reservation.metadata.key, ""
     if await operated(client) is False:
         echo(NO_OPERATOR, err=True)
@@ -172,22 +172,22 @@ async def wait_until_ready(client: Client, reservation: DeviceReservation, limit
                 try:
                     now = await client.get(DEVICE_RESERVATIONS, key)
                 except NotFound:
-                    raise ReserveError(f"{key.name} was deleted") from None
+                    raise CommandError(f"{key.name} was deleted") from None
                 except TRANSIENT:
                     await asyncio.sleep(_LOOK_EVERY_S)
                     continue
                 if now.metadata.uid != reservation.metadata.uid:
-                    raise ReserveError(f"{key.name} was deleted, and is another one now")
+                    raise CommandError(f"{key.name} was deleted, and is another one now")
                 if now.status.message and said != (said := now.status.message):
                     echo(shown(said))
                 if _holds(now, "Ready"):
                     return
                 if _holds(now, "Expired"):
-                    raise ReserveError(f"{key.name} ended before it was ready")
+                    raise CommandError(f"{key.name} ended before it was ready")
                 await asyncio.sleep(_LOOK_EVERY_S)
     except TimeoutError:
         why = shown(said) or "no operator of Draco has said anything about it; `draco check` says why."
-        raise ReserveError(f"{key.name} is not ready after {limit}: {why}") from None
+        raise CommandError(f"{key.name} is not ready after {limit}: {why}") from None
 
 
 def _holds(reservation: DeviceReservation, condition: str) -> bool:

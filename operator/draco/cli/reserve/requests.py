@@ -9,15 +9,11 @@ from typing import Any, Final
 import msgspec
 
 from draco.cli.input.words import duration, is_name
-from draco.resources.errors import DracoError
+from draco.cli.output import CommandError
 from draco.resources.names import OPERATOR_DEVICE_CLASS
 
 _LONGEST_NAME: Final = 63
 DEFAULT_CLASS: Final = OPERATOR_DEVICE_CLASS
-
-
-class ReserveError(DracoError):
-    """What was asked for makes no sense, or cannot be done; says what to do."""
 
 
 class ReserveOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,15 +31,15 @@ class ReserveOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spec_of(name: str, options: ReserveOptions, now: datetime) -> dict[str, Any]:
-    """The spec of the reservation that is meant. Raises ReserveError."""
+    """The spec of the reservation that is meant. Raises CommandError."""
     if not is_name(name, _LONGEST_NAME):
-        raise ReserveError(
+        raise CommandError(
             f"'{name}' cannot be the name of a reservation: use at most {_LONGEST_NAME} lower-case letters, digits, - and ."
         )
     if options.template and (options.device_class or options.selector or options.devices != 1):
-        raise ReserveError("--template says what a claim asks for: leave --class, --selector and --devices out.")
+        raise CommandError("--template says what a claim asks for: leave --class, --selector and --devices out.")
     if options.duration and options.until:
-        raise ReserveError("--for and --until both say when the reservation ends: give one of them.")
+        raise CommandError("--for and --until both say when the reservation ends: give one of them.")
     spec: dict[str, Any] = {"count": options.count}
     if options.template:
         spec["templateName"] = options.template
@@ -73,10 +69,10 @@ def _time(text: str, now: datetime) -> str:
     try:
         end = datetime.fromisoformat(text)
     except ValueError:
-        raise ReserveError(
+        raise CommandError(
             f"'{text}' is not a time: write for example 2030-01-31T18:00, or 2030-01-31T18:00Z with a zone."
         ) from None
     end = end.astimezone(UTC)  # without a zone, that of this machine
     if end <= now:
-        raise ReserveError(f"--until {text} is in the past: set a later time.")
+        raise CommandError(f"--until {text} is in the past: set a later time.")
     return f"{end:%Y-%m-%dT%H:%M:%SZ}"

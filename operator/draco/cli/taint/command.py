@@ -11,9 +11,9 @@ from contextlib import suppress
 import click
 import msgspec
 
-from draco.cli.input.reading import ClusterReadError, Reader, on_cluster, pods_and_budgets
+from draco.cli.input.reading import Reader, on_cluster, pods_and_budgets
 from draco.cli.options import output_option
-from draco.cli.output import ask, echo, print_document, visible, warn
+from draco.cli.output import CommandError, ask, echo, print_document, visible, warn
 from draco.cli.tables import print_table, table
 from draco.cli.taint import targets
 from draco.kube.connect.client import Client
@@ -60,7 +60,7 @@ async def _read(client: Client, features: Features) -> _Cluster:
     """Read what taints can hit."""
     if features.taint_rules is None:
         (missing,) = [each for each in features.missing if each.name == "DeviceTaintRule"]
-        raise ClusterReadError(
+        raise CommandError(
             f"{client.connection.server} does not serve DeviceTaintRule. {missing.consequence} {missing.remedy}"
         )
     reader = Reader(client)

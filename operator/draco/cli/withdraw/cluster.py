@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from draco.cli.output import CommandError
 from draco.cli.withdraw.plan import MANAGED_CLAIMS, Reversal, WithdrawalPlan, Written, plan
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -19,7 +20,6 @@ from draco.overview.installation import Workload
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.taints import DeviceTaintRule
-from draco.resources.errors import DracoError
 from draco.resources.kinds import DEVICE_CLASSES, EVICTION_REQUESTS, JOBS, LEASES, NODES, PODS, SLICES, Kind
 from draco.resources.texts import counted, listed
 
@@ -32,10 +32,6 @@ _SETTLES_S: Final = 0.2
 """After a round without refusals: who writes anew is seen by then, and no loop is tight."""
 _PODS_WITHIN: Final = 0.5
 """Which part of the time may pass until the pods of operator and agents have ended."""
-
-
-class WithdrawError(DracoError):
-    """Not everything was taken back; says what is left, and why."""
 
 
 class Withdrawal:
@@ -103,7 +99,7 @@ class Withdrawal:
             await self._clock.sleep(_AGAIN_S)
 
     async def take_back(self) -> None:
-        """Take back all of the plan, and of the plans after it, until nothing is left. Raises WithdrawError when time is up."""
+        """Take back all of the plan, and of the plans after it, until nothing is left. Raises CommandError when time is up."""
         while left := (await self.read()).reversals:
             refused: dict[str, str] = {}
             for each in left:
@@ -114,7 +110,7 @@ class Withdrawal:
                 if why:
                     refused[str(each)] = why
             if self._clock.monotonic() >= self._until_s:
-                raise WithdrawError(_left(refused or {str(each): "it is there again" for each in left}))
+                raise CommandError(_left(refused or {str(each): "it is there again" for each in left}))
             await self._clock.sleep(_AGAIN_S if refused else _SETTLES_S)
 
     async def _write(self, reversal: Reversal) -> str:
@@ -142,13 +138,13 @@ class Withdrawal:
         await self._client.delete(kind, meta.key, uid=meta.uid, propagation="Background")
 
     async def _list(self, kind: Kind[T], **where: str) -> list[T]:
-        """All of the kind; none where the cluster does not serve it. Raises ApiError, or WithdrawError without the right."""
+        """All of the kind; none where the cluster does not serve it. Raises ApiError, or CommandError without the right."""
         try:
             return await retry(lambda: self._client.list(kind, **where), clock=self._clock)
         except NotFound:
             return []
         except Forbidden as error:
-            raise WithdrawError(
+            raise CommandError(
                 f"these credentials may not list {kind.plural}, which Draco writes or writes on ({error}): run this as an "
                 "administrator of the cluster."
             ) from error

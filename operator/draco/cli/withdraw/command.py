@@ -12,8 +12,8 @@ import click
 
 from draco.cli.input.reading import cluster_with_dra
 from draco.cli.options import with_cluster
-from draco.cli.output import echo, warn
-from draco.cli.withdraw.cluster import Withdrawal, WithdrawError
+from draco.cli.output import CommandError, echo, warn
+from draco.cli.withdraw.cluster import Withdrawal
 from draco.cli.withdraw.plan import WithdrawalPlan
 from draco.kube.clock import SystemClock
 from draco.overview.installation import Workload
@@ -79,7 +79,7 @@ def command(
                     else:
                         await _do(withdrawal, force=force)
             except TimeoutError:
-                raise WithdrawError(
+                raise CommandError(
                     f"not everything was taken back within {timeout_s:.0f} s: run this again, with a longer --timeout."
                 ) from None
 
@@ -89,7 +89,7 @@ def command(
 async def _do(withdrawal: Withdrawal, *, force: bool) -> None:
     first = await withdrawal.read()
     if first.isolated and not force:
-        raise WithdrawError(_in_maintenance(first.isolated))
+        raise CommandError(_in_maintenance(first.isolated))
     warn(first.stays)
     await withdrawal.stop()
     await withdrawal.take_back()
