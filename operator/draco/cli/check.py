@@ -16,12 +16,18 @@ from draco.cli.output import echo, print_document, visible
 from draco.kube.clock import SystemClock
 from draco.kube.discovery import kubernetes_minor
 from draco.kube.errors import Forbidden
-from draco.overview.installation import OPERATORS, CheckReport, Installation, RuntimeNode, Verdict, Workload, check
+from draco.overview.installation import (
+    DAEMON_SETS,
+    DEPLOYMENTS,
+    OPERATORS,
+    RUNTIME_NODES,
+    CheckReport,
+    Installation,
+    Verdict,
+    check,
+)
 from draco.resources.kinds import DEVICE_CLASSES, DEVICE_MAINTENANCES, GPU_NODES, LEASES, OWN_KINDS, SLICES, Kind
 
-DEPLOYMENTS: Final = Kind("apps", "v1", "deployments", "Deployment", True, Workload)
-DAEMON_SETS: Final = Kind("apps", "v1", "daemonsets", "DaemonSet", True, Workload)
-RUNTIME_NODES: Final = Kind("", "v1", "nodes", "Node", False, RuntimeNode)
 _CHART: Final = "app.kubernetes.io/name=draco"
 _LOOK_AGAIN_S: Final = 2.0
 

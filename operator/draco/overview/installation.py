@@ -19,6 +19,7 @@ from draco.resources.api.draco import GpuNode
 from draco.resources.api.maintenance import CONDITION_BLOCKED, DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import Condition, ObjectMeta, find_condition
 from draco.resources.api.slices import ResourceSlice
+from draco.resources.kinds import Kind
 from draco.resources.names import (
     ANNOTATION_TROUBLES,
     CONDITION_CERTIFICATE,
@@ -102,6 +103,11 @@ class RuntimeNode(ApiStruct, frozen=True, kw_only=True):
 
     metadata: ObjectMeta = ObjectMeta()
     status: RuntimeStatus = RuntimeStatus()
+
+
+DEPLOYMENTS: Final = Kind("apps", "v1", "deployments", "Deployment", True, Workload)
+DAEMON_SETS: Final = Kind("apps", "v1", "daemonsets", "DaemonSet", True, Workload)
+RUNTIME_NODES: Final = Kind("", "v1", "nodes", "Node", False, RuntimeNode)
 
 
 class Installation(msgspec.Struct, frozen=True, kw_only=True):

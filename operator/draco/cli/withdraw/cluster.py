@@ -5,18 +5,18 @@ again until the plan is empty: what was written meanwhile is seen, and a second 
 `plan`'s to say.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from draco.cli.output import CommandError
+from draco.cli.output import CommandError, echo, warn
 from draco.cli.withdraw.plan import MANAGED_CLAIMS, Reversal, WithdrawalPlan, Written, plan
-from draco.kube.clock import Clock
+from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import TRANSIENT, retry
 from draco.kube.errors import Conflict, Forbidden, Invalid, NotFound
-from draco.overview.installation import Workload
+from draco.overview.installation import DAEMON_SETS, DEPLOYMENTS, Workload
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.taints import DeviceTaintRule
@@ -24,8 +24,6 @@ from draco.resources.kinds import DEVICE_CLASSES, EVICTION_REQUESTS, JOBS, LEASE
 from draco.resources.texts import counted, listed
 
 T = TypeVar("T")
-DEPLOYMENTS: Final = Kind("apps", "v1", "deployments", "Deployment", True, Workload)
-DAEMON_SETS: Final = Kind("apps", "v1", "daemonsets", "DaemonSet", True, Workload)
 _WORKERS: Final = "app.kubernetes.io/name=draco,app.kubernetes.io/component in (operator,agent)"
 _AGAIN_S: Final = 1.0
 _SETTLES_S: Final = 0.2
@@ -44,20 +42,15 @@ class Withdrawal:
         rules: Kind[DeviceTaintRule] | None,
         *,
         job_namespace: str,
-        clock: Clock,
         within_s: float,
-        say: Callable[[str], None],
-        warn: Callable[[str], None],
     ) -> None:
         self._client = client
         self._namespace = namespace
         self._job_namespace = job_namespace
         self._rules = rules
-        self._clock = clock
+        self._clock = SystemClock()
         self._within_s = within_s
-        self._until_s = clock.monotonic() + within_s
-        self._say = say
-        self._warn = warn
+        self._until_s = self._clock.monotonic() + within_s
 
     async def workloads(self) -> list[tuple[Kind[Any], Workload]]:
         """The Deployment and the DaemonSet of Draco, where they are."""
@@ -90,11 +83,11 @@ class Withdrawal:
         for kind, each in await self.workloads():
             with suppress(NotFound):
                 await retry(partial(self._delete, kind, each.metadata), clock=self._clock)
-            self._say(f"{kind.kind.lower()}.apps/{each.metadata.name} deleted")
+            echo(f"{kind.kind.lower()}.apps/{each.metadata.name} deleted")
         until_s = self._clock.monotonic() + self._within_s * _PODS_WITHIN
         while pods := await self._list(PODS, namespace=self._namespace, label_selector=_WORKERS):
             if self._clock.monotonic() >= until_s:
-                self._warn(_not_ended(pods))
+                warn([_not_ended(pods)])
                 return
             await self._clock.sleep(_AGAIN_S)
 
@@ -131,7 +124,7 @@ class Withdrawal:
             return f"{error}"  # somebody was faster: it is read again
         except (Forbidden, Invalid) as error:
             return str(error)
-        self._say(str(reversal))
+        echo(str(reversal))
         return ""
 
     async def _delete(self, kind: Kind[Any], meta: ObjectMeta) -> None:

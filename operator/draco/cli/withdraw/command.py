@@ -15,7 +15,6 @@ from draco.cli.options import with_cluster
 from draco.cli.output import CommandError, echo, warn
 from draco.cli.withdraw.cluster import Withdrawal
 from draco.cli.withdraw.plan import WithdrawalPlan
-from draco.kube.clock import SystemClock
 from draco.overview.installation import Workload
 from draco.resources.kinds import Kind
 from draco.resources.names import DeviceKey
@@ -62,14 +61,7 @@ def command(
     async def work() -> None:
         async with cluster_with_dra(kubeconfig, context) as (client, features):
             withdrawal = Withdrawal(
-                client,
-                namespace,
-                features.taint_rules,
-                job_namespace=job_namespace,
-                clock=SystemClock(),
-                within_s=timeout_s,
-                say=echo,
-                warn=lambda sentence: warn([sentence]),
+                client, namespace, features.taint_rules, job_namespace=job_namespace, within_s=timeout_s
             )
             try:
                 # It ends on its own, unless the server does not answer.
