@@ -28,6 +28,12 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
     click.echo(shown_lines(str(text)), err=err, nl=nl)
 
 
+def echo_lines(lines: Iterable[object]) -> None:
+    """Print each on a line of its own."""
+    for each in lines:
+        echo(each)
+
+
 def warn(sentences: Iterable[str]) -> None:
     """Print them to standard error, a line each."""
     for each in sentences:

@@ -20,7 +20,7 @@ from draco.cli.lint import text as lint_text
 from draco.cli.lint.edits import EditRound, Outcome
 from draco.cli.lint.text import DocumentText
 from draco.cli.options import RELEASES, output_option
-from draco.cli.output import echo, print_document
+from draco.cli.output import echo_lines, print_document
 from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, TreePath
 from draco.linting.rules import lint
 from draco.selectors.corrections import Severity
@@ -276,8 +276,7 @@ def command(
         case "yaml":
             click.echo("---\n".join(checked.after[file].removeprefix("---\n") for file in texts), nl=False)
         case _ if not (fix and STANDARD_INPUT in changed):
-            for line in _text(checked, changed, is_written=fix):
-                echo(line)
+            echo_lines(_text(checked, changed, is_written=fix))
     if any(each.severity == "error" and not (fix and each.corrected) for each in checked.findings):
         raise click.exceptions.Exit(1)
 

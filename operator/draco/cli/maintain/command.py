@@ -18,7 +18,7 @@ from draco.cli.maintain.cluster import MaintainedCluster, change, create, on_clu
 from draco.cli.maintain.following import follow
 from draco.cli.maintain.requests import StartOptions, manifest_of, request_of
 from draco.cli.options import gathered, output_option, with_cluster
-from draco.cli.output import CommandError, ask, echo, print_document, print_yaml, warn
+from draco.cli.output import CommandError, ask, echo, echo_lines, print_document, print_yaml, warn
 from draco.maintenance.selecting.rehearsal import Rehearsal, rehearse
 from draco.overview.maintenances import PAUSE, claims_held, maintenance_view, pause_warning
 from draco.overview.status_schema import MaintenanceView
@@ -169,8 +169,7 @@ async def start(cluster: MaintainedCluster, *, sources: StartOptions, dry_run: b
             f"the request would not start, so it was not created: {found.problem} To create it all the same, "
             "apply what `-o yaml` prints."
         )
-    for line in screen.preview(request, found, await cluster.budgets()):
-        echo(line)
+    echo_lines(screen.preview(request, found, await cluster.budgets()))
     _warn(cluster)
     if not (dry_run or sources.require_approval):
         _ask(request.spec.drain.policy, found.summary.pods, yes=yes)
@@ -200,8 +199,7 @@ async def approve(cluster: MaintainedCluster, *, name: str, yes: bool) -> None:
             *screen.numbers(rehearsal, request.spec.drain.policy),
         ]
         pods = rehearsal.pods
-    for line in lines:
-        echo(line)
+    echo_lines(lines)
     _warn(cluster)
     if wanted:
         _ask(request.spec.drain.policy, pods, yes=yes, otherwise=f"Approve {name}?")

@@ -6,7 +6,7 @@ Owns layout and words. Decides nothing and reads nothing.
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from draco.cli.output import echo, visible
+from draco.cli.output import echo, echo_lines, visible
 from draco.cli.tables import print_table, table
 from draco.maintenance.selecting.rehearsal import Rehearsal
 from draco.overview.maintenances import pause_warning
@@ -115,14 +115,12 @@ def show_one(view: MaintenanceView, found: MaintenanceRehearsal | None, policy: 
         echo(f"Pods that use them: {listed(view.pods, _SHOWN)}")
     if found is not None and view.phase in {"Pending", "Rehearsed"}:
         echo()
-        for line in numbers(found, policy):
-            echo(line)
+        echo_lines(numbers(found, policy))
     if view.conditions:
         _show_conditions(view.conditions)
     if view.next_steps:
         echo()
-        for step in view.next_steps:
-            echo(step)
+        echo_lines(view.next_steps)
 
 
 def _show_devices(devices: Sequence[MaintainedView]) -> None:

@@ -18,7 +18,7 @@ from draco.cel.values.bounds import MAX_COST
 from draco.cli.input.manifests import files_option, read_documents
 from draco.cli.input.reading import published_slices
 from draco.cli.options import RELEASES, output_option, with_cluster
-from draco.cli.output import answer_lines, echo, print_document, warn
+from draco.cli.output import answer_lines, echo, echo_lines, print_document, warn
 from draco.cli.selector import cases as selector_cases
 from draco.cli.selector import devices as selector_devices
 from draco.cli.selector.cases import Findings
@@ -76,8 +76,7 @@ def check(expression: str | None, file: Path | None, cases: Path | None, output:
     elif found.compile_error:
         echo(f"{found.compile_error}{_hint(text)}", err=True)
     else:
-        for line in _shown(text, found, refusals):
-            echo(line)
+        echo_lines(_shown(text, found, refusals))
         for each in complaints:  # what is probably not meant, though Kubernetes takes it
             echo(f"{'but':<10}{each.message}")
         if hint := _hint(text):
@@ -200,13 +199,11 @@ def evaluate(
         case "json":
             print_document({"devices": list(map(selector_devices.record, found))})
         case "wide":
-            for line in selector_devices.wide_lines(found):
-                echo(line)
+            echo_lines(selector_devices.wide_lines(found))
         case _:
             groups = selector_devices.folded(found)
             echo(selector_devices.summary(groups))
-            for line in selector_devices.group_lines(groups):
-                echo(line)
+            echo_lines(selector_devices.group_lines(groups))
     warn(selector_devices.doubts(found))
     if not any(outcome.match for outcome in found):
         warn([*(each.message for each in corrected(text, None)[0]), *filter(None, [_hint(text).strip()])])

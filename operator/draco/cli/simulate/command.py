@@ -13,7 +13,7 @@ import click
 
 from draco.cli.input.sources import WorldSources, read_world, with_sources
 from draco.cli.options import output_option, verbose_option
-from draco.cli.output import answer_lines, echo, print_as
+from draco.cli.output import answer_lines, echo_lines, print_as
 from draco.cli.simulate import mig as simulate_mig
 from draco.cli.simulate import report as simulate_report
 from draco.cli.simulate import scenarios as simulate_scenarios
@@ -137,8 +137,7 @@ def command(
     if output != "text":
         print_as(output, simulate_report.document(run, made.notes))
         return
-    for line in simulate_report.lines(run, made.notes, verbose=verbose):
-        echo(line)
+    echo_lines(simulate_report.lines(run, made.notes, verbose=verbose))
 
 
 command.add_command(simulate_mig.command)

@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 
 from draco.cli.options import output_option, with_cluster
-from draco.cli.output import echo, lines_of, print_document
+from draco.cli.output import echo_lines, lines_of, print_document
 from draco.cli.simulate.traces import LONGEST_LINE, Arrive, Depart, TraceError, events
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
@@ -156,8 +156,7 @@ def command(
     if output == "json":
         print_document(document)
     else:
-        for line in _lines(document):
-            echo(line)
+        echo_lines(_lines(document))
 
 
 def _known(name: str | None) -> Board:

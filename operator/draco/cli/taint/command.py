@@ -13,7 +13,7 @@ import msgspec
 
 from draco.cli.input.reading import Reader, on_cluster, pods_and_budgets
 from draco.cli.options import output_option
-from draco.cli.output import CommandError, ask, echo, print_document, visible, warn
+from draco.cli.output import CommandError, ask, echo, echo_lines, print_document, visible, warn
 from draco.cli.tables import print_table, table
 from draco.cli.taint import targets
 from draco.kube.connect.client import Client
@@ -221,8 +221,7 @@ async def _write(cluster: _Cluster, rule: DeviceTaintRule, there: Mapping[str, D
 
 def _print_impact(rules: Sequence[DeviceTaintRule], impact: TaintImpact) -> None:
     echo(f"Taint {rules[0].spec.taint.identity} on {listed(map(targets.target_text, rules))}")
-    for sentence in sentences(rules[0], impact):
-        echo(sentence)
+    echo_lines(sentences(rules[0], impact))
 
 
 def _print_table(found: RuleList) -> None:
