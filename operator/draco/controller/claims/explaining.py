@@ -41,26 +41,13 @@ _BACKLOG_PAUSE_S = 0.05
 _ASKED_AT_ONCE = 64
 
 
-class PodExplanation(msgspec.Struct, frozen=True):
-    """What is said of one pod, its main cause in one word, and what a new node would have to have.
-
-    Of whom the text is true is said as in Explanation.
-    """
-
-    text: str
-    reason: str
-    unmet: tuple[messages.UnmetDevices, ...] = ()
-    names_subject: bool = False
-    names_group: bool = False
-
-
 class _Topic(msgspec.Struct, eq=False):
     """One question, and all pods that ask it. `explanation` is None until it is answered for the first time."""
 
     key: bytes
     namespace: str
     pods: dict[ObjectKey, None] = msgspec.field(default_factory=dict)
-    explanation: PodExplanation | None = None
+    explanation: messages.PendingAnswer | None = None
     version: int = -1
     at_s: float = 0.0
     of_all: bytes = b""
@@ -106,7 +93,7 @@ class Explanations:
         self._work = asyncio.Event()
         followed.listeners.add(self._on_change)
 
-    def of(self, pod: Pod, claims: Sequence[ResourceClaim]) -> PodExplanation | None:
+    def of(self, pod: Pod, claims: Sequence[ResourceClaim]) -> messages.PendingAnswer | None:
         """The explanation, if there is one for just this question; else it is asked for, and `changed` called with the answer."""
         key = pod.metadata.key
         question = question_of(pod, claims)
@@ -333,19 +320,19 @@ class Explanations:
             if not division.topics:
                 del self._divided[topic.of_all]
 
-    def _explanation_of(self, answered: Answered, claims: Sequence[ResourceClaim]) -> PodExplanation:
+    def _explanation_of(self, answered: Answered, claims: Sequence[ResourceClaim]) -> messages.PendingAnswer:
         match answered.answer:
-            case messages.PendingAnswer(text, reason, unmet, names_subject, names_group):
-                return PodExplanation(text, reason, tuple(unmet), names_subject, names_group)
+            case messages.PendingAnswer() as answer:
+                return answer
             case messages.OverBudget() | messages.OutOfMemory() as costly:
                 why = messages.refusal(costly, claims, self._workers.long_cpu_s)
                 selector = costly.selector if isinstance(costly, messages.OverBudget) else None
                 names_subject = selector is not None and not selector.device_class
                 text = f"Too costly to explain: {why}."
-                return PodExplanation(text, messages.TOO_COSTLY, names_subject=names_subject)
+                return messages.PendingAnswer(text, messages.TOO_COSTLY, names_subject=names_subject)
             case messages.Failed() as failed:
                 why = messages.refusal(failed, claims, self._workers.long_cpu_s)
-                return PodExplanation(f"Cannot be explained: {why}.", messages.UNKNOWN)
+                return messages.PendingAnswer(f"Cannot be explained: {why}.", messages.UNKNOWN)
         raise TypeError(f"{answered.answer} is the answer to another question")
 
     def _on_change(self) -> None:

@@ -16,10 +16,10 @@ import structlog
 
 from draco.allocation.extended_resources import claim_for
 from draco.allocation.pod_claims import known_claims_of, uses_devices
-from draco.controller.claims.explaining import Explanations, PodExplanation, PodWithClaims
+from draco.controller.claims.explaining import Explanations, PodWithClaims
 from draco.controller.view import ClusterView
 from draco.controller.workers.contract import WorkerPool
-from draco.controller.workers.messages import UnmetDevices
+from draco.controller.workers.messages import PendingAnswer, UnmetDevices
 from draco.explanation.model import PendingReason
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import attempted
@@ -189,14 +189,14 @@ class PendingClaims:
         self._reasons[subject.key] = explanation.reason
         return await self._notes.say(CLAIMS.reference(claim.metadata), explanation.text)
 
-    def _explained(self, pod: Pod) -> PodExplanation | None:
+    def _explained(self, pod: Pod) -> PendingAnswer | None:
         """Why the pod waits. A limit comes before all else: no device would help."""
         for claim in pod.claims if self._refused is not None else ():
             if self._refused is not None and (why := self._refused.why_not(claim)):
-                return PodExplanation(why, PendingReason.LIMIT_REACHED)
+                return PendingAnswer(why, PendingReason.LIMIT_REACHED)
         return self._explanations.of(*self._with_claims(pod))
 
-    def _unlasting_s(self, pod: Pod, explanation: PodExplanation) -> float:
+    def _unlasting_s(self, pod: Pod, explanation: PendingAnswer) -> float:
         """How long what was said stays: that a pod lacks nothing is said only where it lasts.
 
         Else each device that comes free would have every pod that wants it say so, and all but one take it back.

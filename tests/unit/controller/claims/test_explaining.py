@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.allocation.ownership.gangs import gang_of
-from draco.controller.claims.explaining import Explanations, PodExplanation, PodWithClaims
+from draco.controller.claims.explaining import Explanations, PodWithClaims
 from draco.controller.claims.pod_questions import scheduler_says
 from draco.controller.workers.contract import Answered, ReadQuestion
 from draco.controller.workers.fair_queue import QueuePriority
@@ -469,7 +469,7 @@ async def test_who_waits_is_told_why_there_is_no_explanation(answer: Answer, tex
         await lab.explained()
         ((pod, claims),) = lab.pods.values()
         names_subject = "claim-of-pod" in text
-        assert lab.explanations.of(pod, claims) == PodExplanation(text, reason, names_subject=names_subject)
+        assert lab.explanations.of(pod, claims) == PendingAnswer(text, reason, names_subject=names_subject)
 
 
 async def test_a_pod_of_which_something_else_is_known_is_explained_at_once() -> None:

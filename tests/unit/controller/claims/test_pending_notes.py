@@ -5,9 +5,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from draco.controller.claims.explaining import PodExplanation
 from draco.controller.claims.pending_claims import PendingClaims, PendingSubject
 from draco.controller.view import ClusterView
+from draco.controller.workers.messages import PendingAnswer
 from draco.explanation.model import PendingReason
 from draco.kube.connect.client import Client
 from draco.kube.events.notes import Notes
@@ -44,8 +44,8 @@ class World:
         self.pod = a_pod("one", gates=[SCHEDULING_GATE], claims=["one"], creation_timestamp=self.clock.now())
         tell(self.view, a_claim("one"), self.pod)
 
-    def of(self, *_: object) -> PodExplanation:
-        return PodExplanation(str(self.explained), self.explained)
+    def of(self, *_: object) -> PendingAnswer:
+        return PendingAnswer(str(self.explained), self.explained)
 
     def forget(self, key: ObjectKey) -> None:
         self.forgotten.append(key)
