@@ -7,20 +7,11 @@ means for them. What is the same hardware is `allocation.fleet.hardware`'s to sa
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import msgspec
-
 from draco.allocation.fleet.hardware import PoolHardware, amount_of
 from draco.maintenance.rules import means
 from draco.resources.api.slices import Device, ResourceSlice, by_pool
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey
-
-
-class UsedHardware(msgspec.Struct, frozen=True):
-    """What claims on other devices mean for a device: names of those on parts of it, and whether others merely overlap it."""
-
-    by_parts: Mapping[DeviceKey, list[str]]
-    overlapped: frozenset[DeviceKey]
 
 
 class HardwareByPool:
@@ -37,8 +28,10 @@ class HardwareByPool:
             self._pools[pool] = PoolHardware(self._slices.get(pool, ()))
         return self._pools[pool]
 
-    def used(self, holders: Mapping[DeviceKey, Iterable[str]]) -> UsedHardware:
-        """What is used through other devices, from the claims on each device."""
+    def used(
+        self, holders: Mapping[DeviceKey, Iterable[str]]
+    ) -> tuple[Mapping[DeviceKey, list[str]], Collection[DeviceKey]]:
+        """From the claims on each device: those on parts of others, by name, and the devices that others merely overlap."""
         by_parts: dict[DeviceKey, set[str]] = defaultdict(set)
         overlapped: set[DeviceKey] = set()
         for held, claims in holders.items():
@@ -50,7 +43,7 @@ class HardwareByPool:
                     by_parts[other].update(claims)
                 else:
                     overlapped.add(other)
-        return UsedHardware({key: sorted(claims) for key, claims in by_parts.items()}, frozenset(overlapped))
+        return {key: sorted(claims) for key, claims in by_parts.items()}, overlapped
 
     def hits(self, rule: DeviceTaintRule, device: DeviceKey) -> bool:
         """Whether the rule means the device: it names it, or Draco extends it to that."""

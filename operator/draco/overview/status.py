@@ -116,7 +116,7 @@ def _devices(
     short = short_of_counters(
         ((pool, each.slices) for pool, published in pools.items() for each in published), holders.keys()
     )
-    used = hardware.used(holders)
+    by_parts, overlapped = hardware.used(holders)
     nodes = {node.metadata.name: node for node in snapshot.nodes}
     sick = sick_devices(snapshot.gpu_nodes)
     supply = Supply(rules=snapshot.rules, claims=snapshot.claims, nodes=nodes, sick=sick)
@@ -133,8 +133,8 @@ def _devices(
                         node=node,
                         supply=supply,
                         claims=sorted(holders.get(key, [])),
-                        claims_on_parts=used.by_parts.get(key, []),
-                        blocked=key in short or key in used.overlapped,
+                        claims_on_parts=by_parts.get(key, []),
+                        blocked=key in short or key in overlapped,
                         request=maintained.get(key),
                         report=reports.get(key),
                     )

@@ -5,7 +5,7 @@ Owns the search for the field or the place that was meant. Which fields there ar
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, SetField, TreePath, finding
 from draco.linting.objects import (
@@ -53,13 +53,12 @@ def check_fields(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Fi
             yield from _Walk(index, manifest.tree, schema).findings((), manifest.tree, schema)
 
 
-class _Walk:
+class _Walk(NamedTuple):
     """One manifest, walked along its schema."""
 
-    def __init__(self, index: int, tree: Json, schema: Schema) -> None:
-        self._index = index
-        self._tree = tree
-        self._schema = schema
+    number: int
+    tree: Json
+    schema: Schema
 
     def findings(self, path: TreePath, value: Any, schema: Schema) -> Iterator[Finding]:
         """What is wrong at a place and below it. As deep as the schema, whatever the manifest is."""
@@ -74,7 +73,7 @@ class _Walk:
                     yield from self.findings((*path, field), inner, schema[EACH])
                 elif field in schema:
                     yield from self.findings((*path, field), inner, schema[field])
-                elif (OPEN not in schema or field in WATCHED) and not _is_nested(self._tree, (*path, field)):
+                elif (OPEN not in schema or field in WATCHED) and not _is_nested(self.tree, (*path, field)):
                     yield self._unknown(path, str(field), schema)
 
     def _list(self, path: TreePath, value: Any, schema: Schema) -> Iterator[Finding]:
@@ -83,7 +82,7 @@ class _Walk:
         if not isinstance(value, list):
             edits = [SetField(path, [value])] if isinstance(value, dict) == isinstance(schema, Mapping) else []
             yield finding(
-                "field-form", f"{path[-1]} is a list: begin each of its items with `-`", self._index, path, *edits
+                "field-form", f"{path[-1]} is a list: begin each of its items with `-`", self.number, path, *edits
             )
             return
         for number, item in enumerate(value):
@@ -98,13 +97,13 @@ class _Walk:
                 else []
             )
             yield finding(
-                "field-form", f"each item of {field} is a mapping, such as `name: …`", self._index, path, *edits
+                "field-form", f"each item of {field} is a mapping, such as `name: …`", self.number, path, *edits
             )
         else:
             where = path[-1] if path else "the manifest"
             what = "a list: leave out the `-`" if isinstance(value, list) else "a plain value"
             yield finding(
-                "field-form", f"{where} must be a mapping with its own fields, but is {what}", self._index, path
+                "field-form", f"{where} must be a mapping with its own fields, but is {what}", self.number, path
             )
 
     def _unknown(self, path: TreePath, field: str, schema: Mapping[str, Schema]) -> Finding:
@@ -114,18 +113,18 @@ class _Walk:
         meant = self._place_of(path, field)
         if meant is not None:
             message = f"{field} is not a field{where or ' here'}: move it into {_where(meant[:-1])}"
-            return finding("field-place", message, self._index, here, MoveField(here, meant))
+            return finding("field-place", message, self.number, here, MoveField(here, meant))
         slip = _SAME.get(field.lower(), "") if _SAME.get(field.lower()) in choices else slip_of(field, choices)
         if not slip and path in _INSTEAD:
-            return finding("unknown-field", f"there is no field {field}{where}: {_INSTEAD[path]}", self._index, here)
+            return finding("unknown-field", f"there is no field {field}{where}: {_INSTEAD[path]}", self.number, here)
         likely = slip or most_like(field, choices, at_least=ALIKE)
         if likely:
-            is_free = at(self._tree, (*path, likely)) is None
+            is_free = at(self.tree, (*path, likely)) is None
             edits: list[Edit] = [MoveField(here, (*path, likely))] if slip and is_free else []
             message = f"there is no field {field}{where}: the nearest is {likely}"
-            return finding("unknown-field", message, self._index, here, *edits)
+            return finding("unknown-field", message, self.number, here, *edits)
         listed = f": there are {', '.join(choices)}" if 0 < len(choices) <= _NAMED else ""
-        return finding("unknown-field", f"there is no field {field}{where}{listed}", self._index, here)
+        return finding("unknown-field", f"there is no field {field}{where}{listed}", self.number, here)
 
     def _place_of(self, path: TreePath, field: str) -> TreePath | None:
         """The one place where a field of this name may stand and nothing stands yet: in the same item of a list, or in none."""
@@ -135,14 +134,14 @@ class _Walk:
             places = [
                 (*base, *place)
                 for place in _places(self._schema_at(base), field)
-                if at(self._tree, (*base, *place)) is None
+                if at(self.tree, (*base, *place)) is None
             ]
             if len(places) == 1:
                 return places[0]
         return None
 
     def _schema_at(self, path: TreePath) -> Schema:
-        here = self._schema
+        here = self.schema
         for step in path:
             here = here[0] if isinstance(step, int) else here.get(step, here.get(EACH))
         return here
