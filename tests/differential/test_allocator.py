@@ -15,7 +15,6 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.inventory import Inventory
 from draco.allocation.fleet.state import AllocatedState
 from draco.allocation.search.allocate import allocate
-from draco.cel import compile_selector, device_view
 from draco.resources.api.claims import AllocationResult, DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectMeta
@@ -38,7 +37,7 @@ COUNTED = "allocation scenarios"
 
 
 def draco_says(scenario: Json) -> Json:
-    inventory = Inventory(compile_selector, device_view)
+    inventory = Inventory()
     nodes: dict[str, Node] = {}
     classes: dict[str, DeviceClass] = {}
     claims: dict[str, ResourceClaim] = {}

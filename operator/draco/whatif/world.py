@@ -104,7 +104,7 @@ def _note_twice(world: World) -> None:
     """Say of what a selector may meet one value or another."""
     for path, devices in sorted((+world.fleet.inventory.columns.twice).items()):
         who = f"{counted(devices, 'device')} {are(devices)}"
-        world.notes.append(sentence(twice_text(who, path.domain, path.id)))
+        world.notes.append(sentence(twice_text(who, path.domain or "", path.id or "")))
 
 
 def _put_all(world: World, objects: Iterable[tuple[Object, str]]) -> None:

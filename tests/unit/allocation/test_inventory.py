@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draco.allocation.errors import AllocationError
-from draco.allocation.fleet.columns import MAX_COLUMNS, ColumnPath, Columns
+from draco.allocation.fleet.columns import MAX_COLUMNS, Columns
 from draco.allocation.fleet.inventory import Inventory
 from draco.allocation.fleet.node_selection import selects
+from draco.cel import AttributePath
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from draco.resources.api.slices import (
     Counter,
@@ -24,7 +25,7 @@ from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
 from tests.builders import a_device, a_node, a_rule, a_slice
 
-MODEL = ColumnPath("attributes", NVIDIA_DRIVER, "model")
+MODEL = AttributePath("attributes", NVIDIA_DRIVER, "model")
 
 
 def a_gpu(name: str = "gpu-0", **attributes: Any) -> Device:
@@ -118,7 +119,7 @@ def test_equal_values_are_kept_once_and_have_one_code() -> None:
     columns = Columns()
     one, first = columns.add("d", a_gpu("a", model="A"))
     other, second = columns.add("d", a_gpu("b", model="A"))
-    codes = columns.read(ColumnPath("attributes", "d", "model"))
+    codes = columns.read(AttributePath("attributes", "d", "model"))
     assert codes is not None
     assert codes.codes[one] == codes.codes[other] != 0
     assert first.attributes["model"] is second.attributes["model"]
@@ -135,7 +136,7 @@ def test_equal_values_are_kept_once_and_have_one_code() -> None:
 def test_values_of_different_types_never_share_a_code(one: DeviceAttribute, other: DeviceAttribute) -> None:
     columns = Columns()
     rows = [columns.add("d", Device(name="a", attributes={"x": value}))[0] for value in (one, other)]
-    codes = columns.read(ColumnPath("attributes", "d", "x"))
+    codes = columns.read(AttributePath("attributes", "d", "x"))
     assert codes is not None
     assert codes.codes[rows[0]] != codes.codes[rows[1]]
 
@@ -144,14 +145,14 @@ def test_a_full_name_and_a_bare_one_in_the_drivers_domain_are_one_path() -> None
     columns = Columns()
     bare, _ = columns.add("d", a_gpu("a", model="A"))
     full, _ = columns.add("d", a_gpu("b", **{"d/model": "A"}))
-    codes = columns.read(ColumnPath("attributes", "d", "model"))
+    codes = columns.read(AttributePath("attributes", "d", "model"))
     assert codes is not None
     assert codes.codes[bare] == codes.codes[full] != 0
 
 
 def test_a_code_is_never_used_again_for_another_value() -> None:
     columns = Columns()
-    codes = columns.read(ColumnPath("attributes", "d", "serial"))
+    codes = columns.read(AttributePath("attributes", "d", "serial"))
     assert codes is not None
     given_ = set()
     for serial in map(str, range(50)):
@@ -165,7 +166,7 @@ def test_a_code_is_never_used_again_for_another_value() -> None:
 def test_a_driver_of_countless_attribute_names_gets_no_countless_columns() -> None:
     columns = Columns()
     rows = [columns.add("d", a_gpu("a", **{f"name-{n}": "x"})) for n in range(MAX_COLUMNS + 10)]
-    late = ColumnPath("attributes", "d", f"name-{MAX_COLUMNS + 9}")
+    late = AttributePath("attributes", "d", f"name-{MAX_COLUMNS + 9}")
     assert columns.read(late) is None
     for row, device in rows[:-1]:
         columns.remove(row, "d", device)
@@ -366,7 +367,7 @@ def test_one_row_is_told_for_each_value_that_marked_rows_have(distinct: int) -> 
             a_device(f"gpu-{start}-{n}", product=product) for n, product in enumerate(products[start : start + 100])
         ]
         inventory.put_slice(a_slice(f"node-{start}", [*gpus, Device(name=f"other-{start}")], name=str(start)))
-    column = inventory.columns.read(ColumnPath("attributes", NVIDIA_DRIVER, "productName"))
+    column = inventory.columns.read(AttributePath("attributes", NVIDIA_DRIVER, "productName"))
     assert column is not None
     marks = bytes(bool(live) and row % 3 != 0 for row, live in enumerate(inventory.columns.live))
     code_of = {row: code for row, code in enumerate(column.codes) if marks[row] and code}

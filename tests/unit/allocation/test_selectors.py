@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draco.allocation.fleet.columns import MAX_COLUMNS, ColumnPath, Columns
+from draco.allocation.fleet.columns import MAX_COLUMNS, Columns
 from draco.allocation.fleet.inventory import Inventory
 from draco.allocation.fleet.selectors import FAILS, MAX_SCANS, NO, YES
-from draco.cel import compile_selector, device_view
+from draco.cel import AttributePath, compile_selector, device_view
 from draco.cel.errors import CompileError, EvaluationError
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 from tests.builders import a_slice
@@ -128,14 +128,17 @@ def test_a_comparison_of_serial_numbers_says_what_asking_of_each_device_says(
         assert list(inventory.selectors.scan(expression).outcomes) == asked_of_each(expression, inventory.columns)
 
 
-def test_devices_are_not_told_apart_by_serial_numbers_that_a_selector_does_not_name() -> None:
+def test_devices_are_not_told_apart_by_serial_numbers_that_a_selector_does_not_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[str] = []
 
     def view(driver: str, device: Device) -> Any:
         seen.append(device.name)
         return device_view(driver, device)
 
-    inventory = Inventory(view=view)
+    monkeypatch.setattr("draco.allocation.fleet.selectors.device_view", view)
+    inventory = Inventory()
     inventory.put_slice(a_slice(devices=[a_gpu(f"gpu-{n}", serial=str(n)) for n in range(1000)]))
     assert sum(scanned(inventory, f"{OF_D}.serial == '7'")) == 1
     assert len(seen) == 2
@@ -159,14 +162,15 @@ def test_the_cases_of_a_scan_tell_errors_and_count_devices() -> None:
     assert [str(case.error) for case in cases if case.error] == ["no such key: model"]
 
 
-def test_a_selector_is_evaluated_once_for_each_combination_of_what_it_reads() -> None:
+def test_a_selector_is_evaluated_once_for_each_combination_of_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
     def view(driver: str, device: Device) -> Any:
         seen.append(device.name)
         return device_view(driver, device)
 
-    inventory = Inventory(view=view)
+    monkeypatch.setattr("draco.allocation.fleet.selectors.device_view", view)
+    inventory = Inventory()
     inventory.put_slice(a_slice(devices=[a_gpu(f"gpu-{n}", model="AB"[n % 2], serial=str(n)) for n in range(100)]))
     inventory.selectors.scan(f"{OF_D}.model == 'A'")
     assert len(seen) == 2
@@ -206,7 +210,7 @@ def test_what_has_no_column_is_evaluated_on_each_device() -> None:
     many = {f"name-{n}": DeviceAttribute(int_=n) for n in range(MAX_COLUMNS + 1)}
     inventory.put_slice(a_slice(devices=[Device(name="gpu-0", attributes=many), Device(name="gpu-1")]))
     last = f"name-{MAX_COLUMNS}"
-    assert inventory.columns.read(ColumnPath("attributes", D, last)) is None
+    assert inventory.columns.read(AttributePath("attributes", D, last)) is None
     assert scanned(inventory, f"device.attributes['{D}'][?'{last}'].orValue(0) == {MAX_COLUMNS}") == [YES, NO]
 
 
@@ -229,7 +233,8 @@ def test_long_selectors_are_kept_up_to_so_many_characters_of_all_together(monkey
         compiled.append(expression)
         return compile_selector(expression)
 
-    inventory = Inventory(compile_counted)
+    monkeypatch.setattr("draco.allocation.fleet.selectors.compile_selector", compile_counted)
+    inventory = Inventory()
     inventory.put_slice(a_slice(devices=[a_gpu("gpu-0", model="A")]))
     for number in range(40):
         assert scanned(inventory, f"{OF_D}.model == '{number}{'x' * 1_000}'") == [NO]
@@ -251,7 +256,7 @@ def test_attributes_that_nobody_publishes_take_no_memory_without_bound_and_no_pl
     late = {f"name-{number}": DeviceAttribute(string="x") for number in (0, 29)}
     inventory.put_slice(a_slice(devices=[Device(name="gpu-0", attributes=late)]))
     for number in (0, 29):
-        assert inventory.columns.get(ColumnPath("attributes", D, f"name-{number}")) is not None
+        assert inventory.columns.get(AttributePath("attributes", D, f"name-{number}")) is not None
         assert scanned(inventory, f"{OF_D}[?'name-{number}'].orValue('') == 'x'") == [YES]
 
 

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterator
 from functools import lru_cache
 from itertools import compress, islice
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from draco.allocation.fleet.rowwise import BYTES, Combined, Narrow, nonzero, number, packed, unpacked
+from draco.cel.paths import AttributePath, PathKind
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 from draco.resources.semver import SemVer
 
@@ -31,16 +32,8 @@ _CODE: Final = "i"
 Value = TypeVar("Value", DeviceAttribute, DeviceCapacity, None)
 
 
-class ColumnPath(NamedTuple):
-    """What a selector can read: `kind` is attributes, capacity, driver or allowMultipleAllocations (the latter two alone)."""
-
-    kind: str
-    domain: str = ""
-    id: str = ""
-
-
-DRIVER: Final = ColumnPath("driver")
-SHAREABLE: Final = ColumnPath("allowMultipleAllocations")
+DRIVER: Final = AttributePath("driver")
+SHAREABLE: Final = AttributePath("allowMultipleAllocations")
 
 
 class _Known(msgspec.Struct, gc=False):
@@ -172,7 +165,7 @@ class Columns:
     def __init__(self) -> None:
         self.irregular: set[int] = set()
         """Rows whose selectors must be evaluated on the device itself, since an attribute nobody reads can make them fail."""
-        self.twice: Counter[ColumnPath] = Counter()
+        self.twice: Counter[AttributePath] = Counter()
         """How many devices publish a path with its domain and without it, and not with the same value. The one with it counts."""
         self.devices: list[Device | None] = []
         """By row; None where the row is not in use."""
@@ -183,8 +176,8 @@ class Columns:
         self.version = 0
         """Changes whenever a row does, so that what was found out about all rows can be kept until then."""
         self.driver = Column(0)
-        self._columns: dict[ColumnPath, Column] = {DRIVER: self.driver, SHAREABLE: Column(0)}
-        self._left_out: Counter[ColumnPath] = Counter()
+        self._columns: dict[AttributePath, Column] = {DRIVER: self.driver, SHAREABLE: Column(0)}
+        self._left_out: Counter[AttributePath] = Counter()
         self._free: list[int] = []
         self._rows = 0
         self._marks: list[bytearray] = []
@@ -196,22 +189,22 @@ class Columns:
         return self._rows - len(self._free)
 
     @property
-    def paths(self) -> frozenset[ColumnPath]:
+    def paths(self) -> frozenset[AttributePath]:
         """Every path that some device has, or that somebody reads."""
         return frozenset(self._columns) | frozenset(self._left_out)
 
-    def get(self, path: ColumnPath) -> Column | None:
+    def get(self, path: AttributePath) -> Column | None:
         """The column of a path, if it has one."""
         return self._columns.get(path)
 
-    def read(self, path: ColumnPath) -> Column | None:
+    def read(self, path: AttributePath) -> Column | None:
         """The column of a path, kept up to date from now on; None if the path has none (too many paths)."""
         column = self._column(path)
         if column is not None:
             column.pinned = True
         return column
 
-    def peek(self, path: ColumnPath) -> "array[int] | None":
+    def peek(self, path: AttributePath) -> "array[int] | None":
         """The codes of a path as they are now, all 0 where no device has it; None if the path has none (too many paths)."""
         column = self._columns.get(path)
         if column is not None:
@@ -317,7 +310,7 @@ class Columns:
         self.version += 1
         self._free.append(row)
 
-    def _column(self, path: ColumnPath) -> Column | None:
+    def _column(self, path: AttributePath) -> Column | None:
         column = self._columns.get(path)
         if column is None:
             if self._left_out.get(path) or len(self._columns) >= MAX_COLUMNS:
@@ -325,7 +318,7 @@ class Columns:
             column = self._columns[path] = Column(self._rows)
         return column
 
-    def _clear(self, path: ColumnPath, row: int, key: Hashable) -> None:
+    def _clear(self, path: AttributePath, row: int, key: Hashable) -> None:
         column = self._columns.get(path)
         if column is None:
             self._left_out[path] -= 1
@@ -352,10 +345,14 @@ class Columns:
 
 
 @lru_cache(maxsize=8192)
-def _path(kind: str, driver: str, name: str) -> tuple[ColumnPath, str]:
+def _path(kind: PathKind, driver: str, name: str) -> tuple[AttributePath, str]:
     """The path of what a driver publishes by a name, and its full name, which counts if it is there too; "" if this is it."""
     domain, slash, identifier = name.partition("/")
-    return (ColumnPath(kind, domain, identifier), "") if slash else (ColumnPath(kind, driver, name), f"{driver}/{name}")
+    return (
+        (AttributePath(kind, domain, identifier), "")
+        if slash
+        else (AttributePath(kind, driver, name), f"{driver}/{name}")
+    )
 
 
 def attribute_key(attribute: DeviceAttribute) -> Hashable | None:

@@ -15,9 +15,8 @@ from draco.allocation.fleet.columns import Columns
 from draco.allocation.fleet.node_rows import NodeRows
 from draco.allocation.fleet.node_selection import selects
 from draco.allocation.fleet.pools import Pool, PoolView, SliceEntry
-from draco.allocation.fleet.selectors import Compile, DeviceViewer, Selectors
+from draco.allocation.fleet.selectors import Selectors
 from draco.allocation.fleet.state import amount
-from draco.cel import compile_selector, device_view
 from draco.resources.api.core import Node
 from draco.resources.api.slices import Device, ResourceSlice, ResourceSliceSpec
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, TaintIdentity
@@ -27,14 +26,11 @@ _ANY_NODE: Final = Node()
 
 
 class Inventory:
-    """The devices of a cluster.
+    """The devices of a cluster."""
 
-    `compile_selector` and `view` say how selectors are compiled and what they see of a device.
-    """
-
-    def __init__(self, compile_selector: Compile = compile_selector, view: DeviceViewer = device_view) -> None:
+    def __init__(self) -> None:
         self.columns = Columns()
-        self.selectors = Selectors(self.columns, compile_selector, view)
+        self.selectors = Selectors(self.columns)
         self.taints = self.columns.new_column()
         """By row: equal where devices have the same taints that can keep claims away, by key, value and effect."""
         self.nodes = NodeRows()

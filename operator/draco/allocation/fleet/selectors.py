@@ -1,18 +1,17 @@
 """Selectors on devices: compiled once, evaluated once per combination of the values they read.
 
-Owns what is remembered of selectors for the devices of one inventory. How an expression is compiled and what it sees of a
-device is passed in.
+Owns what is remembered of selectors for the devices of one inventory.
 """
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from draco.allocation.fleet.columns import DRIVER, Column, ColumnPath, Columns
+from draco.allocation.fleet.columns import DRIVER, Column, Columns
 from draco.allocation.fleet.rowwise import BYTES, Combined, combine, number, packed, places
-from draco.cel.errors import CompileError, EvaluationError
+from draco.cel import AttributePath, CompileError, EvaluationError, Selector, compile_selector, device_view
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 
 MAX_SELECTORS: Final = 4096
@@ -29,53 +28,6 @@ NO, YES, FAILS = 0, 1, 2
 _YES: Final = bytes(outcome == YES for outcome in range(BYTES))
 _FAILS: Final = bytes(outcome == FAILS for outcome in range(BYTES))
 _ALONE: Final = 2
-
-
-class ReadPath(Protocol):
-    """One thing that a selector reads; without an id, a whole domain, and without a domain, all of them."""
-
-    @property
-    def kind(self) -> str:
-        """attributes, capacity, driver or allowMultipleAllocations."""
-        ...
-
-    @property
-    def domain(self) -> str | None:
-        """The domain of the name."""
-        ...
-
-    @property
-    def id(self) -> str | None:
-        """The name in its domain."""
-        ...
-
-
-class CompiledSelector(Protocol):
-    """A compiled selector."""
-
-    @property
-    def paths(self) -> Iterable[ReadPath]:
-        """All that it can read of a device."""
-        ...
-
-    @property
-    def reads_everything(self) -> bool:
-        """Whether `paths` does not say everything."""
-        ...
-
-    @property
-    def compared(self) -> Mapping[Any, Collection[str]]:
-        """Those of the paths where values that are none of these strings are the same to it, as long as all are strings."""
-        ...
-
-    def matches(self, device: Any, /) -> bool:
-        """Whether the device is selected. Raises EvaluationError."""
-        ...
-
-
-Compile = Callable[[str], CompiledSelector]
-DeviceViewer = Callable[[str, Device], Any]
-"""What a selector sees of a driver's device."""
 
 
 _Outcome: TypeAlias = bool | EvaluationError
@@ -130,27 +82,24 @@ class Scan:
 class _Entry:
     """A compiled selector with its outcomes, by the codes of what it reads; without `columns`, nothing is remembered."""
 
-    def __init__(self, selector: CompiledSelector, read: Sequence[tuple[ColumnPath, Column]] | None) -> None:
+    def __init__(self, selector: Selector, read: Sequence[tuple[AttributePath, Column]] | None) -> None:
         self.selector = selector
         self.read = read
         self.codes = None if read is None else tuple(column.codes for _, column in read)
-        self._compared = {ColumnPath(*path): strings for path, strings in selector.compared.items()}
         self.outcomes: dict[tuple[int, ...], _Outcome] = {}
         self.scan: tuple[int, Scan] | None = None
 
-    def numbered(self, path: ColumnPath, column: Column) -> "Combined | array[int]":
+    def numbered(self, path: AttributePath, column: Column) -> "Combined | array[int]":
         """What it reads there, as far as it matters to it."""
-        strings = self._compared.get(path)
+        strings = self.selector.compared.get(path)
         return column.numbered() if strings is None else column.told_apart(strings)
 
 
 class Selectors:
     """The selectors that were met, with their outcomes on the devices of one inventory."""
 
-    def __init__(self, columns: Columns, compile_selector: Compile, view: DeviceViewer) -> None:
+    def __init__(self, columns: Columns) -> None:
         self._columns = columns
-        self._compile = compile_selector
-        self._view = view
         self._entries: dict[str, _Entry | CompileError] = {}
         self._scanned: OrderedDict[str, _Entry] = OrderedDict()  # the longest not asked for first
         self._remembered = 0
@@ -163,7 +112,7 @@ class Selectors:
             raise outcome.with_traceback(None)
         return outcome
 
-    def compile(self, expression: str) -> CompiledSelector:
+    def compile(self, expression: str) -> Selector:
         """The compiled expression, which is kept, as are the columns it reads from now on. Raises CompileError."""
         return self._entry(expression).selector
 
@@ -232,9 +181,9 @@ class Selectors:
                 entry.outcomes.clear()
         self._remembered = 0
 
-    def _evaluate(self, selector: CompiledSelector, driver: str, device: Device) -> _Outcome:
+    def _evaluate(self, selector: Selector, driver: str, device: Device) -> _Outcome:
         try:
-            return selector.matches(self._view(driver, device))
+            return selector.matches(device_view(driver, device))
         except EvaluationError as error:
             return error
 
@@ -247,7 +196,7 @@ class Selectors:
             self._columns.let_go()
         self._characters += len(expression)
         try:
-            selector = self._compile(expression)
+            selector = compile_selector(expression)
         except CompileError as error:
             entry: _Entry | CompileError = error
         else:
@@ -255,18 +204,17 @@ class Selectors:
         self._entries[expression] = entry
         return entry
 
-    def _read(self, selector: CompiledSelector) -> Sequence[tuple[ColumnPath, Column]] | None:
+    def _read(self, selector: Selector) -> Sequence[tuple[AttributePath, Column]] | None:
         if selector.reads_everything:
             return None
         read = []
         for each in selector.paths:
             if each.kind in {"attributes", "capacity"} and not (each.domain and each.id):
                 return None
-            path = ColumnPath(each.kind, each.domain or "", each.id or "")
-            column = self._columns.read(path)
+            column = self._columns.read(each)
             if column is None:
                 return None
-            read.append((path, column))
+            read.append((each, column))
         return read
 
 
@@ -278,7 +226,7 @@ def _case(said: _Outcome, row: int, count: int) -> Case:
     return Case(_outcome(said), said if isinstance(said, EvaluationError) else None, row, count)
 
 
-def _reduced(device: Device, driver: str, read: Sequence[tuple[ColumnPath, Column]]) -> Device:
+def _reduced(device: Device, driver: str, read: Sequence[tuple[AttributePath, Column]]) -> Device:
     """The device with no more than what a selector reads: to make a view of all of it would take far longer."""
     attributes: dict[str, DeviceAttribute] = {}
     capacity: dict[str, DeviceCapacity] = {}
@@ -294,7 +242,7 @@ def _reduced(device: Device, driver: str, read: Sequence[tuple[ColumnPath, Colum
     return Device(name=device.name, attributes=attributes, capacity=capacity, allow_multiple_allocations=shareable)
 
 
-def _names(path: ColumnPath, driver: str) -> Sequence[str]:
+def _names(path: AttributePath, driver: str) -> Sequence[str]:
     """What a device of the driver may call it; the full name counts if both are there."""
     full = f"{path.domain}/{path.id}"
-    return (full, path.id) if path.domain == driver else (full,)
+    return (full, path.id or "") if path.domain == driver else (full,)

@@ -11,12 +11,13 @@ from typing import Final
 
 import msgspec
 
-from draco.allocation.fleet.columns import SHAREABLE, ColumnPath
+from draco.allocation.fleet.columns import SHAREABLE
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.pools import Candidate
 from draco.allocation.fleet.rowwise import Combined, combine, nonzero, number, select
 from draco.allocation.fleet.selectors import FAILS, YES
 from draco.cel.errors import CompileError
+from draco.cel.paths import AttributePath
 from draco.explanation.findings.reachability import VisiblePools
 from draco.explanation.findings.verdicts import ConstrainedRequest
 
@@ -108,7 +109,7 @@ class EquivalenceClasses:
 
     def _column(self, attribute: str) -> "array[int] | None":
         domain, slash, name = attribute.partition("/")
-        return self._fleet.inventory.columns.peek(ColumnPath("attributes", domain, name)) if slash else None
+        return self._fleet.inventory.columns.peek(AttributePath("attributes", domain, name)) if slash else None
 
 
 def _limited_or_shareable(fleet: Fleet) -> bytes:

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import msgspec
 
-from draco.allocation.fleet.columns import ColumnPath
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import combine, number
 from draco.explanation.findings.details import (
@@ -152,7 +151,7 @@ class _Folding:
         mask = self._found.classes.outcomes[self._place].translate(bytes(each == unmet for each in range(256)))
         counts: dict[tuple[str, str], int] = {}
         for path in paths:
-            column = columns.get(ColumnPath(path.kind, path.domain or "", path.id or ""))
+            column = columns.get(path)
             if column is None:
                 counts[path_text(path), ""] = totals.devices
                 continue

@@ -6,7 +6,7 @@ Owns questions to the columns of an inventory. Decides nothing about claims.
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from draco.allocation.fleet.columns import DRIVER, ColumnPath, Columns
+from draco.allocation.fleet.columns import DRIVER, Columns
 from draco.cel.paths import AttributePath
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 from draco.resources.quantity import Quantity
@@ -31,7 +31,7 @@ class PublishedNames:
         for path in columns.paths:
             column = columns.get(path)
             if path.kind in self._names and (column is None or not column.empty):
-                self._names[path.kind].setdefault(path.domain, set()).add(path.id)
+                self._names[path.kind].setdefault(path.domain or "", set()).add(path.id or "")
 
     @property
     def drivers(self) -> list[str]:
@@ -45,14 +45,14 @@ class PublishedNames:
 
     def is_version(self, path: AttributePath) -> bool:
         """Whether devices have a version there, and nothing else."""
-        column = self._columns.get(ColumnPath(path.kind, path.domain or "", path.id or ""))
+        column = self._columns.get(path)
         if column is None or column.empty:
             return False
         return all(isinstance(each, DeviceAttribute) and each.version is not None for _, each, _ in column.values())
 
     def smallest(self, path: AttributePath) -> Quantity | None:
         """The smallest amount of a capacity."""
-        column = self._columns.get(ColumnPath(path.kind, path.domain or "", path.id or ""))
+        column = self._columns.get(path)
         values = [] if column is None else [value for _, value, _ in column.values()]
         amounts = [Quantity.read(each.value) for each in values if isinstance(each, DeviceCapacity)]
         return min((each for each in amounts if each is not None), default=None)
@@ -89,7 +89,7 @@ class PublishedNames:
 
     def values(self, path: AttributePath, rows: bytes, *, most: int = _MANY) -> dict[Plain, int]:
         """The distinct values that the marked rows have, with one of the rows; of very many only some, and no lists."""
-        column = self._columns.get(ColumnPath(path.kind, path.domain or "", path.id or ""))
+        column = self._columns.get(path)
         if column is None:
             return {}
         found: dict[Plain, int] = {}

@@ -7,7 +7,7 @@ them apart, and the same of them in use. A node of which more than that matters 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
-from draco.allocation.fleet.columns import SHAREABLE, ColumnPath, attribute_key
+from draco.allocation.fleet.columns import SHAREABLE, attribute_key
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_rows import SHARED, NodeProfile
 from draco.allocation.fleet.pools import Candidate, is_device_for
@@ -16,6 +16,7 @@ from draco.allocation.search.candidates import tolerated
 from draco.allocation.search.constraints import attribute_of
 from draco.allocation.search.requests import ExpandedClaim, Request
 from draco.cel.errors import CompileError
+from draco.cel.paths import AttributePath
 from draco.placing.scoring.judging import NodeJudge
 from draco.resources.api.core import Node
 from draco.resources.names import (
@@ -201,7 +202,9 @@ class NodeKinds:
         found: list[Codes] = []
         for name in self._compared:
             domain, slash, identifier = name.partition("/")
-            column = self._fleet.inventory.columns.peek(ColumnPath("attributes", domain, identifier)) if slash else None
+            column = (
+                self._fleet.inventory.columns.peek(AttributePath("attributes", domain, identifier)) if slash else None
+            )
             if column is None:
                 return None
             found.append(column)
