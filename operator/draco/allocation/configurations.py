@@ -101,13 +101,8 @@ class _OpaqueConfiguration(NamedTuple):
 def _source(claim: ResourceClaim, said: _OpaqueConfiguration, result: DeviceRequestAllocationResult) -> str:
     if not said.is_of_class:
         return CLAIMS_OWN
-    name, _, alternative = result.request.partition("/")
-    for request in claim.spec.devices.requests:
-        asked = {each.name: each.device_class_name for each in request.first_available}
-        if request.name == name:
-            device_class = request.exactly.device_class_name if request.exactly else asked.get(alternative, "")
-            return f"DeviceClass {device_class}"
-    return "its DeviceClass"
+    found = claim.class_of(result.request)
+    return f"DeviceClass {found}" if found else "its DeviceClass"
 
 
 def is_for(parameters: Any, *, is_partition: bool) -> bool:

@@ -74,7 +74,7 @@ def holdings_of(claim: ResourceClaim, hardware: HardwareOf) -> ClaimHoldings:
             unknown.append(result.device)
         elif not _capacity(device, result.driver):
             unsized.append(result.device)
-        origin = DeviceOrigin(class_of(claim, result.request), result.driver)
+        origin = DeviceOrigin(claim.class_of(result.request), result.driver)
         found.setdefault(origin, Counter()).update(_amounts(result, device, pool))
     return ClaimHoldings(found, tuple(unknown), tuple(unsized))
 
@@ -97,17 +97,6 @@ def added(several: Iterable[Holdings]) -> Holdings:
         for origin, amounts in holdings.items():
             found.setdefault(origin, Counter()).update(amounts)
     return found
-
-
-def class_of(claim: ResourceClaim, request: str) -> str:
-    """The DeviceClass behind a request of the claim, "name" or "name/subrequest" as results have it; "" if it has none such."""
-    name, _, alternative = request.partition("/")
-    for each in claim.spec.devices.requests:
-        if each.name == name and each.exactly is not None:
-            return each.exactly.device_class_name
-        if each.name == name:
-            return next((one.device_class_name for one in each.first_available if one.name == alternative), "")
-    return ""
 
 
 def _amounts(

@@ -5,7 +5,7 @@ access, which takes nothing, and parameters that are too deep to be passed on. W
 selectors.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -42,10 +42,11 @@ def problem_of(spec: ResourceClaimSpec, classes: Mapping[str, DeviceClass]) -> R
             "AdminAccess",
             "A claim with adminAccess takes no device, so there is nothing to reserve: leave adminAccess out.",
         )
-    names = list(dict.fromkeys(_classes_of(spec)))
+    names = list(dict.fromkeys(each.device_class_name for each in spec.asked))
     for name in names:
         if name not in classes:
-            return ReservationProblem("NoDeviceClass", sentence(_no_class(name, classes)))
+            said = sentence(f"There is no DeviceClass {shown(name)}{nearest(name, classes)}")
+            return ReservationProblem("NoDeviceClass", said)
     for name in names:
         if not is_operators(classes[name]):
             mine = sorted(each for each, found in classes.items() if is_operators(found))
@@ -58,15 +59,3 @@ def problem_of(spec: ResourceClaimSpec, classes: Mapping[str, DeviceClass]) -> R
     if not names:
         return ReservationProblem("NoRequest", "The template requests no devices: add a request.")
     return None
-
-
-def _no_class(name: str, classes: Mapping[str, DeviceClass]) -> str:
-    return f"There is no DeviceClass {shown(name)}{nearest(name, classes)}"
-
-
-def _classes_of(spec: ResourceClaimSpec) -> Iterator[str]:
-    for request in spec.devices.requests:
-        if request.exactly is not None:
-            yield request.exactly.device_class_name
-        for each in request.first_available:
-            yield each.device_class_name

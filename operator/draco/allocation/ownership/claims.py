@@ -5,7 +5,7 @@ is ever allocated here. Owns also what the search adds to such a claim, and take
 taint by which kube-scheduler is kept away, and a selector for the devices that have it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
@@ -45,7 +45,7 @@ def is_operators(device_class: DeviceClass) -> bool:
 
 def is_for_operator(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> bool:
     """Whether the claim is Draco's to allocate. One with administrative access is not: it takes nothing."""
-    asked = list(_asked(claim))
+    asked = claim.spec.asked
     return bool(asked) and all(
         not getattr(each, "admin_access", None)
         and (found := classes.get(each.device_class_name)) is not None
@@ -109,11 +109,4 @@ def nodes_of(claim: ResourceClaim) -> list[str]:
 
 def classes_of(claim: ResourceClaim) -> list[str]:
     """The names of the DeviceClasses that it asks for, in the order of its requests."""
-    return list(dict.fromkeys(each.device_class_name for each in _asked(claim)))
-
-
-def _asked(claim: ResourceClaim) -> Iterator[ExactDeviceRequest | DeviceSubRequest]:
-    for request in claim.spec.devices.requests:
-        if request.exactly is not None:
-            yield request.exactly
-        yield from request.first_available
+    return list(dict.fromkeys(each.device_class_name for each in claim.spec.asked))

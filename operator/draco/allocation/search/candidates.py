@@ -99,9 +99,7 @@ def _asks_for_numbers(claim: ResourceClaim) -> bool:
     """Whether each request is for a number of devices that it takes into use, so that a node without enough of them is out."""
     return not any(
         asked.allocation_mode == "All" or (isinstance(asked, ExactDeviceRequest) and asked.admin_access)
-        for request in claim.spec.devices.requests
-        for asked in (request.exactly, *request.first_available)
-        if asked is not None
+        for asked in claim.spec.asked
     )
 
 

@@ -68,6 +68,11 @@ class DeviceRequest(ApiStruct, frozen=True, kw_only=True):
     exactly: ExactDeviceRequest | None = None
     first_available: list[DeviceSubRequest] = []
 
+    @property
+    def asked(self) -> Sequence[ExactDeviceRequest | DeviceSubRequest]:
+        """What it asks for, alternatives included."""
+        return self.first_available if self.exactly is None else [self.exactly, *self.first_available]
+
 
 class DeviceConstraint(ApiStruct, frozen=True, kw_only=True):
     """Devices of the named requests (all when empty) must agree on, or differ in, an attribute."""
@@ -106,6 +111,11 @@ class ResourceClaimSpec(ApiStruct, frozen=True, kw_only=True):
     """Immutable once created."""
 
     devices: DeviceClaim = DeviceClaim()
+
+    @property
+    def asked(self) -> list[ExactDeviceRequest | DeviceSubRequest]:
+        """What its requests ask for, alternatives included."""
+        return [asked for request in self.devices.requests for asked in request.asked]
 
 
 class DeviceRequestAllocationResult(ApiStruct, frozen=True, kw_only=True):
@@ -220,6 +230,16 @@ class ResourceClaim(ApiStruct, frozen=True, kw_only=True):
         """Whether it waits for devices and tolerates any taint at all: it may be given one that is tainted."""
         return self.waits and any(each.tolerations for each in self._asked)
 
+    def class_of(self, request: str) -> str:
+        """The DeviceClass behind a request, "name" or "name/subrequest" as results have it; "" if it has none such."""
+        name, _, alternative = request.partition("/")
+        for each in self.spec.devices.requests:
+            if each.name == name and each.exactly is not None:
+                return each.exactly.device_class_name
+            if each.name == name:
+                return next((one.device_class_name for one in each.first_available if one.name == alternative), "")
+        return ""
+
     def classes_in_spite_of(self, taint: DeviceTaint) -> set[str]:
         """Return the classes of devices that it waits for and that this taint would not keep from it."""
         if not self.waits:
@@ -238,10 +258,7 @@ class ResourceClaim(ApiStruct, frozen=True, kw_only=True):
     @property
     def _asked(self) -> Iterator[ExactDeviceRequest | DeviceSubRequest]:
         """What it asks to have for itself, alternatives included."""
-        for request in self.spec.devices.requests:
-            if request.exactly is not None and not request.exactly.admin_access:
-                yield request.exactly
-            yield from request.first_available
+        return (each for each in self.spec.asked if not (isinstance(each, ExactDeviceRequest) and each.admin_access))
 
 
 class ResourceClaimTemplateSpec(ApiStruct, frozen=True, kw_only=True):
