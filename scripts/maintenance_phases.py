@@ -8,8 +8,7 @@ from typing import Final
 
 import msgspec
 
-from draco.maintenance.conditions import REASON_RETURNING
-from draco.resources.api.maintenance import REASON_OTHER_GPU, MaintenancePhase
+from draco.resources.api.maintenance import REASON_OTHER_GPU, REASON_RETURNING, MaintenancePhase
 
 
 class PhaseRow(msgspec.Struct, frozen=True):

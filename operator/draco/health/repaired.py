@@ -12,7 +12,6 @@ from draco.health.requests import is_over, opened_for, remediates
 from draco.health.table import FaultAction, FaultEnd, FaultKind, kind_of
 from draco.resources.api.draco import GpuStatus, RepairedGpu
 from draco.resources.api.maintenance import CONDITION_WORKED, DeviceMaintenance
-from draco.resources.api.meta import is_true
 
 
 def repaired_gpus(requests: Iterable[DeviceMaintenance], gpus: Iterable[GpuStatus]) -> list[RepairedGpu]:
@@ -36,7 +35,7 @@ def repaired_gpus(requests: Iterable[DeviceMaintenance], gpus: Iterable[GpuStatu
 
 def has_repaired(request: DeviceMaintenance) -> bool:
     """Whether the Jobs of a policy's request have succeeded, and it still has the GPU."""
-    return bool(remediates(request)) and not is_over(request) and is_true(request.status.conditions, CONDITION_WORKED)
+    return bool(remediates(request)) and not is_over(request) and request.says(CONDITION_WORKED)
 
 
 def _is_a_reset(kind: FaultKind) -> bool:

@@ -13,7 +13,6 @@ from datetime import timedelta
 import msgspec
 
 from draco.maintenance import wording
-from draco.maintenance.conditions import condition_of, is_returning, says
 from draco.maintenance.gate import COUNTING, POOL_INCOMPLETE, Waiting, what_holds_up
 from draco.maintenance.isolating.isolation_state import (
     held_by,
@@ -52,7 +51,7 @@ from draco.resources.api.maintenance import (
     DeviceMaintenanceStatus,
     MaintenancePhase,
 )
-from draco.resources.api.meta import Condition
+from draco.resources.api.meta import Condition, find_condition
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 
 _LONGEST_WAIT = timedelta(hours=1)
@@ -67,7 +66,7 @@ def plan_maintenance(
     if request.metadata.deletion_timestamp is not None:
         return plan_abandoned(request.metadata.name, snapshot.rules)
     begun = has_begun(request) or _isolates_already(request, snapshot)
-    is_over = request.status.phase in OVER or is_returning(request) or request.spec.cancelled
+    is_over = request.status.phase in OVER or request.is_returning or request.spec.cancelled
     if is_over or (request.spec.finished and not (begun and not _announces(request))):
         return plan_return(request, snapshot)
     if drain is not None and not snapshot.knows_paused:
@@ -146,7 +145,7 @@ def _plan_waiting(
     return MaintenancePlan(
         request=request.metadata.name,
         admission=wish,
-        status_first=says(request, CONDITION_ISOLATED),
+        status_first=request.says(CONDITION_ISOLATED),
         delete=snapshot.rules,
         status=if_changed(request, status),
         look_again=_soonest(waiting.look_again),
@@ -208,7 +207,7 @@ def _plan_isolation(
         left = time_left(request, isolated_at, snapshot.now)
     verdict = None
     if finished:
-        verified = condition_of(request, CONDITION_VERIFIED)
+        verified = find_condition(before.conditions, CONDITION_VERIFIED)
         lasted = snapshot.now - ((verified and verified.last_transition_time) or snapshot.now)
         grace = snapshot.verify_grace - lasted
         verdict = verdict_of(request, snapshot.agents, snapshot.work, snapshot.verification, grace=grace)
@@ -254,9 +253,9 @@ def _plan_isolation(
         request=request.metadata.name,
         admission=wish,
         status_first=(isolated_at is not None and before.isolated_at is None)
-        or (isolated.status != "True" and says(request, CONDITION_ISOLATED))
+        or (isolated.status != "True" and request.says(CONDITION_ISOLATED))
         or (bool(effect) and not before.draining_at)
-        or (says(request, CONDITION_READY_FOR_WORK) and _breaks_promise(request, standing.surplus)),
+        or (request.says(CONDITION_READY_FOR_WORK) and _breaks_promise(request, standing.surplus)),
         apply=standing.missing,
         delete=standing.surplus,
         status=if_changed(request, status),

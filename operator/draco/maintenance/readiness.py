@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 import msgspec
 
 from draco.maintenance import wording
-from draco.maintenance.conditions import says
 from draco.maintenance.isolating.isolation_state import IsolationState
 from draco.maintenance.progress import DrainPlan
 from draco.maintenance.rules import overlapped
@@ -108,10 +107,10 @@ def taken_by_another(
 
     Two partitions of one GPU are two devices, though each request isolates the whole GPU as well.
     """
-    ready = says(request, CONDITION_READY_FOR_WORK)
+    ready = request.says(CONDITION_READY_FOR_WORK)
     for other in sorted(others, key=age_of):
         waits = not ready and not other.spec.finished and other.spec.taint.effect in BLOCKING_EFFECTS
-        if says(other, CONDITION_READY_FOR_WORK) or (waits and age_of(other) < age_of(request)):
+        if other.says(CONDITION_READY_FOR_WORK) or (waits and age_of(other) < age_of(request)):
             for each in other.status.devices:
                 if (rule := standing.wanted.get(each.key)) and not (each.overlaps and overlapped(rule)):
                     return each.key, other.metadata.name
@@ -126,7 +125,7 @@ def age_of(request: DeviceMaintenance) -> tuple[bool, float, str]:
 
 def has_worked(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> bool:
     """Whether all Jobs that do the work have succeeded, now or as the status remembers."""
-    return says(request, CONDITION_WORKED) or bool(snapshot.work and snapshot.work.done)
+    return request.says(CONDITION_WORKED) or bool(snapshot.work and snapshot.work.done)
 
 
 def worked_condition(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> Condition:

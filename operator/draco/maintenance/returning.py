@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from draco.maintenance import wording
-from draco.maintenance.conditions import REASON_RETURNING, is_returning
 from draco.maintenance.isolating.isolation_state import replaced_by
 from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.readiness import condition, has_worked, worked_condition
@@ -19,6 +18,7 @@ from draco.resources.api.maintenance import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
     OVER,
+    REASON_RETURNING,
     DeviceMaintenance,
     DeviceMaintenanceStatus,
     MaintenancePhase,
@@ -37,7 +37,7 @@ def plan_return(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> Ma
     else:
         final = MaintenancePhase.COMPLETED
     jobs = [name for each in (snapshot.work, snapshot.verification) if each for name in each.running]
-    if jobs and before.phase not in OVER and not is_returning(request):
+    if jobs and before.phase not in OVER and not request.is_returning:
         return _plan_stop(request, snapshot, jobs)
     count = before.device_count or 0
     unseen = {} if snapshot.rules_served else unseen_rules(request)
@@ -83,7 +83,7 @@ def plan_return(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> Ma
     )
     return MaintenancePlan(
         request=request.metadata.name,
-        status_first=tainted and not is_returning(request),
+        status_first=tainted and not request.is_returning,
         delete=snapshot.rules,
         status=if_changed(request, status),
     )

@@ -2,7 +2,6 @@
 
 from datetime import datetime
 
-from draco.maintenance.conditions import says
 from draco.maintenance.rules import isolated_board, maintained_device
 from draco.maintenance.schedule import start_time
 from draco.maintenance.selecting.matching import has_begun, is_exact
@@ -41,7 +40,7 @@ def judge_at_rest(
         waits = waits or world.paused or world.limit is not None or world.percent is not None
         assert phase is not MaintenancePhase.REHEARSED or waits or not start_time(request, now).is_open
         return
-    if request.spec.finished or says(request, CONDITION_WORKED):
+    if request.spec.finished or request.says(CONDITION_WORKED):
         # Only what is not verified stays: a GPU is sick, or a Job goes on or has failed.
         assert phase in {MaintenancePhase.VERIFYING, MaintenancePhase.FAILED}
         assert world.sick or request.spec.verification.mode is VerificationMode.JOB

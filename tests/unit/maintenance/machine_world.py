@@ -8,7 +8,6 @@ from typing import Any, Final
 import msgspec
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.conditions import is_returning
 from draco.maintenance.progress import DrainPlan, FailedJob, JobsState, Purpose
 from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid
 from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu
@@ -102,7 +101,7 @@ def gpus_of(pool: FleetPool, devices: Iterable[MaintainedDevice | DeviceKey]) ->
 def kept_out(world: World) -> frozenset[PhysicalGpu]:
     """What requests that have begun, and do not give it back, keep out of service."""
     pool = fleet_of(world.devices)
-    begun = [each for each in world.requests.values() if has_begun(each) and not is_returning(each)]
+    begun = [each for each in world.requests.values() if has_begun(each) and not each.is_returning]
     return frozenset(gpu for each in begun for gpu in gpus_of(pool, each.status.devices))
 
 

@@ -2,13 +2,13 @@
 
 from typing import Final
 
-from draco.maintenance.conditions import REASON_RETURNING
 from draco.resources.api.maintenance import (
     CONDITION_FAILED,
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
     CONDITION_VERIFIED,
     OVER,
+    REASON_RETURNING,
     DeviceMaintenanceStatus,
 )
 from scripts.maintenance_phases import PHASES, PhaseRow

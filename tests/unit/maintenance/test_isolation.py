@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.conditions import REASON_RETURNING
 from draco.maintenance.isolating.gpu_node_entries import isolated_gpus, not_heeded
 from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.rules import rule_for
@@ -17,6 +16,7 @@ from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu
 from draco.resources.api.maintenance import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
+    REASON_RETURNING,
     DeviceMaintenance,
     DeviceMaintenanceStatus,
     MaintenanceSelector,

@@ -26,7 +26,6 @@ from hypothesis.stateful import (
 )
 
 from draco.maintenance.budgets.admission import BudgetLimit, StartCandidate, admit
-from draco.maintenance.conditions import is_returning, says
 from draco.maintenance.gate import Waiting
 from draco.maintenance.plan import plan_abandoned, plan_maintenance
 from draco.maintenance.plan_output import AdmissionWish, MaintenancePlan
@@ -406,7 +405,7 @@ class Maintenance(RuleBasedStateMachine):
             yield
         for each in plan.apply:
             if each.metadata.name not in seen.rules and (there := self.world.requests.get(maintenance_uid(each))):
-                assert not says(there, CONDITION_READY_FOR_WORK), f"{each.metadata.name} comes after its promise"
+                assert not there.says(CONDITION_READY_FOR_WORK), f"{each.metadata.name} comes after its promise"
             self.apply(each)
             yield
         if plan.stop_jobs and request:
@@ -438,9 +437,9 @@ class Maintenance(RuleBasedStateMachine):
         if there is None or there.metadata.uid != rule.metadata.uid:
             return
         request, device = self.world.requests.get(maintenance_uid(there)), maintained_device(there)
-        if request and is_returning(request):
+        if request and request.is_returning:
             assert self.heard_of_jobs(request) != "running", "a taint is lifted while a Job works"
-        if request and device and says(request, CONDITION_READY_FOR_WORK):
+        if request and device and request.says(CONDITION_READY_FOR_WORK):
             current = request.spec.finished or is_current(request)
             boards = dict(self.world.devices)  # another board by that name is nobody's promise
             kept = {each.key for each in request.status.devices if boards.get(each.device, each.uuid) == each.uuid}
@@ -460,7 +459,7 @@ class Maintenance(RuleBasedStateMachine):
         self.store(written)
         if has_begun(written) and not has_begun(request):
             self.judge_begin(written)
-        if says(written, CONDITION_READY_FOR_WORK):
+        if written.says(CONDITION_READY_FOR_WORK):
             self.judge_ready(written)
         return True
 
@@ -491,7 +490,7 @@ class Maintenance(RuleBasedStateMachine):
         for each in request.status.devices:
             assert rules[each.key].spec.taint.effect in BLOCKING_EFFECTS
         assert not in_use(request, self.world)
-        at_work = [each for each in rivals(request, self.world) if says(each, CONDITION_READY_FOR_WORK)]
+        at_work = [each for each in rivals(request, self.world) if each.says(CONDITION_READY_FOR_WORK)]
         assert not at_work, f"{at_work[0].metadata.name} works on it"
 
     def judge_allocation(self, name: str) -> None:
@@ -501,7 +500,7 @@ class Maintenance(RuleBasedStateMachine):
         for each in self.ours():
             request = self.world.requests.get(maintenance_uid(each))
             if maintained_device(each) == key(name) and each.spec.taint.effect in BLOCKING_EFFECTS and request:
-                promised = is_current(request) and says(request, CONDITION_READY_FOR_WORK)
+                promised = is_current(request) and request.says(CONDITION_READY_FOR_WORK)
                 assert not promised, f"{name} is given away during the work"
 
     # -- what must be so at every moment

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.maintenance.conditions import is_returning
 from draco.maintenance.gate import SelectionProblem, Waiting
 from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.progress import DrainPlan, FailedJob, JobsState
@@ -153,5 +152,5 @@ def test_giving_back_is_not_called_off(spec: dict[str, Any]) -> None:
     assert returning.status_first
     assert returning.delete == RULES
     going = a_request(returning.status, {})
-    assert is_returning(going)
+    assert going.is_returning
     assert plan_maintenance(going, seen).delete == RULES

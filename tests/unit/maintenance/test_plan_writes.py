@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.maintenance.conditions import says
 from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.rules import rule_for
@@ -104,11 +103,11 @@ def test_a_condition_keeps_the_time_since_when_it_is_so() -> None:
 
 def test_a_request_says_what_a_condition_of_that_name_says() -> None:
     request, _ = in_maintenance(a_request())
-    assert says(request, CONDITION_READY_FOR_WORK)
-    assert not says(request, "Another")
+    assert request.says(CONDITION_READY_FOR_WORK)
+    assert not request.says("Another")
     wrong = Condition(type=CONDITION_READY_FOR_WORK, status="False")
     status = msgspec.structs.replace(request.status, conditions=[wrong])
-    assert not says(msgspec.structs.replace(request, status=status), CONDITION_READY_FOR_WORK)
+    assert not msgspec.structs.replace(request, status=status).says(CONDITION_READY_FOR_WORK)
 
 
 @pytest.mark.parametrize("taken", [{"labels": {}}, {"owner_references": []}, {"annotations": {}}])

@@ -21,7 +21,6 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
-from draco.maintenance.conditions import is_returning, says
 from draco.maintenance.selecting.matching import has_begun, is_exact
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, MigPolicy
@@ -190,7 +189,7 @@ def _concern(request: DeviceMaintenance) -> tuple[object, ...]:
     """What of a request says whether its devices are isolated, and repaired."""
     selector = request.spec.device_selector
     fixed = [] if is_exact(selector) else [(each.key, each.overlaps) for each in request.status.devices]
-    states = has_begun(request), is_returning(request), says(request, CONDITION_READY_FOR_WORK)
+    states = has_begun(request), request.is_returning, request.says(CONDITION_READY_FOR_WORK)
     return request.spec, request.metadata.deletion_timestamp, states, has_repaired(request), fixed
 
 

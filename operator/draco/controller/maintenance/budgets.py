@@ -28,7 +28,6 @@ from draco.maintenance.budgets.admission import (
     paused_by,
 )
 from draco.maintenance.budgets.status import budget_status
-from draco.maintenance.conditions import is_returning
 from draco.maintenance.gate import COUNTING, Waiting
 from draco.maintenance.readiness import age_of
 from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid
@@ -224,7 +223,7 @@ class MaintenanceAdmission:
             if has_begun(request):
                 gpus = self._fleet.gpus(request.status.devices)
                 found |= gpus
-                if not is_returning(request):
+                if not request.is_returning:
                     kept |= gpus
         for rule in self._view.rule_store.values():
             device = maintained_device(rule) if maintenance_uid(rule) else None

@@ -22,7 +22,6 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
-from draco.maintenance.conditions import says
 from draco.maintenance.draining.drain import plan_drain
 from draco.maintenance.isolating.fences import is_fence
 from draco.maintenance.plan import plan_abandoned, plan_maintenance
@@ -304,7 +303,7 @@ def _sooner(one_s: float | None, other_s: float | None) -> float | None:
 def _claimed(request: DeviceMaintenance) -> tuple[object, ...]:
     """What other requests for the same devices wait for."""
     devices = [(each.key, each.overlaps) for each in request.status.devices]
-    return request.spec.finished, says(request, CONDITION_READY_FOR_WORK), devices
+    return request.spec.finished, request.says(CONDITION_READY_FOR_WORK), devices
 
 
 def _of_gpu_node(gpu_node: GpuNode) -> tuple[object, ...]:

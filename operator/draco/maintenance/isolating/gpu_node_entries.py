@@ -9,7 +9,6 @@ for other drivers, and as what people read and delete. Where the cluster serves 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.conditions import is_returning, says
 from draco.maintenance.selecting.matching import MaintenanceScope, fixed_selection, has_begun, is_exact, isolated_boards
 from draco.resources.api.draco import GpuNode, IsolatedGpu
 from draco.resources.api.maintenance import CONDITION_READY_FOR_WORK, DeviceMaintenance
@@ -23,7 +22,7 @@ def isolates(request: DeviceMaintenance) -> bool:
 
 
 def _may_isolate(request: DeviceMaintenance) -> bool:
-    over = request.metadata.deletion_timestamp is not None or is_returning(request)
+    over = request.metadata.deletion_timestamp is not None or request.is_returning
     return not over and request.spec.taint.effect in BLOCKING_EFFECTS
 
 
@@ -47,7 +46,7 @@ def isolated_gpus(
     names = selection.names_in(pool)
     present = [each for each in present if each.request == request.metadata.name and each.device in names]
     if not isolates(request):
-        return present if says(request, CONDITION_READY_FOR_WORK) else []
+        return present if request.says(CONDITION_READY_FOR_WORK) else []
     found = []
     for device in names:
         uuids = {""}

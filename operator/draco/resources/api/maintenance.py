@@ -9,7 +9,7 @@ from typing import Final
 
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import DeviceSelector
-from draco.resources.api.meta import Condition, ObjectMeta
+from draco.resources.api.meta import Condition, ObjectMeta, find_condition, is_true
 from draco.resources.api.schedule import TimeWindow
 from draco.resources.names import TAINT_MAINTENANCE, DeviceKey, PoolKey
 
@@ -40,6 +40,8 @@ CONDITION_VERIFIED: Final = "Verified"
 CONDITION_FAILED: Final = "Failed"
 CONDITION_BLOCKED: Final = "Blocked"
 """Jobs of the request cannot be made, or do not start: it goes no further until that is put right."""
+REASON_RETURNING: Final = "Returning"
+"""Of Isolated: the devices are being given back, which is not called off any more."""
 REASON_OTHER_GPU: Final = "OtherGpu"
 """Of ReadyForWork: the device's name stands for another GPU than when it was isolated."""
 
@@ -229,6 +231,16 @@ class DeviceMaintenance(ApiStruct, frozen=True, kw_only=True):
     def is_to_end(self) -> bool:
         """Whether somebody cancelled or deleted it."""
         return self.spec.cancelled or self.metadata.deletion_timestamp is not None
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether its devices are being given back."""
+        found = find_condition(self.status.conditions, CONDITION_ISOLATED)
+        return found is not None and found.reason == REASON_RETURNING
+
+    def says(self, condition: str) -> bool:
+        """Whether the status has this condition as true."""
+        return is_true(self.status.conditions, condition)
 
 
 class BudgetScope(StrEnum):
