@@ -18,10 +18,11 @@ from draco.cli.simulate.scenarios import answers
 from draco.cli.simulate.traces import LONGEST_LINE, Arrive, TraceError, events
 from draco.mig.geometry import geometry
 from draco.mig.known_boards import BOARDS
-from draco.mig.layouts import LayoutError, LayoutItem, resolve
+from draco.mig.layouts import LayoutError, resolve
 from draco.mig.packing import packable
 from draco.mig.repair import Movability
 from draco.mig.replay import Policy, Replay, SimulatedFleet, rule_of
+from draco.resources.api.draco import LayoutInstances
 from draco.resources.api.slices import Device
 from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.semver import SemVer, SemVerError
@@ -157,7 +158,7 @@ def layout(text: str) -> str:
     """A layout has placements that can be made one after the other, or one sentence says why not, and so has the nearest."""
     board = BOARDS["H100-80GB"]
     try:
-        items = msgspec.json.decode(text.encode(errors="surrogatepass"), type=list[LayoutItem])
+        items = msgspec.json.decode(text.encode(errors="surrogatepass"), type=list[LayoutInstances])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return "no layout"
     try:

@@ -10,7 +10,7 @@ Bounded: no loop inside of another one, none that makes a list, and so many step
 threads: cel-python's environments are not. It is imported with the first condition, so that nobody else pays for it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, lru_cache
 from typing import Any, Final
 
@@ -29,53 +29,13 @@ from draco.cel.values.types import Type
 from draco.resources.api.draco import GpuStatus
 from draco.resources.api.health import FaultFamily, FaultScope, GpuFaultStatus
 from draco.resources.errors import DracoError
-from draco.resources.quantity import Quantity, QuantityError
+from draco.resources.quantity import Quantity
 from draco.resources.texts import most_like, nearest
 
 MOST_STEPS: Final = 5000
 """Nodes that one evaluation may visit, loops counted out."""
 MOST_DEPTH: Final = 350
 """Levels of cel-python's tree, of which a parenthesis adds nine. It goes down five calls a level, of 2500."""
-
-FAULT_FIELDS: Final[Mapping[str, Type]] = {
-    "family": types.STRING,
-    "name": types.STRING,
-    "xid": types.INT,
-    "scope": types.STRING,
-    "instance": types.INT,
-    "message": types.STRING,
-    "latched": types.BOOL,
-    "count": types.INT,
-}
-"""Of `fault`. Its effect is none of them: that may be what a policy made of it."""
-GPU_FIELDS: Final[Mapping[str, Type]] = {
-    "uuid": types.STRING,
-    "device": types.STRING,
-    "node": types.STRING,
-    "driver": types.STRING,
-    "product": types.STRING,
-    "architecture": types.STRING,
-    "memory": types.INT,
-    "mig": types.BOOL,
-    "pciBusID": types.STRING,
-    "numaNode": types.INT,
-    "driverVersion": types.STRING,
-    "faults": types.list_of(types.STRING),
-}
-"""Of `gpu`."""
-_VARIABLES: Final = {"fault": FAULT_FIELDS, "gpu": GPU_FIELDS}
-_CONDITIONS: Final[Environment] = expressions_over(_VARIABLES)
-_VALUES: Final[Mapping[str, frozenset[str]]] = {
-    "fault.family": frozenset(FaultFamily),
-    "fault.scope": frozenset(FaultScope),
-}
-"""All values that a field can have."""
-_FUNCTIONS: Final = frozenset(
-    {"size", "int", "double", "string", "bool", "contains", "startsWith", "endsWith", "matches"}
-)
-_LOOPS: Final = frozenset({"all", "exists", "existsOne"})
-_MOST_FAULTS: Final = 64
-"""Of a GPU's faults so many names are shown to conditions."""
 
 
 class ConditionError(DracoError):
@@ -89,6 +49,57 @@ class SickGpu(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     driver: str = ""
     driver_version: str = ""
+
+
+@lru_cache(maxsize=64)
+def _bytes(quantity: str) -> int:
+    amount = Quantity.read(quantity)
+    return amount.value() if amount is not None else 0
+
+
+_FAULT: Final[Mapping[str, tuple[Type, Callable[[GpuFaultStatus], Any]]]] = {
+    "family": (types.STRING, lambda fault: str(fault.family)),
+    "name": (types.STRING, lambda fault: fault.name),
+    "xid": (types.INT, lambda fault: fault.code or 0),
+    "scope": (types.STRING, lambda fault: str(fault.scope)),
+    "instance": (types.INT, lambda fault: -1 if fault.instance is None else fault.instance),
+    "message": (types.STRING, lambda fault: fault.message),
+    "latched": (types.BOOL, lambda fault: fault.latched),
+    "count": (types.INT, lambda fault: fault.count),
+}
+"""The fields of `fault`. Its effect is none of them: that may be what a policy made of it."""
+_GPU: Final[Mapping[str, tuple[Type, Callable[[SickGpu], Any]]]] = {
+    "uuid": (types.STRING, lambda sick: sick.gpu.uuid),
+    "device": (types.STRING, lambda sick: sick.gpu.device),
+    "node": (types.STRING, lambda sick: sick.node),
+    "driver": (types.STRING, lambda sick: sick.driver),
+    "product": (types.STRING, lambda sick: sick.gpu.product_name),
+    "architecture": (types.STRING, lambda sick: sick.gpu.architecture),
+    "memory": (types.INT, lambda sick: _bytes(sick.gpu.memory)),
+    "mig": (types.BOOL, lambda sick: sick.gpu.mig is not None and sick.gpu.mig.enabled),
+    "pciBusID": (types.STRING, lambda sick: sick.gpu.pci_bus_id),
+    "numaNode": (types.INT, lambda sick: -1 if sick.gpu.numa_node is None else sick.gpu.numa_node),
+    "driverVersion": (types.STRING, lambda sick: sick.driver_version),
+    "faults": (types.list_of(types.STRING), lambda sick: [fault.name for fault in sick.gpu.faults[:_MOST_FAULTS]]),
+}
+"""The fields of `gpu`."""
+_CONDITIONS: Final[Environment] = expressions_over(
+    {
+        "fault": {name: of for name, (of, _) in _FAULT.items()},
+        "gpu": {name: of for name, (of, _) in _GPU.items()},
+    }
+)
+_VALUES: Final[Mapping[str, frozenset[str]]] = {
+    "fault.family": frozenset(FaultFamily),
+    "fault.scope": frozenset(FaultScope),
+}
+"""All values that a field can have."""
+_FUNCTIONS: Final = frozenset(
+    {"size", "int", "double", "string", "bool", "contains", "startsWith", "endsWith", "matches"}
+)
+_LOOPS: Final = frozenset({"all", "exists", "existsOne"})
+_MOST_FAULTS: Final = 64
+"""Of a GPU's faults so many names are shown to conditions."""
 
 
 class FaultCondition:
@@ -107,7 +118,10 @@ class FaultCondition:
 
     def holds(self, fault: GpuFaultStatus, sick: SickGpu) -> bool:
         """Whether it is true of the fault. Raises ConditionError where that has no answer."""
-        seen = {"fault": _fault_values(fault), "gpu": _gpu_values(sick)}
+        seen = {
+            "fault": {name: value(fault) for name, (_, value) in _FAULT.items()},
+            "gpu": {name: value(sick) for name, (_, value) in _GPU.items()},
+        }
         basis = tuple(_hashable(seen[variable][field]) for variable, field in sorted(self.reads))
         answer = self._answers.get(basis)
         if answer is None:
@@ -166,7 +180,7 @@ def one_line(error: CompileError) -> str:
     """What is wrong, on one line, with a field that may have been meant."""
     said = mistake_on_one_line(error)
     unknown = said.partition("undefined field '")[2].partition("'")[0]
-    meant = most_like(unknown, {*FAULT_FIELDS, *GPU_FIELDS}, at_least=0.6) if unknown else ""
+    meant = most_like(unknown, {*_FAULT, *_GPU}, at_least=0.6) if unknown else ""
     return f"{said} (did you mean {meant}?)" if meant else said
 
 
@@ -225,45 +239,6 @@ def _steps(root: Expr) -> int:
     longest = max(longest, sum(len(node.entries) for node in nodes if isinstance(node, MapExpr)))
     loops = [node for node in nodes if isinstance(node, Comprehension)]
     return len(nodes) + sum(longest * sum(1 for _ in walk(loop.body)) for loop in loops)
-
-
-def _fault_values(fault: GpuFaultStatus) -> dict[str, Any]:
-    return {
-        "family": str(fault.family),
-        "name": fault.name,
-        "xid": fault.code or 0,
-        "scope": str(fault.scope),
-        "instance": -1 if fault.instance is None else fault.instance,
-        "message": fault.message,
-        "latched": fault.latched,
-        "count": fault.count,
-    }
-
-
-def _gpu_values(sick: SickGpu) -> dict[str, Any]:
-    gpu = sick.gpu
-    return {
-        "uuid": gpu.uuid,
-        "device": gpu.device,
-        "node": sick.node,
-        "driver": sick.driver,
-        "product": gpu.product_name,
-        "architecture": gpu.architecture,
-        "memory": _bytes(gpu.memory),
-        "mig": gpu.mig is not None and gpu.mig.enabled,
-        "pciBusID": gpu.pci_bus_id,
-        "numaNode": -1 if gpu.numa_node is None else gpu.numa_node,
-        "driverVersion": sick.driver_version,
-        "faults": [fault.name for fault in gpu.faults[:_MOST_FAULTS]],
-    }
-
-
-@lru_cache(maxsize=64)
-def _bytes(quantity: str) -> int:
-    try:
-        return Quantity.parse(quantity).value() if quantity else 0
-    except QuantityError:
-        return 0
 
 
 def _hashable(value: Any) -> object:

@@ -15,7 +15,7 @@ from draco.resources.api.maintenance import (
     MaintenancePhase,
 )
 from draco.resources.api.meta import find_condition
-from draco.resources.names import ANNOTATION_FAULT, ANNOTATION_OUTCOME, LABEL_REMEDIATES, DeviceKey, read_partition_name
+from draco.resources.names import ANNOTATION_FAULT, ANNOTATION_OUTCOME, LABEL_REMEDIATES, DeviceKey, gpu_name
 
 OUTCOME_FAILED = "failed"
 _WAITING = frozenset({None, MaintenancePhase.PENDING, MaintenancePhase.REHEARSED})
@@ -68,10 +68,7 @@ def concerns(request: DeviceMaintenance, device: DeviceKey, uuid: str) -> bool:
 
 
 def _is_part(device: DeviceKey, gpu: DeviceKey) -> bool:
-    if (device.driver, device.pool) != (gpu.driver, gpu.pool):
-        return False
-    partition = read_partition_name(device.device)
-    return device.device == gpu.device or (partition is not None and partition.parent == gpu.device)
+    return device.pool_key == gpu.pool_key and gpu_name(device.device) == gpu.device
 
 
 def waits(request: DeviceMaintenance) -> bool:

@@ -10,21 +10,12 @@ from collections.abc import Collection, Iterable, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-import msgspec
-
 from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import Geometry, State, geometry
 from draco.mig.known_boards import BOARDS
 from draco.mig.placement import largest_first
+from draco.resources.api.draco import LayoutInstances
 from draco.resources.errors import DracoError
-
-
-class LayoutItem(msgspec.Struct, frozen=True):
-    """What a layout wants some of. With a start there is one, at that memory unit."""
-
-    profile: str
-    count: int = 1
-    start: int | None = None
 
 
 class LayoutError(DracoError):
@@ -47,7 +38,9 @@ ArrangementValue = tuple[int, int, int, int]
 wanted or are already, and the capability it leaves."""
 
 
-def resolve(board: Board, items: Iterable[LayoutItem], present: Collection[Placement] = ()) -> tuple[Placement, ...]:
+def resolve(
+    board: Board, items: Iterable[LayoutInstances], present: Collection[Placement] = ()
+) -> tuple[Placement, ...]:
     """Placements for a layout, by start; `LayoutError` if it cannot exist on one GPU of the board.
 
     Where a start is free to choose, an instance that is `present` already is kept; else what is left of the GPU stays as useful
@@ -82,7 +75,7 @@ def unknown_profile(board: Board, name: str) -> str:
     return f"there is no profile {name} on this board{meant}: it has {', '.join(names)}"
 
 
-def _expanded(board: Board, items: Sequence[LayoutItem]) -> list[_Wanted]:
+def _expanded(board: Board, items: Sequence[LayoutInstances]) -> list[_Wanted]:
     """Every wanted instance; of one profile no more than one over what a GPU holds, which is enough to see that it cannot be."""
     wanted: list[_Wanted] = []
     for item in items:
@@ -109,7 +102,7 @@ def _expanded(board: Board, items: Sequence[LayoutItem]) -> list[_Wanted]:
     return wanted
 
 
-def _counterpart(board: Board, items: Sequence[LayoutItem]) -> tuple[Placement, ...]:
+def _counterpart(board: Board, items: Sequence[LayoutInstances]) -> tuple[Placement, ...]:
     """What comes nearest to a layout that was written for another board; empty if nothing of it has a counterpart.
 
     A profile is called by its rounded memory, so boards that are divided alike have other names for the same parts, and one name

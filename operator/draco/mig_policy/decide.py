@@ -15,7 +15,7 @@ from typing import Self
 import msgspec
 
 from draco.mig.board import Board, Placement
-from draco.mig.layouts import LayoutError, LayoutItem, resolve
+from draco.mig.layouts import LayoutError, resolve
 from draco.mig_policy.boards import boards_of, profile_names
 from draco.mig_policy.gpu_state import GpuCondition, LayoutState, condition_of
 from draco.mig_policy.matching import (
@@ -261,7 +261,7 @@ def _placed(
 ) -> tuple[WantedInstance, ...] | str:
     """The layout on this board, in the order of starts; or why it cannot be."""
     try:
-        placements = resolve(board, [LayoutItem(each.profile, each.count, each.start) for each in instances], present)
+        placements = resolve(board, instances, present)
     except LayoutError as error:
         return str(error)
     return tuple(WantedInstance(profile=each.profile.name, start=each.start) for each in placements)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from draco.mig_policy.boards import boards_of
 from draco.mig_policy.gpu_state import switched_by_reset
 from draco.resources.api.draco import GpuNode, GpuStatus, MigMode, PromisedDevice, WantedGpu
-from draco.resources.names import read_partition_name
+from draco.resources.names import gpu_name, read_partition_name
 
 
 def promises(node: GpuNode, wanted: Iterable[WantedGpu], allocated: Mapping[str, str]) -> list[PromisedDevice]:
@@ -31,7 +31,7 @@ def promises(node: GpuNode, wanted: Iterable[WantedGpu], allocated: Mapping[str,
     kept = []
     for device, claim in sorted(allocated.items()):
         part = read_partition_name(device)
-        gpu = gpus.get(part.parent if part else device)
+        gpu = gpus.get(gpu_name(device))
         if gpu is None:
             kept += [now[device]] if device in now else []
             continue

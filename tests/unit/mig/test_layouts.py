@@ -5,19 +5,20 @@ import pytest
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
 from draco.mig.known_boards import BOARDS
-from draco.mig.layouts import LayoutError, LayoutItem, resolve
+from draco.mig.layouts import LayoutError, resolve
+from draco.resources.api.draco import LayoutInstances
 from tests.unit.mig.enumerated import layouts, multiset, plain, table_of
 
 H100 = BOARDS["H100-80GB"]
 
 
-def items(*written: str) -> list[LayoutItem]:
+def items(*written: str) -> list[LayoutInstances]:
     """Items from `3 x 1g.10gb` or `3g.40gb@4`."""
     found = []
     for each in written:
         number, _, name = each.rpartition(" x ")
         name, _, start = name.partition("@")
-        found.append(LayoutItem(name, int(number or 1), int(start) if start else None))
+        found.append(LayoutInstances(profile=name, count=int(number or 1), start=int(start) if start else None))
     return found
 
 
@@ -60,7 +61,9 @@ def test_exactly_the_layouts_that_can_be_made_are_legal(name: str) -> None:
 def outcome(board: Board, counts: tuple[int, ...]) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
     """What it is resolved to; or nothing, and the nearest."""
     try:
-        return resolve(board, [LayoutItem(p.name, n) for p, n in zip(board.profiles, counts, strict=True) if n]), ()
+        return resolve(
+            board, [LayoutInstances(profile=p.name, count=n) for p, n in zip(board.profiles, counts, strict=True) if n]
+        ), ()
     except LayoutError as error:
         return (), error.nearest
 
@@ -196,7 +199,7 @@ def test_a_profile_as_nvidia_smi_writes_it_is_told_how_to_write() -> None:
         with pytest.raises(
             LayoutError, match=rf"no profile {written} on this board, write 1g\.10gb: it has 1g\.10gb, "
         ):
-            resolve(H100, [LayoutItem(written)])
+            resolve(H100, [LayoutInstances(profile=written)])
 
 
 def test_engines_are_told_where_they_and_not_the_units_are_too_few() -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from draco.allocation.errors import AllocationError
 from draco.resources.api.core import Node
-from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
+from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, requirement_holds
 
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
@@ -46,15 +46,8 @@ def _holds(term: NodeSelectorTerm, node: Node) -> bool:
 
 def _label_holds(wanted: NodeSelectorRequirement, labels: Mapping[str, str]) -> bool:
     value = labels.get(wanted.key)
-    match wanted.operator:
-        case "In":
-            return value is not None and value in wanted.values
-        case "NotIn":
-            return value is None or value not in wanted.values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
+    if wanted.operator not in {"Gt", "Lt"}:
+        return requirement_holds(wanted, value)
     number = _int64(value) if value is not None else None
     limit = _int64(wanted.values[0])
     if number is None or limit is None:

@@ -14,7 +14,7 @@ from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.rules import isolated_board, maintained_device, overlapped
 from draco.resources.api.maintenance import OVER, DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
-from draco.resources.names import DeviceKey, PoolKey, read_partition_name
+from draco.resources.names import DeviceKey, PoolKey, gpu_name
 
 _NO_BOARDS: Mapping[DeviceKey, str] = MappingProxyType({})
 _NOTHING: Final = PoolHardware(())
@@ -127,8 +127,7 @@ def vanished(isolated: Mapping[DeviceKey, str], pools: Mapping[PoolKey, PoolHard
     found = []
     for device, uuid in sorted(isolated.items()):
         hardware = pools.get(device.pool_key, _NOTHING)
-        part = read_partition_name(device.device)
-        gpu = part.parent if part else device.device
+        gpu = gpu_name(device.device)
         alike = {device.device, gpu, *hardware.overlapping(gpu), *(hardware.of_board(uuid) if uuid else ())}
         if alike.isdisjoint(hardware.expected):
             found.append(device)
@@ -214,8 +213,8 @@ def _moved(hardware: PoolHardware, device: DeviceKey, uuid: str) -> set[DeviceKe
     """The names by which the GPU goes now, or has in it what the device was, if it is not what it was when it was isolated."""
     if (not uuid and device.device in hardware.published) or (uuid and hardware.board(device.device) == uuid):
         return set()
-    part = read_partition_name(device.device)
-    suffixes = {"", device.device.removeprefix(part.parent)} if part else None
+    suffix = _suffix(device.device)
+    suffixes = {"", suffix} if suffix else None
     names = hardware.of_board(uuid) if uuid else hardware.overlapping(device.device)
     known = {name for name in names if name in hardware.published and name != device.device}
     return {device._replace(device=name) for name in known if suffixes is None or _suffix(name) in suffixes}
@@ -223,8 +222,7 @@ def _moved(hardware: PoolHardware, device: DeviceKey, uuid: str) -> set[DeviceKe
 
 def _suffix(device: str) -> str:
     """What a device is of its GPU: "" for the whole, else which partition."""
-    part = read_partition_name(device)
-    return device.removeprefix(part.parent) if part else ""
+    return device.removeprefix(gpu_name(device))
 
 
 def _by_pool(devices: Iterable[DeviceKey]) -> dict[PoolKey, set[DeviceKey]]:

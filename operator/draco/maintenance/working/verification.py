@@ -14,7 +14,7 @@ from draco.maintenance.progress import JobsState
 from draco.resources.api.draco import GpuNode, GpuStatus
 from draco.resources.api.health import BLOCKING_FAULTS, HEALTHY
 from draco.resources.api.maintenance import DeviceMaintenance, VerificationMode
-from draco.resources.names import DeviceKey, PoolKey, read_partition_name
+from draco.resources.names import DeviceKey, PoolKey, gpu_name
 
 
 class AgentVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +131,5 @@ def agents_say(
 
 
 def _gpus(node: GpuNode, device: DeviceKey, uuids: set[str]) -> list[GpuStatus]:
-    part = read_partition_name(device.device)
-    name = part.parent if part else device.device
+    name = gpu_name(device.device)
     return [gpu for gpu in node.status.gpus if gpu.uuid in uuids or gpu.device == name]

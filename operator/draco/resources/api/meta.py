@@ -124,10 +124,11 @@ class LabelSelector(ApiStruct, frozen=True, kw_only=True):
         """Whether the labels are selected, as everywhere in Kubernetes."""
         if any(labels.get(key) != value for key, value in self.match_labels.items()):
             return False
-        return all(_holds(each, labels.get(each.key)) for each in self.match_expressions)
+        return all(requirement_holds(each, labels.get(each.key)) for each in self.match_expressions)
 
 
-def _holds(wanted: NodeSelectorRequirement, value: str | None) -> bool:
+def requirement_holds(wanted: NodeSelectorRequirement, value: str | None) -> bool:
+    """Whether a label, None where there is none, is as wanted by any operator but Gt and Lt."""
     match wanted.operator:
         case "In":
             return value is not None and value in wanted.values

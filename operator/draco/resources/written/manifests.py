@@ -21,7 +21,7 @@ from draco.resources.errors import DracoError
 from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.written import conversion
 from draco.resources.written.conversion import Json
-from draco.resources.written.forms import ChosenKey, Place, ValueRefusal
+from draco.resources.written.forms import ChosenKey, Place, ValueRefusal, short
 
 Object = Node | ResourceSlice | DeviceClass | DeviceTaintRule | ResourceClaim | ResourceClaimTemplate | Pod
 """What a manifest can be read as."""
@@ -107,7 +107,7 @@ def decode_own(manifest: Json, *, source: str) -> OwnObject | None:
     api_version = _text(manifest, "apiVersion", source)
     if api_version != OWN_API_VERSION:
         raise ManifestError(
-            f"{source}: {kind} of {_shown(api_version)} cannot be read; write `apiVersion: {OWN_API_VERSION}`."
+            f"{source}: {kind} of {short(api_version)} cannot be read; write `apiVersion: {OWN_API_VERSION}`."
         )
     return _convert(_OWN[kind], kind, manifest, source, "")
 
@@ -297,16 +297,12 @@ def _unknown(kind: str, api_version: str, source: str) -> ManifestError:
     }
     if kind in places:
         return ManifestError(
-            f"{source}: {kind} of {_shown(api_version)} cannot be read; write `apiVersion: {places[kind]}`."
+            f"{source}: {kind} of {short(api_version)} cannot be read; write `apiVersion: {places[kind]}`."
         )
     near = difflib.get_close_matches(kind[:100], places, n=1, cutoff=0.8)
     if near:
-        return ManifestError(f"{source}: Draco does not know kind {_shown(kind)}; did you mean {near[0]}?")
-    return UnknownKindError(f"{source}: {_shown(kind)} of {_shown(api_version)} is not used for device allocation.")
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:80]}…"
+        return ManifestError(f"{source}: Draco does not know kind {short(kind)}; did you mean {near[0]}?")
+    return UnknownKindError(f"{source}: {short(kind)} of {short(api_version)} is not used for device allocation.")
 
 
 def _what(value: object) -> str:
@@ -349,7 +345,7 @@ def _refusal(problem: str, type_: type) -> ValueRefusal:
     if other := _NOT_ONE_OF.fullmatch(what):
         *most, last = _values(type_, path)
         one_of = f"{', '.join(most)} or {last}" if most else last
-        return ValueRefusal(place, f"is {_shown(other['got'])}; it must be {one_of}")
+        return ValueRefusal(place, f"is {short(other['got'])}; it must be {one_of}")
     if expected := _EXPECTED.fullmatch(what):
         want = " or ".join(
             _WORDS.get(each.strip(), each.strip()) for each in expected["want"].split("|") if each.strip() != "null"
