@@ -23,7 +23,11 @@ class EvaluationError(CelError):
 
 
 class EvaluationAborted(EvaluationError):
-    """The evaluation was stopped as a whole (cost limit, internal error of Kubernetes' evaluator); nothing absorbs this."""
+    """The evaluation was stopped as a whole (cost limit, internal error of Kubernetes' evaluator)."""
+
+
+class Abort(CelError):
+    """Stops an evaluation from inside: nothing absorbs it before it becomes an EvaluationAborted."""
 
 
 _WIDE_DOT, _WIDE_MARK = "\uff0e", "\uff3e"

@@ -11,7 +11,7 @@ from draco.cel.checking.check import CheckedExpression, check, check_result
 from draco.cel.checking.cost import estimated_cost, is_surely_cheap
 from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment
 from draco.cel.checking.validate import validate
-from draco.cel.errors import CompileError, EvaluationAborted, EvaluationError, one_line
+from draco.cel.errors import Abort, CompileError, EvaluationAborted, EvaluationError, one_line
 from draco.cel.evaluation.charges import Meter, Metered, Unmetered
 from draco.cel.evaluation.code import Run, Slots
 from draco.cel.evaluation.compile import Compiler
@@ -74,6 +74,8 @@ class Selector:
 def _evaluated(run: Run, device: DeviceVariable, slots: Slots) -> Value:
     try:
         return run(device, slots)
+    except Abort as stopped:
+        raise EvaluationAborted(str(stopped)) from None
     except RecursionError:
         raise EvaluationAborted("the expression is nested too deeply to be evaluated") from None
 
@@ -84,7 +86,10 @@ def compile_selector(expression: str, *, environment: Environment = STORED_EXPRE
     checked = check(parse(expression), environment)
     validate(checked)
     check_result(checked, environment)
-    return Selector(checked, environment)
+    try:
+        return Selector(checked, environment)
+    except Abort as stopped:
+        raise EvaluationAborted(str(stopped)) from None
 
 
 @lru_cache(maxsize=1024)

@@ -16,6 +16,7 @@ import pytest
 
 from draco.cel import CompileError, DeviceVariable, EvaluationAborted, EvaluationError, compile_selector, device_view
 from draco.cel.checking.cost import is_surely_cheap
+from draco.cel.errors import Abort
 from draco.cel.evaluation.charges import Metered, Unmetered
 from draco.cel.evaluation.compile import Compiler
 from draco.cel.syntax.parse import parse
@@ -48,7 +49,7 @@ def outcome(expression: str, meter: Unmetered | Metered) -> Any:
         compiler = Compiler(meter, {})
         run = compiler.compile(parse(expression).root)
         value = run(a_device(), [0] * compiler.slots)
-    except (EvaluationError, CompileError) as error:
+    except (Abort, EvaluationError, CompileError) as error:
         return type(error).__name__, str(error)
     return value if isinstance(value, bool) else type(value)
 

@@ -7,7 +7,7 @@ counts as Kubernetes does and stops the evaluation where it would. What a call i
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from draco.cel.errors import EvaluationAborted, EvaluationError
+from draco.cel.errors import EvaluationError
 from draco.cel.evaluation.code import Code, Run, Slots
 from draco.cel.evaluation.logic import outcome
 from draco.cel.functions.costs import Charge
@@ -53,8 +53,6 @@ class Unmetered:
         def run(device: DeviceVariable, slots: Slots) -> Value:
             try:
                 one = first(device, slots)
-            except EvaluationAborted:
-                raise
             except EvaluationError as error:
                 outcome(second, device, slots)
                 raise error from None
@@ -92,8 +90,6 @@ class Metered:
         def charged(device: DeviceVariable, slots: Slots) -> Value:
             try:
                 value = run(device, slots)
-            except EvaluationAborted:
-                raise
             except EvaluationError:
                 spend(slots, cost)
                 raise
@@ -112,8 +108,6 @@ class Metered:
                 return _optionally(take, value, at, device, slots)
             try:
                 result = take(value, at(device, slots))
-            except EvaluationAborted:
-                raise
             except EvaluationError:
                 spend(slots, READ)
                 raise
@@ -139,8 +133,6 @@ class Metered:
             for argument in arguments:
                 try:
                     values.append(argument(device, slots))
-                except EvaluationAborted:
-                    raise
                 except EvaluationError as error:
                     failure = failure or error
                     values.append(error)
@@ -166,8 +158,6 @@ class Metered:
             values = [argument(device, slots) for argument in first]
             try:
                 values.append(last(device, slots))
-            except EvaluationAborted:
-                raise
             except EvaluationError as error:
                 spend(slots, charge((*values, error), error))
                 raise
@@ -196,8 +186,6 @@ def _called(function: Function, values: list[Value], charge: Charge, slots: Slot
     """What a function makes of its arguments, charged for even where that is an error."""
     try:
         value = function(*values)
-    except EvaluationAborted:
-        raise
     except EvaluationError as error:
         spend(slots, charge(tuple(values), error))
         raise
@@ -206,13 +194,13 @@ def _called(function: Function, values: list[Value], charge: Charge, slots: Slot
 
 
 def spend(slots: Slots, cost: int) -> None:
-    """Add to what the evaluation has cost. Raises EvaluationAborted beyond the limit."""
+    """Add to what the evaluation has cost. Raises Abort beyond the limit."""
     slots[0] += cost
     if slots[0] > MAX_COST:
         raise too_costly()
 
 
 def spend_toil(slots: Slots, toil: int) -> None:
-    """Add to the work that no cost tells. Raises EvaluationAborted beyond Draco's own bound."""
+    """Add to the work that no cost tells. Raises Abort beyond Draco's own bound."""
     slots[1] += toil
     check_toil(slots[1])

@@ -3,7 +3,7 @@
 Owns these closures only.
 """
 
-from draco.cel.errors import EvaluationAborted, EvaluationError
+from draco.cel.errors import EvaluationError
 from draco.cel.evaluation.code import UNSET, Code, Run, Slots
 from draco.cel.values.device import DeviceVariable
 from draco.cel.values.values import Optional, Value
@@ -25,8 +25,6 @@ def _absorbing(left: Run, right: Run, *, decisive: bool) -> Run:
     def run(device: DeviceVariable, slots: Slots) -> Value:
         try:
             one = left(device, slots)
-        except EvaluationAborted:
-            raise
         except EvaluationError as error:
             if outcome(right, device, slots) is decisive:
                 return decisive
@@ -49,8 +47,6 @@ def outcome(run: Run, device: DeviceVariable, slots: Slots) -> Value:
     """Return what the right side gives when the left side has failed: its own failure does not count."""
     try:
         return run(device, slots)
-    except EvaluationAborted:
-        raise
     except EvaluationError:
         return None
 
@@ -61,8 +57,6 @@ def not_strictly_false(operand: Run) -> Run:
     def run(device: DeviceVariable, slots: Slots) -> bool:
         try:
             return operand(device, slots) is not False
-        except EvaluationAborted:
-            raise
         except EvaluationError:
             return True
 

@@ -7,7 +7,7 @@ direct one for what is not metered. Both give the same values and errors.
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from draco.cel.errors import EvaluationAborted, EvaluationError
+from draco.cel.errors import EvaluationError
 from draco.cel.evaluation.charges import Meter, Unmetered
 from draco.cel.evaluation.code import UNSET, Code, Run, Scope, Slots, Step, Variable
 from draco.cel.syntax.ast import Comprehension, Expr
@@ -123,8 +123,6 @@ def _quantifier(body: Run, *, decisive: bool) -> _Body:
         for _ in elements:
             try:
                 value = body(device, slots)
-            except EvaluationAborted:
-                raise
             except EvaluationError as error:
                 failure = failure or error
                 continue
@@ -188,8 +186,6 @@ def _literal(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> Step:
                 break
             try:
                 slots[accumulator] = advance(device, slots)
-            except EvaluationAborted:
-                raise
             except EvaluationError as error:
                 slots[accumulator] = error
         return finish(device, slots)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Final
 
-from draco.cel.errors import EvaluationAborted, EvaluationError
+from draco.cel.errors import EvaluationError
 from draco.cel.functions.costs import FORMATTING
 from draco.cel.functions.overloads import row
 from draco.cel.values.bounds import check_text, toil_of_formatting
@@ -53,8 +53,6 @@ def format_text(template: str, values: list[Value]) -> str:
             out.append(clause(values[used]))
             length += len(out[-1])
             check_text(length)
-        except EvaluationAborted:
-            raise
         except EvaluationError as error:
             raise EvaluationError(f"error during formatting: {error}") from None
         used += 1

@@ -7,7 +7,7 @@ near, and what costs by its size reaches Kubernetes' own limit first.
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from draco.cel.errors import EvaluationAborted
+from draco.cel.errors import Abort
 from draco.cel.values.values import MAPS, Value
 
 MAX_COST: Final = 1_000_000
@@ -74,29 +74,29 @@ def toil_of_url(values: Sequence[Value]) -> int:
 
 
 def check_toil(toil: int) -> None:
-    """Raise EvaluationAborted where an evaluation goes through more than any selector needs."""
+    """Raise Abort where an evaluation goes through more than any selector needs."""
     if toil > MAX_TOIL:
-        raise EvaluationAborted(f"the expression goes through more than {MAX_TOIL} characters and elements")
+        raise Abort(f"the expression goes through more than {MAX_TOIL} characters and elements")
 
 
 def check_text(length: int) -> None:
-    """Raise EvaluationAborted where a text would be longer than any selector needs."""
+    """Raise Abort where a text would be longer than any selector needs."""
     if length > MAX_TEXT:
-        raise EvaluationAborted(f"the expression makes a text of more than {MAX_TEXT} characters")
+        raise Abort(f"the expression makes a text of more than {MAX_TEXT} characters")
 
 
-def too_costly() -> EvaluationAborted:
+def too_costly() -> Abort:
     """Return what Kubernetes says of an evaluation that has reached its cost limit."""
-    return EvaluationAborted("operation cancelled: actual cost limit exceeded")
+    return Abort("operation cancelled: actual cost limit exceeded")
 
 
 def check_message(length: int) -> None:
-    """Raise EvaluationAborted where an error message would be longer than anybody reads."""
+    """Raise Abort where an error message would be longer than anybody reads."""
     if length > MAX_MESSAGE:
-        raise EvaluationAborted(f"the expression makes an error message of more than {MAX_MESSAGE} characters")
+        raise Abort(f"the expression makes an error message of more than {MAX_MESSAGE} characters")
 
 
 def check_items(count: int) -> None:
-    """Raise EvaluationAborted where a list would be longer than any selector needs."""
+    """Raise Abort where a list would be longer than any selector needs."""
     if count > MAX_ITEMS:
-        raise EvaluationAborted(f"the expression makes a list of more than {MAX_ITEMS} elements")
+        raise Abort(f"the expression makes a list of more than {MAX_ITEMS} elements")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from draco.cel.errors import EvaluationAborted, EvaluationError
+from draco.cel.errors import Abort, EvaluationError
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 
@@ -210,7 +210,7 @@ def key_of(value: Value) -> str | Key:
 def check_hashable(value: Value) -> None:
     """Stop where Go stops: some types cannot be keys there."""
     if type(value) in _UNHASHABLE:
-        raise EvaluationAborted(f"internal error: runtime error: hash of unhashable type {go_type(value)}")
+        raise Abort(f"internal error: runtime error: hash of unhashable type {go_type(value)}")
 
 
 class _Identity:
