@@ -4,10 +4,10 @@ Owns the table and what follows from a row that leaves something out. Whether a 
 """
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -77,42 +77,8 @@ CLEAN: Final = 3
 CLEAN_OF_PROGRAMS: Final = 360
 
 
-class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What XIDs and other faults say alike; `faults.toml` says what each field means."""
-
-    action: FaultAction
-    what: str
-    effect: HealthEffect | None = None
-    ends: FaultEnd | None = None
-    clean: int | None = None
-
-
-class XidRow(_Row, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A row for XIDs that mean the same."""
-
-    codes: list[int]
-    spreads: bool = False
-
-
-class FaultRow(_Row, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A row for a fault that NVML answers with, or that the agent finds."""
-
-    name: str
-    family: FaultFamily
-    scope: FaultScope = FaultScope.GPU
-    latched: bool = False
-    load_ends: bool = False
-    health: KnownHealth = KnownHealth.UNHEALTHY
-    after: int = 1
-
-
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    xids: list[XidRow]
-    faults: list[FaultRow]
-
-
-class FaultKind(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault by its name, and everything that the table says of it."""
+class FaultKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A fault by its name, and everything that the table says of it; `faults.toml` says what each field means."""
 
     name: str
     family: FaultFamily
@@ -121,7 +87,7 @@ class FaultKind(msgspec.Struct, frozen=True, kw_only=True):
     effect: HealthEffect
     ends: FaultEnd
     clean: int
-    latched: bool
+    latched: bool = False
     load_ends: bool = False
     code: int | None = None
     scope: FaultScope = FaultScope.GPU
@@ -136,36 +102,30 @@ class FaultKind(msgspec.Struct, frozen=True, kw_only=True):
         return f"{what[0].upper()}{what[1:]}; {_CURES[self.action]}."
 
 
-TABLE: Final = msgspec.toml.decode(pkgutil.get_data(__package__, "faults.toml") or b"", type=_Table)
+TABLE: Final = msgspec.toml.decode(pkgutil.get_data(__package__, "faults.toml") or b"")
 
 
-def _common(row: _Row) -> dict[str, object]:
-    clean = CLEAN_OF_PROGRAMS if row.action in _OF_PROGRAMS else CLEAN
-    return {
-        "action": row.action,
-        "what": row.what,
-        "effect": row.effect or _EFFECTS.get(row.action, HealthEffect.RECORD),
-        "ends": row.ends or _ENDS.get(row.action, FaultEnd.LOOK),
-        "clean": clean if row.clean is None else row.clean,
+def _kind(row: Mapping[str, Any]) -> FaultKind:
+    """What a row says, and what follows from what it leaves out."""
+    action = FaultAction(row["action"])
+    left_out = {
+        "effect": _EFFECTS.get(action, HealthEffect.RECORD),
+        "ends": _ENDS.get(action, FaultEnd.LOOK),
+        "clean": CLEAN_OF_PROGRAMS if action in _OF_PROGRAMS else CLEAN,
     }
+    return msgspec.convert({**left_out, **row}, FaultKind)
 
 
-def _xid_kind(code: int, row: XidRow) -> FaultKind:
-    common = _common(row)
-    latched = common["ends"] is not FaultEnd.LOOK
-    fields = common | {"name": f"Xid{code}", "family": FaultFamily.XID, "code": code, "latched": latched}
-    return FaultKind(**fields, spreads=row.spreads)  # type: ignore[arg-type] # built from typed rows
-
-
-def _fault_kind(row: FaultRow) -> FaultKind:
-    fields = {"name": row.name, "family": row.family, "scope": row.scope, "latched": row.latched}
-    rest = {"health": row.health, "after": row.after, "load_ends": row.load_ends}
-    return FaultKind(**_common(row), **fields, **rest)  # type: ignore[arg-type] # built from typed rows
+def _xid_kinds(codes: Iterable[int], **row: Any) -> Iterator[FaultKind]:
+    """Those of XIDs that mean the same."""
+    for code in codes:
+        kind = _kind({**row, "name": f"Xid{code}", "family": FaultFamily.XID, "code": code})
+        yield msgspec.structs.replace(kind, latched=kind.ends is not FaultEnd.LOOK)
 
 
 KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
-    {kind.name: kind for kind in (_xid_kind(code, row) for row in TABLE.xids for code in row.codes)}
-    | {row.name: _fault_kind(row) for row in TABLE.faults}
+    {kind.name: kind for row in TABLE["xids"] for kind in _xid_kinds(**row)}
+    | {row["name"]: _kind(row) for row in TABLE["faults"]}
 )
 """Every fault that has a row, by its name."""
 

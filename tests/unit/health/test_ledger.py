@@ -237,10 +237,10 @@ def test_links_are_compared_with_how_they_were_and_forgotten_when_none_is_there(
 
 
 def test_each_xid_stands_in_one_row_and_rows_in_order() -> None:
-    codes = [code for row in TABLE.xids for code in row.codes]
+    codes = [code for row in TABLE["xids"] for code in row["codes"]]
     assert len(codes) == len(set(codes)) > 70
-    assert [row.codes[0] for row in TABLE.xids] == sorted(row.codes[0] for row in TABLE.xids)
-    assert all(row.codes == sorted(row.codes) for row in TABLE.xids)
+    assert [row["codes"][0] for row in TABLE["xids"]] == sorted(row["codes"][0] for row in TABLE["xids"])
+    assert all(row["codes"] == sorted(row["codes"]) for row in TABLE["xids"])
 
 
 def test_every_family_has_a_fault_and_nobody_is_evicted_unless_a_policy_says_so() -> None:
@@ -259,9 +259,9 @@ def test_an_xid_for_which_nvidia_asks_for_a_reset_or_a_reboot_keeps_new_work_awa
 
 
 def test_what_a_program_can_cause_is_recorded_and_no_more() -> None:
-    for row in TABLE.xids:
-        if row.action in ("application", "record"):
-            assert {kind_of(f"Xid{code}", code).effect for code in row.codes} == {HealthEffect.RECORD}
+    for row in TABLE["xids"]:
+        if row["action"] in ("application", "record"):
+            assert {kind_of(f"Xid{code}", code).effect for code in row["codes"]} == {HealthEffect.RECORD}
 
 
 def test_every_fault_says_what_happened_and_what_to_do() -> None:
