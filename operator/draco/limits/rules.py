@@ -29,10 +29,6 @@ class LimitRule(msgspec.Struct, frozen=True, kw_only=True):
     driver: str
     permitted: Amounts
 
-    def selects(self, labels: Mapping[str, str]) -> bool:
-        """Whether a namespace with these labels is meant."""
-        return self.selector.selects(labels)
-
     def counts(self, origin: DeviceOrigin) -> bool:
         """Whether such devices are meant. Of a device that is not chosen yet the driver is not known: then not, if one is set."""
         return (not self.classes or origin.device_class in self.classes) and self.driver in {"", origin.driver}
@@ -123,7 +119,7 @@ class LimitCheck:
 
     def _rules_for(self, namespace: str) -> Iterable[LimitRule]:
         labels = self._namespaces[namespace]
-        return (rule for rule in self._rules if rule.selects(labels))
+        return (rule for rule in self._rules if rule.selector.selects(labels))
 
     def _used_of(self, rule: LimitRule, namespace: str) -> Counter[LimitedAmount]:
         key = rule.name, _scope(rule, namespace)
@@ -138,7 +134,7 @@ class LimitCheck:
     def _of_scope(self, rule: LimitRule, namespace: str) -> Iterable[str]:
         if rule.per is LimitScope.NAMESPACE:
             return [namespace]
-        return [name for name, labels in self._namespaces.items() if rule.selects(labels)]
+        return [name for name, labels in self._namespaces.items() if rule.selector.selects(labels)]
 
 
 def _scope(rule: LimitRule, namespace: str) -> str:

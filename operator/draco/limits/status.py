@@ -63,7 +63,7 @@ def use_of(
     unsized: Sequence[str] = (),
 ) -> LimitUse:
     """What the limit counts. `held` needs to have only namespaces whose claims hold something."""
-    selected = [name for name, labels in namespaces.items() if rule.selects(labels)]
+    selected = [name for name, labels in namespaces.items() if rule.selector.selects(labels)]
     return LimitUse(
         rule=rule,
         by_namespace={name: rule.of(held.get(name, {})) for name in selected},

@@ -43,7 +43,6 @@ class Searches:
 
     def __init__(self, fleet: Fleet, most: int) -> None:
         self.fleet = fleet
-        self.state = fleet.state
         self.left = most
 
     def take(self) -> bool:
@@ -149,7 +148,7 @@ class _Search:
         """A node where the waiting claims fit if these were gone, and these somewhere afterwards."""
         homes = {key: _node_names(self._fleet, key) for key in gone}
         for key in gone:
-            self._searches.state.remove_claim(key)
+            self._fleet.state.remove_claim(key)
         try:
             for name in sorted({name for names in homes.values() for name in names} & self._nodes.keys()):
                 results = self._allocated(self._nodes[name], self._waiting)
@@ -158,13 +157,13 @@ class _Search:
             return None
         finally:
             for key in gone:
-                self._searches.state.put_claim(self._fleet.claims[key])
+                self._fleet.state.put_claim(self._fleet.claims[key])
 
     def _placed_again(self, homes: Mapping[ObjectKey, Sequence[str]], results: Sequence[AllocationResult]) -> bool:
         put = [_with(claim, result) for claim, result in zip(self._waiting, results, strict=True)]
         try:
             for claim in put:
-                self._searches.state.put_claim(claim)
+                self._fleet.state.put_claim(claim)
             for key, home in homes.items():
                 bare = _with(self._fleet.claims[key], None)
                 place = next(
@@ -174,11 +173,11 @@ class _Search:
                 if place is None:
                     return False
                 put.append(_with(bare, place[0]))
-                self._searches.state.put_claim(put[-1])
+                self._fleet.state.put_claim(put[-1])
             return True
         finally:
             for claim in put:
-                self._searches.state.remove_claim(claim.metadata.key)
+                self._fleet.state.remove_claim(claim.metadata.key)
 
     def _anywhere(self, home: Sequence[str]) -> Iterator[Node]:
         """Where a claim may be placed again: where it was first."""
@@ -189,7 +188,7 @@ class _Search:
         if not self._searches.take():
             return None
         try:
-            return would_get(self._fleet, node, claims, max_steps=_STEPS, state=self._searches.state)
+            return would_get(self._fleet, node, claims, max_steps=_STEPS)
         except AllocationError:
             return None
 

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draco.allocation.fleet.fleet import MAX_OF_NODES, AnswerCache, Fleet
+from draco.allocation.fleet.fleet import MAX_OF_NODES, Fleet
 from draco.explanation.explain import explain
 from draco.explanation.findings.placement import PodRules, nodes_for
 from draco.resources.api.core import Node, NodeSpec, NodeTaint, Pod, PodSpec, Toleration
@@ -18,20 +17,6 @@ from draco.resources.api.meta import ObjectMeta
 from tests.builders import a_node, a_slice
 from tests.unit.explanation.clusters import a_fleet, asking
 from tests.unit.explanation.test_truth import PUT, QUICK, TYPES, many_nodes
-
-
-def test_the_answer_that_nobody_asked_for_longest_goes_first() -> None:
-    kept = AnswerCache(2)
-    worked_out: list[str] = []
-
-    def work_out(asked: str) -> str:
-        worked_out.append(asked)
-        return asked.upper()
-
-    for asked in "abacab":
-        assert kept.get(asked, partial(work_out, asked)) == asked.upper()
-    assert worked_out == ["a", "b", "c", "b"]
-    assert len(kept) == 2
 
 
 def test_nodes_are_looked_at_once_for_all_pods_that_ask_the_same_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

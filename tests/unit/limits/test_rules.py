@@ -127,7 +127,7 @@ def test_whatever_the_order_of_claims_no_limit_is_ever_passed(
 
 def passed(rule: LimitRule, total: dict[str, list[Holdings]], namespace: str, taking: Holdings) -> bool:
     """Whether the limit of the namespace is passed, counted from the start."""
-    selected = [name for name, labels in NAMESPACES.items() if rule.selects(labels)]
+    selected = [name for name, labels in NAMESPACES.items() if rule.selector.selects(labels)]
     if namespace not in selected:
         return False
     counted = [namespace] if rule.per is LimitScope.NAMESPACE else selected

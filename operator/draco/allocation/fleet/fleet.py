@@ -5,10 +5,10 @@ are now. A Fleet that followed any number of changes answers as one that was bui
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 from cachetools import LRUCache
 
@@ -24,34 +24,6 @@ from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey
-
-T = TypeVar("T")
-
-
-class AnswerCache:
-    """Answers by what was asked, so many at most: the one that nobody asked for longest goes first.
-
-    So callers that may ask anything cannot fill the memory. Knows nothing of what it keeps, nor when that is no longer true:
-    then its owner must clear it.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._answers: LRUCache[Hashable, Any] = LRUCache(most)
-
-    def __len__(self) -> int:
-        return len(self._answers)
-
-    def get(self, asked: Hashable, work_out: Callable[[], T]) -> T:
-        """The answer, worked out if it is not kept. `asked` must tell apart whatever has different answers."""
-        if asked not in self._answers:
-            self._answers[asked] = work_out()
-        answer: T = self._answers[asked]
-        return answer
-
-    def forget(self) -> None:
-        """None of it may be true any more."""
-        self._answers.clear()
-
 
 FREE, HELD, SHARED = 0, 1, 2
 """What claims have of a device: nothing, all of it, or shares."""
@@ -89,7 +61,7 @@ class Fleet:
         self._recount: set[PoolKey] = set()
         """Pools whose counters changed since `short` was worked out."""
         self._drawn: dict[PoolKey, CounterUse] = {}
-        self.of_nodes = AnswerCache(MAX_OF_NODES)
+        self.of_nodes = LRUCache[Hashable, Any](MAX_OF_NODES)
         """What was worked out of `nodes` and nothing else but what it is kept by; forgotten when a node changes."""
         self._nodeless: set[str] = set()
         self._moved: set[str] = set()
@@ -226,7 +198,7 @@ class Fleet:
         if name not in self._nodes:
             insort(self._node_names, name)
             self._moved.add(name)
-        self.of_nodes.forget()
+        self.of_nodes.clear()
         self._nodes[name] = node
 
     def remove_node(self, name: str) -> None:
@@ -234,7 +206,7 @@ class Fleet:
         if self._nodes.pop(name, None) is not None:
             del self._node_names[bisect_left(self._node_names, name)]
             self._moved.add(name)
-            self.of_nodes.forget()
+            self.of_nodes.clear()
 
     def put_class(self, device_class: DeviceClass) -> None:
         """Take a device class as it now is, by its name."""

@@ -40,20 +40,12 @@ class Environment(msgspec.Struct, frozen=True):
             return self.declared.get(of.name)
         if of != types.DEVICE:
             return None
-        names = ("driver", "attributes", "capacity", "allowMultipleAllocations")
-        return {name: declared for name in names if (declared := self._field(name)) is not None}
-
-    def _field(self, name: str) -> Type | None:
-        match name:
-            case "driver":
-                return types.STRING
-            case "attributes":
-                return types.map_of(types.STRING, types.map_of(types.STRING, self.attribute))
-            case "capacity":
-                return types.map_of(types.STRING, types.map_of(types.STRING, types.QUANTITY))
-            case "allowMultipleAllocations" if self.has_allow_multiple_allocations:
-                return types.BOOL
-        return None
+        declared = {
+            "driver": types.STRING,
+            "attributes": types.map_of(types.STRING, types.map_of(types.STRING, self.attribute)),
+            "capacity": types.map_of(types.STRING, types.map_of(types.STRING, types.QUANTITY)),
+        }
+        return declared | ({"allowMultipleAllocations": types.BOOL} if self.has_allow_multiple_allocations else {})
 
 
 STORED_EXPRESSIONS: Final = Environment(

@@ -93,7 +93,7 @@ class DeviceLimitReconciler:
         unknown: list[str] = []
         unsized: list[str] = []
         for name, labels in namespaces.items():
-            if rule.selects(labels):
+            if rule.selector.selects(labels):
                 held[name] = self._held.of_namespace(name)
                 unknown += self._held.unknown_in(name)
                 unsized += self._held.unsized_in(name)

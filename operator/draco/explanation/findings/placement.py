@@ -76,7 +76,10 @@ def nodes_for(fleet: Fleet, pod: Pod | None) -> PodNodes:
     Without a pod, where one may go that asks nothing of its node and tolerates nothing.
     """
     rules = PodRules(pod)
-    return fleet.of_nodes.get(rules.asked, lambda: _divided(fleet, rules))
+    if rules.asked not in fleet.of_nodes:
+        fleet.of_nodes[rules.asked] = _divided(fleet, rules)
+    known: PodNodes = fleet.of_nodes[rules.asked]
+    return known
 
 
 def unbound(pod: Pod) -> Pod:

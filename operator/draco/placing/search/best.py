@@ -71,7 +71,7 @@ class BestPlacer:
         """`share_ids` gives a fresh identifier for each share of a device; `spread` are pools whose nodes are filled evenly."""
         self._fleet = fleet
         self._share_ids = share_ids
-        self._spread = frozenset(spread)
+        self.spread = frozenset(spread)
         self._gpus = PublishedGpus()
         self._questions: dict[bytes, _Question] = {}
 
@@ -97,8 +97,8 @@ class BestPlacer:
         if question is None:
             if len(self._questions) >= _MAX_QUESTIONS:
                 self._questions.clear()
-            search = NodeSearch(self._fleet, self._gpus, claims, beside, self._spread)
-            question = _Question(self._fleet, search, self._spread)
+            search = NodeSearch(self._fleet, self._gpus, claims, beside, self.spread)
+            question = _Question(self._fleet, search, self.spread)
         self._questions[asked] = question  # what was asked last is last
         return question.best(claims, nodes, self._share_ids, rest)
 
@@ -120,6 +120,8 @@ class BestPlacer:
         self._questions = {asked: each for asked, each in recent if each.is_worth_keeping}
 
     def _forget(self, devices: Iterable[DeviceKey]) -> None:
+        if not self._questions:
+            return
         changed = {self._fleet.inventory.node_of(row) for each in devices for row in self._fleet.inventory.rows(each)}
         for question in self._questions.values() if changed else ():
             question.forget(changed)

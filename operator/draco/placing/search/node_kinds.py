@@ -9,7 +9,7 @@ from typing import Final
 
 from draco.allocation.fleet.columns import SHAREABLE, attribute_key
 from draco.allocation.fleet.fleet import Fleet
-from draco.allocation.fleet.node_rows import SHARED, NodeProfile
+from draco.allocation.fleet.node_rows import SHARED, NodeProfile, likeness
 from draco.allocation.fleet.pools import Candidate, is_device_for
 from draco.allocation.fleet.rowwise import Codes, combine, number, packed, unpacked
 from draco.allocation.search.candidates import tolerated
@@ -170,9 +170,9 @@ class NodeKinds:
             spread = spread or pool in self._spread
         drawing = any(each is not None for each in uses)
         columns = tuple(
-            [_renumbered(read(name, codes)) if pattern else read(name, codes) for codes, pattern in self._columns]
+            [likeness(read(name, codes)) if pattern else read(name, codes) for codes, pattern in self._columns]
         )
-        compared = tuple([_renumbered(read(name, codes)) for codes in self._known_constraints])
+        compared = tuple([likeness(read(name, codes)) for codes in self._known_constraints])
         return (
             read(name, self._codes), tuple(uses), self._held_on(name) if drawing else None, spread, columns, compared
         )  # fmt: skip
@@ -251,9 +251,3 @@ def _usable(fleet: Fleet, request: Request) -> bytes:
         selected &= scan.selected
     usable = selected & tolerated(fleet, request)
     return unpacked(usable + 2 * failing, rows)
-
-
-def _renumbered(values: Sequence[int]) -> Hashable:
-    """Which of the values are equal."""
-    numbers: dict[int, int] = {0: 0}
-    return tuple([numbers.setdefault(each, len(numbers)) for each in values])

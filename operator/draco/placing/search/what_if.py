@@ -55,35 +55,26 @@ class PlacedFleet:
         self._share_ids = share_ids
         self.possible: LRUCache[bytes, None] = LRUCache(_MAX_POSSIBLE)
         """Digests of groups that find a place once enough of Draco's claims have ended, as the rest of the fleet is."""
-        self._placer: BestPlacer | None = None
-        self._spread: frozenset[PoolKey] = frozenset()
+        self._placer = BestPlacer(fleet, share_ids=share_ids)
 
     def put_claim(self, claim: ResourceClaim) -> None:
         """Take a claim as it now is."""
-        if self._placer is None:
-            self.fleet.put_claim(claim)
-        else:
-            self._placer.put(claim)
+        self._placer.put(claim)
 
     def remove_claim(self, key: ObjectKey) -> None:
         """Forget a claim; nothing happens if it is not known."""
-        if self._placer is None:
-            self.fleet.remove_claim(key)
-        else:
-            self._placer.remove(key)
+        self._placer.remove(key)
 
     def forget(self) -> None:
         """More has changed than claims."""
-        self._placer = None
+        self._placer = BestPlacer(self.fleet, share_ids=self._share_ids)
         self.possible.clear()
 
     @contextmanager
     def as_if(self, *, spread: Collection[PoolKey] = ()) -> Iterator[WhatIfPlacer]:
         """A placer of this fleet. The nodes of the pools in `spread` are filled evenly."""
-        wanted = frozenset(spread)
-        if self._placer is None or self._spread != wanted:
-            self._placer = BestPlacer(self.fleet, share_ids=self._share_ids, spread=wanted)
-            self._spread = wanted
+        if self._placer.spread != frozenset(spread):
+            self._placer = BestPlacer(self.fleet, share_ids=self._share_ids, spread=spread)
         placer = WhatIfPlacer(self.fleet, self._placer)
         try:
             yield placer

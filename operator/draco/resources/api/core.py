@@ -12,7 +12,6 @@ from draco.resources.api.meta import (
     Condition,
     LabelSelector,
     NodeSelector,
-    NodeSelectorTerm,
     ObjectKey,
     ObjectMeta,
     find_condition,
@@ -53,18 +52,10 @@ class Container(ApiStruct, frozen=True, kw_only=True):
     """Always makes a sidecar of an init container."""
 
 
-class PreferredSchedulingTerm(ApiStruct, frozen=True, kw_only=True):
-    """A preference; read only to keep the shape of affinity."""
-
-    weight: int = 0
-    preference: NodeSelectorTerm = NodeSelectorTerm()
-
-
 class NodeAffinity(ApiStruct, frozen=True, kw_only=True):
     """Node rules of a pod."""
 
     required_during_scheduling_ignored_during_execution: NodeSelector | None = None
-    preferred_during_scheduling_ignored_during_execution: list[PreferredSchedulingTerm] = []
 
 
 class Affinity(ApiStruct, frozen=True, kw_only=True):
@@ -111,7 +102,6 @@ class PodSpec(ApiStruct, frozen=True, kw_only=True):
     affinity: Affinity | None = None
     tolerations: list[Toleration] = []
     resource_claims: list[PodResourceClaim] = []
-    termination_grace_period_seconds: int | None = None
     eviction_responders: list[EvictionResponder] = []
     priority: int = 0
     preemption_policy: str = ""
