@@ -13,7 +13,7 @@ from datetime import timedelta
 import msgspec
 
 from draco.maintenance import wording
-from draco.maintenance.gate import COUNTING, POOL_INCOMPLETE, Waiting, what_holds_up
+from draco.maintenance.gate import COUNTING, POOL_INCOMPLETE, Waiting, time_left, what_holds_up
 from draco.maintenance.isolating.isolation_state import (
     held_by,
     isolation_state_of,
@@ -35,7 +35,6 @@ from draco.maintenance.readiness import (
 )
 from draco.maintenance.returning import if_changed, plan_return
 from draco.maintenance.rules import maintained_device
-from draco.maintenance.schedule import time_left
 from draco.maintenance.selecting.matching import has_begun, unseen_rules
 from draco.maintenance.snapshot import MaintenanceSnapshot
 from draco.maintenance.working.verification import VerificationVerdict, verdict_of

@@ -1,11 +1,14 @@
-"""Whether what a DeviceReservation asks for can be reserved, by the DeviceClasses alone.
+"""What a DeviceReservation asks for: whether it can be reserved, until when, and at which priority.
 
-Owns the problems and their sentences: a class that does not exist, one whose claims kube-scheduler allocates, administrative
-access, which takes nothing, and parameters that are too deep to be passed on. Whether devices match is for those who evaluate
-selectors.
+Owns the problems and their sentences, by the DeviceClasses alone: whether devices match is for those who evaluate selectors. Owns
+also the rule of its end (`expiresAt` is a time, `duration` counts from the creation; the time that it is now is an argument), and
+that of its priority, as the API server finds out that of a pod: the class that is named, else the cluster's default, else 0;
+never one that is the system's, since no ResourceQuota bounds who takes it for a reservation. It is found out once and written
+down: what becomes of the class later changes nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -13,8 +16,11 @@ import msgspec
 from draco.allocation.ownership.claims import is_operators
 from draco.resources.api.claims import DeviceClass, ResourceClaimSpec
 from draco.resources.api.foreign import DEEPEST_OPAQUE, is_cut
+from draco.resources.api.reservations import DeviceReservation
+from draco.resources.api.scheduling import PriorityClass
 from draco.resources.names import ALLOCATED_BY_OPERATOR, LABEL_ALLOCATOR
 from draco.resources.texts import nearest, sentence, shown
+from draco.resources.windows import lasting
 
 LABEL: Final = f"{LABEL_ALLOCATOR}={ALLOCATED_BY_OPERATOR}"
 
@@ -59,3 +65,55 @@ def problem_of(spec: ResourceClaimSpec, classes: Mapping[str, DeviceClass]) -> R
     if not names:
         return ReservationProblem("NoRequest", "The template requests no devices: add a request.")
     return None
+
+
+def expires_at(reservation: DeviceReservation) -> datetime | None:
+    """When the reservation ends; None if it lasts until it is deleted."""
+    spec, created = reservation.spec, reservation.metadata.creation_timestamp
+    if spec.expires_at is not None:
+        # A time without a zone is of no use to anybody else; as everywhere in Kubernetes it is UTC.
+        return spec.expires_at.astimezone(UTC) if spec.expires_at.tzinfo else spec.expires_at.replace(tzinfo=UTC)
+    return created + lasting(spec.duration) if spec.duration and created is not None else None
+
+
+def is_expired(reservation: DeviceReservation, now: datetime) -> bool:
+    """Whether it has ended."""
+    end = expires_at(reservation)
+    return end is not None and end <= now
+
+
+def is_past_from_the_start(reservation: DeviceReservation) -> bool:
+    """Whether it had ended when it was created."""
+    end, created = expires_at(reservation), reservation.metadata.creation_timestamp
+    return end is not None and created is not None and end <= created
+
+
+HIGHEST: Final = 1_000_000_000
+"""The highest value of a class that people may make (source: scheduling.HighestUserDefinablePriority)."""
+NEVER: Final = "Never"
+
+
+class ReservationPriority(msgspec.Struct, frozen=True):
+    """The value of a class, and its preemptionPolicy."""
+
+    value: int = 0
+    preemption_policy: str = ""
+
+
+def priority_of(name: str, classes: Iterable[PriorityClass]) -> ReservationPriority | ReservationProblem:
+    """What the class of this name gives a reservation; "" means the default."""
+    known = {each.metadata.name: each for each in classes}
+    if name and name not in known:
+        return ReservationProblem(
+            "NoPriorityClass", sentence(f"There is no PriorityClass {shown(name)}{nearest(name, known)}")
+        )
+    defaults = (each for each in known.values() if each.global_default)
+    found = known[name] if name else min(defaults, key=lambda each: each.value, default=None)
+    if found is None:
+        return ReservationPriority()
+    if found.value > HIGHEST:
+        return ReservationProblem(
+            "SystemPriority",
+            f"PriorityClass {shown(found.metadata.name)} is for the system's own pods: name one of at most {HIGHEST:,}.",
+        )
+    return ReservationPriority(found.value, found.preemption_policy)

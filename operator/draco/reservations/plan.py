@@ -9,9 +9,8 @@ from datetime import datetime
 
 import msgspec
 
-from draco.reservations.asking import ReservationProblem
+from draco.reservations.asking import ReservationProblem, is_expired
 from draco.reservations.claims import claim_name, index_of, is_in_use, is_there_to_stay, lost_claims, reserved_by
-from draco.reservations.ending import is_expired
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation, Takeover

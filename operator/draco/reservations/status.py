@@ -9,12 +9,16 @@ from typing import Final
 
 import msgspec
 
-from draco.reservations.asking import ReservationProblem
+from draco.reservations.asking import (
+    ReservationPriority,
+    ReservationProblem,
+    expires_at,
+    is_expired,
+    is_past_from_the_start,
+)
 from draco.reservations.claims import is_in_use
-from draco.reservations.ending import expires_at, is_expired, is_past_from_the_start
 from draco.reservations.idle import UnusedClaims, as_written
 from draco.reservations.plan import ReservationPlan, ReservedClaims
-from draco.reservations.priority_class import ReservationPriority
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import Condition, timed

@@ -19,8 +19,8 @@ from typing import Final
 
 import msgspec
 
+from draco.reservations.asking import is_expired
 from draco.reservations.claims import index_of, is_in_use, reserved_by
-from draco.reservations.ending import is_expired
 from draco.reservations.plan import ReservedClaims
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Pod

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from draco.resources.api.schedule import TimeWindow, Weekday
+from draco.resources.api.meta import TimeWindow, Weekday
 
 _DURATION = re.compile(r"(?:(\d{1,3})h)?(?:(\d{1,4})m)?", re.ASCII)
 _DAYS = list(Weekday)

@@ -27,7 +27,7 @@ from draco.resources.kinds import TAINT_RULES
 from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.texts import are, counted, nearest, sentence
 from draco.resources.written.manifests import Object, note_place
-from draco.selectors.twice import twice_text
+from draco.selectors.known_names import twice_text
 
 ANY_NODE: Final = "any-node"
 """The node that stands for all where files name none: what every node can reach is reached from it."""

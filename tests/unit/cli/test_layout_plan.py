@@ -33,8 +33,7 @@ from draco.resources.api.draco import (
     WantedInstance,
     WarmAhead,
 )
-from draco.resources.api.meta import LabelSelector
-from draco.resources.api.schedule import TimeWindow
+from draco.resources.api.meta import LabelSelector, TimeWindow
 from tests.builders import (
     MOMENT,
     a_claim,

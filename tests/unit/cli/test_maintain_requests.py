@@ -16,7 +16,7 @@ from draco.resources.api.maintenance import (
     DrainPolicy,
     VerificationMode,
 )
-from draco.resources.api.schedule import TimeWindow, Weekday
+from draco.resources.api.meta import TimeWindow, Weekday
 from draco.resources.errors import DracoError
 from tests.builders import a_device_key
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.health.repaired import repaired_gpus
+from draco.health.requests import repaired_gpus
 from draco.resources.api.draco import RepairedGpu
 from draco.resources.api.health import FaultFamily, GpuFaultStatus
 from draco.resources.api.maintenance import CONDITION_WORKED, DeviceMaintenance, MaintenancePhase

@@ -2,8 +2,8 @@
 
 from datetime import datetime
 
+from draco.maintenance.gate import start_time
 from draco.maintenance.rules import isolated_board, maintained_device
-from draco.maintenance.schedule import start_time
 from draco.maintenance.selecting.matching import has_begun, is_exact
 from draco.resources.api.maintenance import (
     CONDITION_WORKED,

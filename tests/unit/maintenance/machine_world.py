@@ -30,7 +30,7 @@ from draco.resources.api.maintenance import (
     MaintenanceWork,
     VerificationMode,
 )
-from draco.resources.api.schedule import TimeWindow
+from draco.resources.api.meta import TimeWindow
 from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey

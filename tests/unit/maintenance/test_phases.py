@@ -26,8 +26,7 @@ from draco.resources.api.maintenance import (
     MaintenanceVerification,
     VerificationMode,
 )
-from draco.resources.api.meta import ObjectKey
-from draco.resources.api.schedule import TimeWindow
+from draco.resources.api.meta import ObjectKey, TimeWindow
 from draco.resources.names import NVIDIA_DRIVER, PoolKey
 from scripts.maintenance_phases import PHASES
 from tests.builders import MOMENT, a_claim, a_device_key, a_maintenance

@@ -6,12 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.maintenance.selecting.fleet import PhysicalGpu
-from draco.maintenance.selecting.most_of_class import ClassSupply, takes_most
+from draco.maintenance.selecting.fleet import ClassSupply, PhysicalGpu, takes_most
 from draco.maintenance.selecting.rehearsal import NAMED, RehearsedObjects, problem_of, rehearsal_of, rehearse
 from draco.resources.api.maintenance import MaintenanceSchedule
-from draco.resources.api.meta import ObjectMeta
-from draco.resources.api.schedule import TimeWindow
+from draco.resources.api.meta import ObjectMeta, TimeWindow
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import NVIDIA_DRIVER, DeviceKey
 from tests.builders import a_claim, a_device, a_device_class, a_maintenance, a_pod, a_rule, a_slice

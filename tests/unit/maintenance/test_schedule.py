@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.maintenance.schedule import schedule_problem, start_time, time_left
+from draco.maintenance.gate import schedule_problem, start_time, time_left
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceDeadline, MaintenanceSchedule
-from draco.resources.api.schedule import TimeWindow
+from draco.resources.api.meta import TimeWindow
 from draco.resources.windows import Openness
 from tests.builders import MOMENT, a_maintenance
 

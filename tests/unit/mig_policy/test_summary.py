@@ -24,8 +24,7 @@ from draco.resources.api.draco import (
     MigState,
     ResetPermit,
 )
-from draco.resources.api.meta import LabelSelector
-from draco.resources.api.schedule import TimeWindow
+from draco.resources.api.meta import LabelSelector, TimeWindow
 from draco.resources.api.slices import Device, DeviceAttribute
 from tests.builders import MOMENT, a_gpu_uuid, a_mig_node, a_mig_policy, a_static_policy
 

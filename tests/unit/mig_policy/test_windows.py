@@ -7,7 +7,7 @@ import pytest
 
 from draco.mig_policy.matching import permit
 from draco.resources.api.draco import MigReset, ResetPermit
-from draco.resources.api.schedule import TimeWindow, Weekday
+from draco.resources.api.meta import TimeWindow, Weekday
 from draco.resources.windows import Openness, unknown_zones
 
 BERLIN = ZoneInfo("Europe/Berlin")

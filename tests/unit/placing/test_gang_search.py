@@ -10,8 +10,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.claims import as_searched
 from draco.placing.groups.gang_search import ATTEMPTS, GangSearch
 from draco.placing.groups.group import ClaimGroup, GroupMember, GroupPlacement, withheld
-from draco.placing.groups.overdue import Forecast, forecast
-from draco.placing.groups.place import place
+from draco.placing.groups.place import Forecast, forecast, place
 from draco.placing.scoring.ranking import ALONE, RestOfGroup
 from draco.placing.search.what_if import WhatIfPlacer
 from draco.resources.api.claims import ResourceClaim

@@ -2,8 +2,7 @@
 
 import pytest
 
-from draco.reservations.asking import ReservationProblem
-from draco.reservations.priority_class import ReservationPriority, priority_of
+from draco.reservations.asking import ReservationPriority, ReservationProblem, priority_of
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.scheduling import PriorityClass
 

@@ -5,7 +5,7 @@ import pytest
 from draco.allocation.fleet.fleet import Fleet
 from draco.cel import compile_selector, device_view
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
-from draco.selectors.twice import published_twice
+from draco.selectors.known_names import published_twice
 from draco.whatif.world import of_files
 from tests.builders import a_node, a_slice
 

@@ -17,8 +17,7 @@ from draco.cli.explain.subjects import ExplainSubject
 from draco.explanation.model import Cause, Explanation
 from draco.maintenance.draining.disruption import covering
 from draco.mig_policy.matching import preempting_policies
-from draco.placing.preempting.reservation_priority import reserved_at
-from draco.placing.preempting.victims import IMMUNE, Evictable, VictimInput, evictable
+from draco.placing.preempting.victims import IMMUNE, Evictable, VictimInput, evictable, reserved_at
 from draco.reservations.claims import reservation_key
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod

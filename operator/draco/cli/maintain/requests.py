@@ -31,8 +31,7 @@ from draco.resources.api.maintenance import (
     MaintenanceWork,
     VerificationMode,
 )
-from draco.resources.api.meta import ObjectMeta
-from draco.resources.api.schedule import TimeWindow, Weekday
+from draco.resources.api.meta import ObjectMeta, TimeWindow, Weekday
 from draco.resources.kinds import DEVICE_MAINTENANCES
 from draco.resources.names import LONGEST_NAME, DeviceKey
 from draco.resources.texts import nearest

@@ -14,7 +14,7 @@ from draco.cli.selector.cases import described
 from draco.resources.api.slices import Device, ResourceSlice, current_slices
 from draco.resources.names import DeviceKey
 from draco.resources.texts import agreeing, are, counted, listed, sentence
-from draco.selectors.twice import published_twice, twice_text
+from draco.selectors.known_names import published_twice, twice_text
 
 ABSENT: Final = "absent"
 _NAMED: Final = 4

@@ -16,7 +16,7 @@ from draco.controller.health.decisions import HealthDecisions, said_by
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.superseded import SupersededVersions
 from draco.controller.view import BY_POOL, ClusterView
-from draco.health.repaired import has_repaired, repaired_gpus
+from draco.health.requests import has_repaired, repaired_gpus
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.listeners import Listeners

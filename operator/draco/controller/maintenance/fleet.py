@@ -13,9 +13,7 @@ from draco.controller.loop_watch import CooperativeWork
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
-from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu
-from draco.maintenance.selecting.free import FreeGpus, sick_devices
-from draco.maintenance.selecting.most_of_class import ClassSupply
+from draco.maintenance.selecting.fleet import ClassSupply, FleetPool, FreeGpus, PhysicalGpu, sick_devices
 from draco.maintenance.selecting.rehearsal import PoolSelection, Selected
 from draco.maintenance.selecting.selectors import DeviceTest, test_of, test_of_class
 from draco.resources.api.claims import DeviceClass

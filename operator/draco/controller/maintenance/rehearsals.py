@@ -12,8 +12,8 @@ from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.maintenance.gate import SelectionProblem
+from draco.maintenance.selecting.fleet import takes_most
 from draco.maintenance.selecting.matching import MaintenanceSelection, is_exact, scope_of
-from draco.maintenance.selecting.most_of_class import takes_most
 from draco.maintenance.selecting.rehearsal import rehearsal_of, scope_devices
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceRehearsal
 from draco.resources.names import DeviceKey, PoolKey

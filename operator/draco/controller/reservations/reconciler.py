@@ -27,12 +27,17 @@ from draco.kube.connect.retry import Pauses
 from draco.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceTerminating, NotFound
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
-from draco.reservations.asking import ReservationProblem, problem_of
+from draco.reservations.asking import (
+    ReservationPriority,
+    ReservationProblem,
+    expires_at,
+    is_expired,
+    priority_of,
+    problem_of,
+)
 from draco.reservations.claims import claim_name, lost_claims, manifest_of, reservation_key
-from draco.reservations.ending import expires_at, is_expired
 from draco.reservations.idle import UnusedClaims, idle_claims
 from draco.reservations.plan import ReservationPlan, ReservedClaims, plan
-from draco.reservations.priority_class import ReservationPriority, priority_of
 from draco.reservations.status import (
     NOT_ENABLED,
     ReservationFacts,

@@ -13,7 +13,7 @@ from draco.resources.written.forms import ValueRefusal
 from draco.resources.written.limits import refusals
 from draco.resources.written.manifests import ManifestError, decode
 from draco.selectors.comparisons import quantity_meant
-from draco.selectors.twice import published_twice, twice_text
+from draco.selectors.known_names import published_twice, twice_text
 
 
 def check_pools(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """A request rehearsed: what isolating and draining would do, counted before anything is done.
 
 Owns the counting, for the operator and for `draco maintain`, and with it the refusal of a request that selects nothing, or
-more than can be fixed; `most_of_class` says of one that takes most of a class. Nothing is written.
+more than can be fixed; `fleet` says of one that takes most of a class. Nothing is written.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -9,12 +9,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from draco.allocation.fleet.supply import Supply
-from draco.maintenance.gate import SelectionProblem
-from draco.maintenance.schedule import schedule_problem
-from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu
-from draco.maintenance.selecting.free import FreeGpus, sick_devices
+from draco.maintenance.gate import SelectionProblem, schedule_problem
+from draco.maintenance.selecting.fleet import ClassSupply, FleetPool, FreeGpus, PhysicalGpu, sick_devices, takes_most
 from draco.maintenance.selecting.matching import MaintenanceScope, MaintenanceSelection, is_exact, scope_of
-from draco.maintenance.selecting.most_of_class import ClassSupply, takes_most
 from draco.maintenance.selecting.selectors import (
     MOST_DEVICES,
     RequestTest,

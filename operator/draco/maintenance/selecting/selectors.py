@@ -134,15 +134,6 @@ def too_many(number: int) -> SelectionProblem:
     return SelectionProblem("TooManyDevices", said)
 
 
-def most_of_class(name: str, taken: int, total: int) -> SelectionProblem:
-    """More than half of a class is selected."""
-    said = (
-        f"This takes {taken} of {counted(total, 'GPU')} of DeviceClass {name}, which is more than half: "
-        "ask for fewer, or set spec.allowMostOfClass to true."
-    )
-    return SelectionProblem("MostOfClass", said)
-
-
 def _compiled(selectors: Iterable[DeviceSelector]) -> Sequence[Selector] | str:
     found = []
     for selector in selectors:

@@ -3,8 +3,9 @@
 Owns who is never a victim of preemption, and which pods only leave together: those that share a claim, and those that start
 together, since the others of such a group would hold devices without getting on. In the terms of Kubernetes, victims are pods of
 lower priority. What a DeviceReservation keeps unused is a victim, too, which loses its allocation and nobody's work; what a pod
-uses of a reservation has the higher of both priorities, as it would go back to the reservation. Chooses none of them, and knows
-nothing of devices.
+uses of a reservation has the higher of both priorities, as it would go back to the reservation. That is the one that controls the
+claim, or one from which it took devices over; what is on its way to a pod's claim is nobody's to take. Chooses no victim, and
+knows nothing of devices.
 """
 
 from collections import Counter
@@ -20,6 +21,7 @@ from draco.reservations.claims import reserved_by
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.meta import ObjectKey
+from draco.resources.api.reservations import DeviceReservation
 
 _OVERDUE: Final = timedelta(seconds=30)
 """A pod that is there so long after its grace period is not counted on to go."""
@@ -213,3 +215,19 @@ def _victim(claims: Mapping[ObjectKey, ResourceClaim], pods: Mapping[ObjectKey, 
 def _ran_s(pod: Pod, now: datetime) -> float:
     since = pod.status.start_time or pod.metadata.creation_timestamp
     return max(0.0, (now - since).total_seconds()) if since is not None else 0.0
+
+
+def reserved_at(
+    claim: ResourceClaim, reservation: DeviceReservation | None, taken_from: Iterable[DeviceReservation]
+) -> int | None:
+    """The priority of the claim's reservation; None if it has none, and IMMUNE where it is not known yet.
+
+    `reservation` has the name that the claim's controller has, and `taken_from` are those from which it took devices over.
+    """
+    if uid := reserved_by(claim):
+        if reservation is None or reservation.metadata.uid != uid or reservation.status.priority is None:
+            return IMMUNE
+        yields = (each.reserved for each in reservation.status.takeovers if each.allocation is not None)
+        return IMMUNE if claim.metadata.name in yields else reservation.status.priority
+    priorities = (IMMUNE if each.status.priority is None else each.status.priority for each in taken_from)
+    return max(priorities, default=None)

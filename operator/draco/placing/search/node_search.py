@@ -16,9 +16,8 @@ from draco.allocation.fleet.pools import Candidate, PoolView
 from draco.allocation.search.allocate import result, would_get
 from draco.allocation.search.attempt import Attempt, TakenDevice
 from draco.allocation.search.requests import ExpandedClaim, Request, expand, matcher
-from draco.placing.scoring.distance import DevicePosition, position_of
 from draco.placing.scoring.gpu_room import PublishedGpus
-from draco.placing.scoring.judging import NodeJudge
+from draco.placing.scoring.judging import DevicePosition, NodeJudge, position_of
 from draco.placing.scoring.score import PlacementScore
 from draco.placing.search.node_kinds import NodeKinds
 from draco.placing.search.set_search import Effort, SetSearch

@@ -11,8 +11,7 @@ import msgspec
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import DeviceSelector
 from draco.resources.api.health import FaultOverride, GpuFaultStatus
-from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta, find_condition
-from draco.resources.api.schedule import TimeWindow
+from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta, TimeWindow, find_condition
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import CONDITION_READY, REASON_AGENT_LOST, PoolKey
 

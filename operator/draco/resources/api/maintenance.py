@@ -9,8 +9,7 @@ from typing import Final
 
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import DeviceSelector
-from draco.resources.api.meta import Condition, ObjectMeta, find_condition, is_true
-from draco.resources.api.schedule import TimeWindow
+from draco.resources.api.meta import Condition, ObjectMeta, TimeWindow, find_condition, is_true
 from draco.resources.names import TAINT_MAINTENANCE, DeviceKey, PoolKey
 
 

@@ -1,11 +1,12 @@
-"""Metadata, conditions and node selection: what objects of many kinds share.
+"""Metadata, conditions, node selection and times of the week: what objects of many kinds share.
 
 Owns the shared structs, the keys that name an object, and the rule that a condition's `lastTransitionTime` moves only with
-`status`. Knows no kind.
+`status`. Knows no kind. Reading the texts of times is `resources.windows`'.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
@@ -160,3 +161,24 @@ def timed(wanted: Condition, before: Sequence[Condition], now: datetime, *, gene
 def all_timed(wanted: Sequence[Condition], before: Sequence[Condition], now: datetime) -> list[Condition]:
     """Return the same of several, by the second: the API server keeps no more of them."""
     return [timed(each, before, now.replace(microsecond=0)) for each in wanted]
+
+
+class Weekday(StrEnum):
+    """Days of the week, in their order."""
+
+    MON = "Mon"
+    TUE = "Tue"
+    WED = "Wed"
+    THU = "Thu"
+    FRI = "Fri"
+    SAT = "Sat"
+    SUN = "Sun"
+
+
+class TimeWindow(ApiStruct, frozen=True, kw_only=True):
+    """A time of the week: from `start` ("22:00") of each day (all when none is named) for `duration` ("2h30m")."""
+
+    start: str
+    duration: str
+    days: list[Weekday] = []
+    time_zone: str = "UTC"

@@ -19,8 +19,7 @@ from draco.kube.watch.collection import Collection
 from draco.kube.watch.store import Change
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.draco import MigPolicy, MigReset, ResetPermit
-from draco.resources.api.meta import LabelSelector, ObjectKey
-from draco.resources.api.schedule import TimeWindow
+from draco.resources.api.meta import LabelSelector, ObjectKey, TimeWindow
 from tests.builders import a_gpu_uuid, a_mig_node, a_mig_policy, a_node, a_slice
 from tests.doubles.clock import ManualClock, WorkClock
 from tests.unit.controller.watching import tell

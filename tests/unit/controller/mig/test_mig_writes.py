@@ -13,8 +13,7 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.listeners import Listeners
 from draco.resources.api.draco import GpuNode, GpuNodeStatus, MigMode, MigPolicy, MigReset, ResetPermit, WantedGpu
-from draco.resources.api.meta import LabelSelector, ObjectKey
-from draco.resources.api.schedule import TimeWindow
+from draco.resources.api.meta import LabelSelector, ObjectKey, TimeWindow
 from tests.builders import a_mig_node, a_mig_policy, a_node, a_slice
 from tests.unit.controller.mig.test_mig_decisions import H100, NOON, World, a_world
 

@@ -21,8 +21,7 @@ from draco.resources.api.draco import (
     WantedGpu,
     WarmAhead,
 )
-from draco.resources.api.meta import Condition, ObjectKey, OwnerReference
-from draco.resources.api.schedule import TimeWindow
+from draco.resources.api.meta import Condition, ObjectKey, OwnerReference, TimeWindow
 from draco.resources.api.taints import DeviceTaint
 from tests.builders import (
     a_claim,
