@@ -122,7 +122,8 @@ class FaultCondition:
             "fault": {name: value(fault) for name, (_, value) in _FAULT.items()},
             "gpu": {name: value(sick) for name, (_, value) in _GPU.items()},
         }
-        basis = tuple(_hashable(seen[variable][field]) for variable, field in sorted(self.reads))
+        read = (seen[variable][field] for variable, field in sorted(self.reads))
+        basis = tuple(tuple(each) if isinstance(each, list) else each for each in read)
         answer = self._answers.get(basis)
         if answer is None:
             if len(self._answers) >= _REMEMBERED:
@@ -239,10 +240,6 @@ def _steps(root: Expr) -> int:
     longest = max(longest, sum(len(node.entries) for node in nodes if isinstance(node, MapExpr)))
     loops = [node for node in nodes if isinstance(node, Comprehension)]
     return len(nodes) + sum(longest * sum(1 for _ in walk(loop.body)) for loop in loops)
-
-
-def _hashable(value: Any) -> object:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _first_sentence(error: Exception) -> str:

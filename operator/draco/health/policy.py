@@ -207,7 +207,8 @@ class _NodeDecision:
             view = device_view(self._seen.gpu_node.status.driver, device)
             return all(selector.matches(view) for selector in ready_policy.selectors)
         except EvaluationError as error:
-            self._err(ready_policy, f"Its selectors cannot be evaluated for {named(self._node, gpu)}: {_said(error)}.")
+            said = " ".join(str(error).split()).rstrip(".")
+            self._err(ready_policy, f"Its selectors cannot be evaluated for {named(self._node, gpu)}: {said}.")
             return False
 
     def _ask(self, asked: Sequence[tuple[ReadyPolicy, bool]], fault: GpuFaultStatus, sick: SickGpu) -> None:
@@ -276,7 +277,3 @@ def _place(override: FaultOverride) -> tuple[str, str, int]:
 
 def _instance(instance: int | None) -> int:
     return -1 if instance is None else instance
-
-
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")

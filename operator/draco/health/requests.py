@@ -100,9 +100,9 @@ def expired(requests: Iterable[DeviceMaintenance], now: datetime) -> list[Device
             by_gpu.setdefault(opened_for(each)[0], []).append(each)
     for all_of_gpu in by_gpu.values():
         for age, each in enumerate(newest_first(all_of_gpu)):
-            if is_over(each) and (
-                now - _ended(each, now) > (_KEPT if age else _LATEST_KEPT) or age > _most_kept(all_of_gpu)
-            ):
+            ended = each.status.completed_at or each.metadata.creation_timestamp or now
+            too_old = now - ended > (_KEPT if age else _LATEST_KEPT)
+            if is_over(each) and (too_old or age > _most_kept(all_of_gpu)):
                 found.append(each)
     return found
 
@@ -116,10 +116,6 @@ def attempt_of(request: DeviceMaintenance) -> int:
 def newest_first(requests: Iterable[DeviceMaintenance]) -> list[DeviceMaintenance]:
     """Requests for one GPU, the last attempt first."""
     return sorted(requests, key=attempt_of, reverse=True)
-
-
-def _ended(request: DeviceMaintenance, now: datetime) -> datetime:
-    return request.status.completed_at or request.metadata.creation_timestamp or now
 
 
 def _most_kept(requests: Sequence[DeviceMaintenance]) -> int:

@@ -131,7 +131,7 @@ def _parts(device: Device, pool: PoolHardware) -> tuple[int, int]:
     if ratios:
         counted = [ratios[name] for name in ("memory-slices", "multiprocessors") if name in ratios]
         return slices, min(ONE, max(counted or ratios.values()))
-    if not _is_part(device):
+    if "parentUUID" not in device.attributes and read_partition_name(device.name) is None:
         return sum(ONE for _ in _slices(device.capacity)), ONE
     profile = device.attributes.get("profile")
     named = _PROFILE.match(profile.string or "") if profile else None
@@ -148,10 +148,6 @@ def _with_slices(counters: Mapping[str, int]) -> Mapping[str, int]:
 
 def _slices(names: Iterable[str]) -> Iterator[str]:
     return (name for name in names if _SLICE.fullmatch(name))
-
-
-def _is_part(device: Device) -> bool:
-    return "parentUUID" in device.attributes or read_partition_name(device.name) is not None
 
 
 def _capacity(device: Device | None, driver: str) -> int:

@@ -28,7 +28,8 @@ def refusal_text(refusals: Sequence[LimitRefusal], namespace: str, *, claims: in
     used, taking, permitted = (text_of(first.amount, each) for each in (first.used, first.taking, first.permitted))
     takes = "this claim takes" if claims == 1 else f"these {claims} claims together take"
     less = _FEWER if first.amount is LimitedAmount.DEVICES else _SMALLER
-    also = f" DeviceLimit {second} forbids it too." if (second := _another(refusals)) else ""
+    second = next((each.limit for each in refusals if each.limit != first.limit), "")
+    also = f" DeviceLimit {second} forbids it too." if second else ""
     where = f"namespace {namespace}" if first.namespace else "its namespaces together"
     if first.taking > first.permitted:
         one = noun.removesuffix("s") if taking == "1" else noun
@@ -78,7 +79,3 @@ _UNITS: Final = (("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10))
 
 def _decimals(number: float, most: int) -> str:
     return f"{number:.{most}f}".rstrip("0").rstrip(".")
-
-
-def _another(refusals: Sequence[LimitRefusal]) -> str:
-    return next((each.limit for each in refusals if each.limit != refusals[0].limit), "")

@@ -3,7 +3,6 @@
 Owns the struct and its text. What is in it is `plan`'s to say, and writing it the controller's.
 """
 
-from collections.abc import Sequence
 from datetime import timedelta
 from enum import Enum
 
@@ -56,7 +55,7 @@ class MaintenancePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         steps = [
-            f"{verb} {_describe_all(rules)}"
+            f"{verb} {listed(map(_describe, rules), rest='more rules')}"
             for verb, rules in (("apply", self.apply), ("delete", self.delete))
             if rules
         ]
@@ -65,10 +64,6 @@ class MaintenancePlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.stop_jobs:
             steps.append("delete its Jobs")
         return f"maintenance {self.request}: " + ("; ".join(steps) or "nothing to do")
-
-
-def _describe_all(rules: Sequence[DeviceTaintRule]) -> str:
-    return listed(map(_describe, rules), rest="more rules")
 
 
 def _describe(rule: DeviceTaintRule) -> str:

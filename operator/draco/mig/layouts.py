@@ -54,17 +54,14 @@ def resolve(
     if not missing and not off:
         return _by_start(placed)
     nearest = _filled(made, placed, missing)
-    raise LayoutError(_reason(made, wanted), nearest, _with_starts(nearest) if off else "")
+    with_starts = ", ".join(f"{each.profile.name} at {each.start}" for each in nearest)
+    raise LayoutError(_reason(made, wanted), nearest, with_starts if off else "")
 
 
 def written(placements: Iterable[Placement]) -> str:
     """A layout as a person writes it: `1 x 3g.40gb, 4 x 1g.10gb`, the largest first."""
     counted = Counter(each.profile for each in placements)
     return ", ".join(f"{counted[profile]} x {profile.name}" for profile in largest_first(counted))
-
-
-def _with_starts(placements: Iterable[Placement]) -> str:
-    return ", ".join(f"{each.profile.name} at {each.start}" for each in placements)
 
 
 def unknown_profile(board: Board, name: str) -> str:
@@ -178,7 +175,7 @@ def _filled(made: Geometry, placed: Sequence[Placement], missing: Sequence[Profi
 
 
 def _reason(made: Geometry, wanted: Sequence[_Wanted]) -> str:
-    text = _counted(wanted)
+    text = ", ".join(_written(each, number) for each, number in Counter(wanted).items())
     if (units := sum(each.profile.size for each in wanted)) > made.board.units:
         return f"{text} together take {units} memory units, and a GPU has {made.board.units}"
     for token in made.tokens:
@@ -190,10 +187,6 @@ def _reason(made: Geometry, wanted: Sequence[_Wanted]) -> str:
         if not missing:
             return f"{text} overlap where they are to start"
     return f"{text} do not fit beside each other, wherever they start"
-
-
-def _counted(wanted: Sequence[_Wanted]) -> str:
-    return ", ".join(_written(each, number) for each, number in Counter(wanted).items())
 
 
 def _written(each: _Wanted, number: int) -> str:

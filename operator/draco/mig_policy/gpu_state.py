@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from draco.resources.api.draco import GpuMig, GpuNode, GpuStatus, InstanceUse, MigMode, MigState, ResetPermit, WantedGpu
+from draco.resources.api.meta import find_condition
 from draco.resources.names import CONDITION_PARTITIONABLE
 
 _SWITCHED_BY_RESET = frozenset({"Ampere", ""})
@@ -46,17 +47,14 @@ def condition_of(node: GpuNode, gpu: GpuStatus | None, wanted: WantedGpu, permit
         return _changing("its agent has not reported its partitions")
     if current != wanted or node.status.observed_generation < node.metadata.generation:
         return _changing("its agent has not processed this yet")
-    if wanted.mode is MigMode.DYNAMIC and _keeps_no_counters(node):
+    partitionable = find_condition(node.status.conditions, CONDITION_PARTITIONABLE)
+    if wanted.mode is MigMode.DYNAMIC and partitionable is not None and partitionable.status == "False":
         return _failed(_NO_COUNTERS)
     mode_on = wanted.mode is not MigMode.DISABLED
     switching = gpu.mig.enabled is not mode_on and not any(each.claim for each in gpu.mig.instances)
     if switching and switched_by_reset(gpu) and not wanted.reset_permitted and not gpu.mig.pending:
         return _unpermitted(permit, "on" if mode_on else "off")
     return _by_state(gpu.mig, wanted, permit)
-
-
-def _keeps_no_counters(node: GpuNode) -> bool:
-    return any(each.type == CONDITION_PARTITIONABLE and each.status == "False" for each in node.status.conditions)
 
 
 def _unpermitted(permit: ResetPermit, wanted: str) -> GpuCondition:

@@ -119,7 +119,10 @@ def release_steps(
                 waiting=tuple(claim.metadata.key for claim in waiting),
                 node=node,
                 claims=gone,
-                devices={key: _devices(fleet, key) for key in gone},
+                devices={
+                    key: tuple(sorted(f"{each.device} of {each.pool}" for each in fleet.state.held_by(key)))
+                    for key in gone
+                },
             )
     return None
 
@@ -209,10 +212,6 @@ def _open(fleet: Fleet, pod: Pod, claims: Sequence[ResourceClaim], names: Sequen
 def _node_names(fleet: Fleet, claim: ObjectKey) -> list[str]:
     rows = (row for device in fleet.state.held_by(claim) for row in fleet.inventory.rows(device))
     return sorted({fleet.inventory.node_of(row) for row in rows} - {""})
-
-
-def _devices(fleet: Fleet, claim: ObjectKey) -> tuple[str, ...]:
-    return tuple(sorted(f"{each.device} of {each.pool}" for each in fleet.state.held_by(claim)))
 
 
 def _with(claim: ResourceClaim, result: AllocationResult | None) -> ResourceClaim:

@@ -113,7 +113,7 @@ def _name_as_domain(expression: str, found: list[Token], driver: str | None) -> 
             "attribute-domain",
             f"`{written}` is in the place of a domain, so it names nothing: write `{wanted}`"
             + ("" if domain else " with the name of the driver that publishes it"),
-            _replaced(expression, found, access, wanted) if domain else None,
+            replaced(expression, found[access.start].start, found[access.end - 1].end, wanted) if domain else None,
         )
 
 
@@ -304,10 +304,6 @@ def _bytes_of_memory(_expression: str, found: list[Token], _driver: str | None) 
                 f'quantity("{written}") is {written} bytes of memory: write quantity("{written}Gi") if GiB are meant',
                 severity="warning",
             )
-
-
-def _replaced(expression: str, found: list[Token], access: Access, text: str) -> str:
-    return replaced(expression, found[access.start].start, found[access.end - 1].end, text)
 
 
 _RULES: Final[tuple[ExpressionRule, ...]] = (

@@ -68,7 +68,7 @@ def _validate(term: NodeSelectorTerm) -> None:
                 valid = count == 1 and _int64(each.values[0]) is not None
             case _:
                 raise AllocationError(f'a node selector uses the unknown operator "{each.operator}"')
-        if not valid or not all(_is_label_value(value) for value in each.values):
+        if not valid or not all(not one or (len(one) <= _MAX_NAME and _NAME.fullmatch(one)) for one in each.values):
             raise AllocationError(f"a node selector has values that {each.operator} cannot take: {each.values}")
     for each in term.match_fields:
         if each.operator not in {"In", "NotIn"} or len(each.values) != 1:
@@ -82,10 +82,6 @@ def _validate_key(key: str) -> None:
         valid = valid and _SUBDOMAIN.fullmatch(prefix) is not None and len(prefix) <= _MAX_SUBDOMAIN
     if not valid:
         raise AllocationError(f'a node selector asks for the label "{key}", which is not a valid label key')
-
-
-def _is_label_value(value: str) -> bool:
-    return not value or (len(value) <= _MAX_NAME and _NAME.fullmatch(value) is not None)
 
 
 def _int64(text: str) -> int | None:

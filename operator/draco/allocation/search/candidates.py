@@ -109,16 +109,15 @@ def _is_plain(claims: Sequence[ExpandedClaim]) -> bool:
     return (
         bool(each)
         and not any(amount.startswith("-") for request in each for amount in _amounts(request).values())
-        and all(_most(claim) <= MAX_RESULTS for claim in claims)
+        and all(
+            sum(max(each.count for each in alternatives) for alternatives in claim.requests) <= MAX_RESULTS
+            for claim in claims
+        )
     )
 
 
 def _amounts(request: Request) -> Mapping[str, str]:
     return request.asked.capacity.requests if request.asked.capacity is not None else {}
-
-
-def _most(claim: ExpandedClaim) -> int:
-    return sum(max(request.count for request in alternatives) for alternatives in claim.requests)
 
 
 def _look(fleet: Fleet, claims: Sequence[ExpandedClaim]) -> tuple[list[RequestDemand], bytes | None]:

@@ -158,16 +158,13 @@ def _format(node: Call, checked: CheckedExpression) -> Iterator[Issue]:
         part = given.elements[used]
         wrong = _unfit(part, known[0], checked, deep=letter == "s")
         if wrong is not None:
-            yield Issue(wrong.position, f"error during formatting: {known[1]}, was given {_given(checked, wrong)}")
+            was = runtime_name(Type("", checked.types[wrong].name))
+            yield Issue(wrong.position, f"error during formatting: {known[1]}, was given {was}")
             return
         used += 1
     if len(given.elements) > used:
         sentence = f"too many arguments supplied to string.format (expected {used}, got {len(given.elements)})"
         yield Issue(node.position, sentence)
-
-
-def _given(checked: CheckedExpression, node: Expr) -> str:
-    return runtime_name(Type("", checked.types[node].name))
 
 
 def _unfit(node: Expr, kinds: frozenset[str], checked: CheckedExpression, *, deep: bool) -> Expr | None:

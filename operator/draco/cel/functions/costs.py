@@ -158,18 +158,6 @@ def _estimated_matching(arguments: Sequence[Argument]) -> Estimate:
     return Estimate((text + ONE).scaled(PER_CHARACTER) * pattern.scaled(_PER_PATTERN_CHARACTER))
 
 
-def _estimated_finding(arguments: Sequence[Argument]) -> Estimate:
-    return Estimate(_estimated_matching(arguments).cost, Range(0, arguments[0].size.most))
-
-
-def _validating(arguments: tuple[Value, ...], _result: Value) -> int:
-    return _pattern(arguments[1], arguments[0].regex_size) if type(arguments[0]) is NamedFormat else 1
-
-
-def _estimated_validating(arguments: Sequence[Argument]) -> Estimate:
-    return Estimate(arguments[1].traversal.scaled(_LONGEST_NAME_PATTERN * _PER_PATTERN_CHARACTER))
-
-
 # Comparisons.
 
 _FIXED_EQUALITY: Final = frozenset({Quantity, ComputedQuantity, Ip, Cidr, NamedFormat, Url, SemVer})
@@ -292,10 +280,6 @@ def _making_list(_arguments: tuple[Value, ...], result: Value) -> int:
     return _new_list(_size(result))
 
 
-def _estimated_range(arguments: Sequence[Argument]) -> Estimate:
-    return _estimated_new_list(fixed(arguments[0].number(UNBOUNDED)), 1)
-
-
 def _estimated_slicing(arguments: Sequence[Argument]) -> Estimate:
     items, start, end = arguments
     return _estimated_new_list(fixed((end.number(items.size.most) - start.number(0)) % 2**64), 1)
@@ -359,8 +343,13 @@ FORMATTING: Final = READING._replace(multiplies=True)
 SPLITTING: Final = CostRule(_reading(2), _estimated_splitting)
 REPLACING: Final = CostRule(_reading(2), _estimated_replacing, multiplies=True)
 MATCHING: Final = CostRule(_matching, _estimated_matching)
-FINDING: Final = CostRule(_matching, _estimated_finding)
-VALIDATING: Final = CostRule(_validating, _estimated_validating)
+FINDING: Final = CostRule(
+    _matching, lambda arguments: Estimate(_estimated_matching(arguments).cost, Range(0, arguments[0].size.most))
+)
+VALIDATING: Final = CostRule(
+    lambda arguments, _: _pattern(arguments[1], arguments[0].regex_size) if type(arguments[0]) is NamedFormat else 1,
+    lambda arguments: Estimate(arguments[1].traversal.scaled(_LONGEST_NAME_PATTERN * _PER_PATTERN_CHARACTER)),
+)
 
 ORDER_OF_TEXTS: Final = CostRule(_comparing, _estimated_comparing, charge_without_id=one)
 EQUALITY: Final = CostRule(_equating, _estimated_equating)
@@ -383,7 +372,9 @@ CONTAINING_CIDR_TEXT: Final = _with_text(_containing_cidr, _estimated_containing
 TRAVERSING: Final = CostRule(_traversing, _estimated_traversing)
 INCLUDING: Final = CostRule(_traversing, _estimated_including)
 REVERSING: Final = CostRule(_making_list, lambda arguments: _estimated_new_list(arguments[0].size, 1))
-RANGE: Final = CostRule(_making_list, _estimated_range, multiplies=True)
+RANGE: Final = CostRule(
+    _making_list, lambda arguments: _estimated_new_list(fixed(arguments[0].number(UNBOUNDED)), 1), multiplies=True
+)
 SLICING: Final = CostRule(_making_list, _estimated_slicing)
 FLATTENING: Final = CostRule(_flattening, _estimated_flattening, charge_without_id=one, multiplies=True)
 DISTINCT: Final = CostRule(_self_comparing(), _estimated_self_comparing(), is_checked_ahead=True, multiplies=True)

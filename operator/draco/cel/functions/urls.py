@@ -118,7 +118,7 @@ def _hostname_and_port(host: str) -> tuple[str, str]:
 
 def _escaped(path: str) -> str:
     """A path as written if its escapes are Go's own or valid, with everything else escaped."""
-    if all(_may_stand(character) for character in path):
+    if all(each in _IN_PATH or each in "%[]" or (each.isascii() and each.isalnum()) for each in path):
         return path
     data = path.encode("utf-8", "surrogatepass")
     out = []
@@ -133,10 +133,6 @@ def _escaped(path: str) -> str:
         keep = byte < 0x80 and (character.isalnum() or character in "-_.~$&+,/:;=@")
         out.append(character if keep else f"%{byte:02X}")
     return "".join(out)
-
-
-def _may_stand(character: str) -> bool:
-    return character in _IN_PATH or character in "%[]" or (character.isascii() and character.isalnum())
 
 
 def _unescaped(text: str) -> str:

@@ -91,16 +91,12 @@ def nesting(tokens: Iterable[Token]) -> int:
             stack[-1] = _Open(inner.expr, base.relation + 1, outside + 1)
         elif sign in _RELATIONS:
             stack[-1] = _Open(inner.expr, base.relation + 2, outside + 1)
-        elif sign in {"+", "-"} and _ends_operand(before):
+        elif sign in {"+", "-"} and before is not None and (before.type in _ENDS or str(before) in _CLOSING):
             stack[-1] = _Open(inner.expr, inner.relation, outside + 2)
         elif sign in {"*", "/", "%"}:
             inner.multiplication = 1
         most = max(most, stack[-1].deepest)
     return max(most, stack[-1].deepest)
-
-
-def _ends_operand(before: Token | None) -> bool:
-    return before is not None and (before.type in _ENDS or str(before) in _CLOSING)
 
 
 def visits(root: Expr) -> int:

@@ -360,14 +360,10 @@ def _message(
 
 def _refusals(refused: Sequence[RefusedEviction]) -> str:
     """The first with its reason: those that no budget explains come before those that will be met by waiting."""
-    first = min(refused, key=lambda each: (_is_transient(each), each.pod))
+    first = min(refused, key=lambda each: (each.reason.endswith(ENDS_BY_ITSELF), each.pod))
     rest = len(refused) - 1
     more = f" {counted(rest, 'more pod')} {are(rest)} refused." if rest else ""
     return f"Pod {first.pod} cannot be evicted yet: {sentence(first.reason)}{more}"
-
-
-def _is_transient(refused: RefusedEviction) -> bool:
-    return refused.reason.endswith(ENDS_BY_ITSELF)
 
 
 def _left_to_responders(responding: Mapping[ObjectKey, Sequence[str]]) -> str:

@@ -2,25 +2,77 @@
 
 Owns the order in which members and parts of the cluster (topology domains) are tried, and the way back. Members are placed one
 after the other, what asks for most first; one that finds nothing is placed first in the next attempt, so that unlike members do
-not take each other's only devices. Which devices of a node a member gets is the placer's. Evaluates what tenants write.
+not take each other's only devices. Which devices of a node a member gets is the placer's.
+
+Owns also foreseeing what kube-scheduler allocates to other claims of a member's pod, which are the first devices that fit on the
+node, as `allocate` finds them, and keeping Draco's devices near them. The node is chosen by what Draco allocates alone, as long
+as the others fit there. Evaluates what tenants write.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import unpacked
 from draco.allocation.ownership.claims import as_allocated, as_searched, nodes_of
+from draco.allocation.search.allocate import would_get
 from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.placement import nodes_for
-from draco.placing.groups.companions import best_together
 from draco.placing.groups.group import ClaimGroup, GroupMember, allocated
 from draco.placing.groups.topology import SPREAD, domains_of
 from draco.placing.scoring.ranking import ALONE, RestOfGroup
+from draco.placing.search.best import BestPlacement
 from draco.placing.search.what_if import WhatIfPlacer
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
+
+_MAX_STEPS: Final = 50_000
+"""Of `allocate`, for the others on one node."""
+
+
+class PodPlacement(NamedTuple):
+    """The place, if there is one, and what the others are to get there. `others_lack`: only for these there is nothing."""
+
+    place: BestPlacement | None
+    foreseen: Sequence[AllocationResult] = ()
+    others_lack: bool = False
+
+
+def best_together(
+    fleet: Fleet,
+    placer: WhatIfPlacer,
+    claims: Sequence[ResourceClaim],
+    nodes: Mapping[str, Node],
+    *,
+    beside: Sequence[ResourceClaim] = (),
+    others: Sequence[ResourceClaim] = (),
+    rest: RestOfGroup = ALONE,
+) -> PodPlacement:
+    """The best place on a node where kube-scheduler will find devices for the `others`, and near to those.
+
+    Raises AllocationError, also where the others cannot be searched for and nothing fits.
+    """
+    found = placer.best(claims, nodes, beside=beside, rest=rest)
+    if found is None or not others:
+        return PodPlacement(found)
+    left, failure = dict(nodes), None
+    while found is not None:
+        node = left.pop(found.node)
+        try:
+            foreseen = would_get(fleet, node, others, max_steps=_MAX_STEPS)
+        except AllocationError as error:
+            foreseen, failure = None, failure or error
+        if foreseen is not None:
+            known = [allocated(claim, result) for claim, result in zip(others, foreseen, strict=True)]
+            near = placer.best(claims, {found.node: node}, beside=[*beside, *known])
+            return PodPlacement(near or found, foreseen)
+        found = placer.best(claims, left, beside=beside, rest=rest)
+    if failure is not None:
+        raise failure
+    return PodPlacement(None, others_lack=True)
+
 
 ATTEMPTS: Final = 4
 """Orders of the members that are tried in one domain."""
@@ -115,7 +167,7 @@ class GangSearch:
         domain: Mapping[str, Node],
     ) -> tuple[GroupFit, list[int]]:
         results: list[list[AllocationResult]] = [[] for _ in group.members]
-        used = _nodes_of(group.placed)
+        used = {name for claim in group.placed for name in nodes_of(claim)}
         wanted = sum(map(devices_of, group.members))
         failed, lacking, shared = [], list[ResourceClaim](), dict[ObjectKey, ResourceClaim]()
         for index in order:
@@ -189,7 +241,3 @@ def devices_of(member: GroupMember) -> int:
     """How much it asks for, as a measure of how hard it is to place."""
     requests = [request for claim in member.claims for request in claim.spec.devices.requests]
     return sum(max(1, request.exactly.count if request.exactly is not None else 1) for request in requests)
-
-
-def _nodes_of(claims: Iterable[ResourceClaim]) -> set[str]:
-    return {name for claim in claims for name in nodes_of(claim)}

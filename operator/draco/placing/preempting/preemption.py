@@ -124,7 +124,7 @@ class _VictimSearch:
         for order in [*self._orders(low), *([every] if len(low) < len(every) else [])]:
             if self._left <= 0 or (order is every and best is not None):
                 break
-            if best is not None and order and min(map(self._cost_of_one, order)) >= self._cost(best.victims):
+            if best is not None and order and min(self._cost([each]) for each in order) >= self._cost(best.victims):
                 continue  # whichever of them leaves, it costs no less
             found = self._within_budgets(order)
             if found is not None and (best is None or self._cost(found.victims) < self._cost(best.victims)):
@@ -257,9 +257,6 @@ class _VictimSearch:
         first = min(held for claim in self._claims[number] for held in claim.devices_held)
         partition = read_partition_name(first.device)
         return (partition.start if partition is not None else 0), first
-
-    def _cost_of_one(self, number: int) -> Cost:
-        return self._cost([number])
 
     def _cost_alone(self, number: int) -> tuple[object, ...]:
         return *self._cost([number]), self._victims[number].claims

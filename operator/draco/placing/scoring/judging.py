@@ -102,7 +102,9 @@ class NodeJudge:
         self._packs = strategy is PlacementStrategy.PACK
         self._positions: dict[int, DevicePosition] = {}
         self._free = [
-            self.position(each) for each in usable if self._is_whole(each) and not self.room_of[each.row].in_use
+            self.position(each)
+            for each in usable
+            if self.room_of[each.row].is_whole(each) and not self.room_of[each.row].in_use
         ]
         self._has_links = any(each.peers for each in self._free)
         self.most_instances = max((0 if room.solid else room.instances for room in rooms.values()), default=0)
@@ -180,9 +182,6 @@ class NodeJudge:
             known = position_of(key.driver, key.pool, gpu_name(key.device), candidate.device)
             self._positions[candidate.row] = known
         return known
-
-    def _is_whole(self, candidate: Candidate) -> bool:
-        return self.room_of[candidate.row].is_whole(candidate)
 
     def _shares_left(self, taken: TakenDevice) -> int:
         """What stays of the capacity that runs out first, in thousandths."""

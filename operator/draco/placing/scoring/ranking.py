@@ -5,7 +5,7 @@ nothing of how places are found.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from draco.placing.scoring.score import PlacementScore
@@ -64,15 +64,13 @@ class NodeRanking:
         if best is None or not any(rest) or is_spread(best.name):
             return best
         alike = _Alike(self._order, best.score)
-        if home := [each for each in self._of(rest.nodes) if each.name in nodes and alike.has(each.score)]:
+        homes = [RankedNode(self._scores[name], name) for name in rest.nodes if name in nodes and name in self._scores]
+        if home := [each for each in homes if alike.has(each.score)]:
             return min(home)
         if not best.score.takes_whole_gpus:
             return best
         suits = (each for each in alike.by_room(rest.devices) if each.name in nodes and not is_spread(each.name))
         return next(suits, best)
-
-    def _of(self, names: Iterable[str]) -> Iterator[RankedNode]:
-        return (RankedNode(score, name) for name in names if (score := self._scores.get(name)) is not None)
 
 
 class _Alike:

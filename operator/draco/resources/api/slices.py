@@ -227,7 +227,7 @@ def taken_together(specs: Sequence[ResourceSliceSpec]) -> list[tuple[list[int], 
     newest = max(spec.pool.generation for spec in specs)
     whole = [place for place, spec in enumerate(specs) if spec.pool.generation == newest]
     if len({spec.node_name for spec in specs}) == 1:
-        return [(whole, _is_complete(specs, whole))]
+        return [(whole, specs[whole[0]].pool.resource_slice_count == len(whole))]
     lots: list[tuple[list[int], bool]] = []
     covered: set[int] = set()
     for reach in _reaches(specs):
@@ -257,7 +257,3 @@ def _reaches(specs: Sequence[ResourceSliceSpec]) -> Iterator[list[int]]:
         yield sorted({*own, *shared})
     if shared:
         yield shared
-
-
-def _is_complete(specs: Sequence[ResourceSliceSpec], places: Sequence[int]) -> bool:
-    return specs[places[0]].pool.resource_slice_count == len(places)

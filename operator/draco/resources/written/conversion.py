@@ -40,10 +40,6 @@ def _claim(manifest: Json) -> Json:
     return _changed(manifest, "spec", _claim_spec)
 
 
-def _template(manifest: Json) -> Json:
-    return _changed(manifest, "spec", _claim)
-
-
 def _claim_spec(spec: Json) -> Json:
     return _changed(spec, "devices", lambda devices: _each(devices, "requests", _request))
 
@@ -57,10 +53,6 @@ def _request(request: Json) -> Json:
     if "exactly" in rest:  # what v1 has: people change the fields and forget the version
         return request
     return {**rest, "exactly": fields}
-
-
-def _slice(manifest: Json) -> Json:
-    return _changed(manifest, "spec", _slice_spec)
 
 
 def _slice_spec(spec: Json) -> Json:
@@ -108,8 +100,8 @@ def _each(manifest: Json, name: str, change: Callable[[Json], Json]) -> Json:
 
 _CONVERSIONS: Final[Mapping[tuple[str, str], Callable[[Json], Json]]] = {
     ("ResourceClaim", "v1beta1"): _claim,
-    ("ResourceClaimTemplate", "v1beta1"): _template,
-    ("ResourceSlice", "v1beta1"): _slice,
+    ("ResourceClaimTemplate", "v1beta1"): lambda manifest: _changed(manifest, "spec", _claim),
+    ("ResourceSlice", "v1beta1"): lambda manifest: _changed(manifest, "spec", _slice_spec),
     ("DeviceTaintRule", "v1alpha3"): _rule,
     ("DeviceTaintRule", "v1beta2"): _rule,
     ("DeviceTaintRule", "v1"): _rule,

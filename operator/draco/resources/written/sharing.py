@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from draco.resources.api.core import Node
-from draco.resources.api.slices import Counter, Device, DeviceAttribute, DeviceCapacity, ResourceSlice
+from draco.resources.api.slices import Counter, Device, DeviceAttribute, ResourceSlice
 
 T = TypeVar("T")
 
@@ -43,7 +43,10 @@ class Shared:
 
     def _device(self, device: Device) -> Device:
         attributes = {self._part(name): self._attribute(value) for name, value in device.attributes.items()}
-        capacity = {self._part(name): self._capacity(value) for name, value in device.capacity.items()}
+        capacity = {
+            self._part(name): value if value.request_policy is not None else self._part(value)
+            for name, value in device.capacity.items()
+        }
         consumed = device.consumes_counters
         if consumed:
             consumed = [
@@ -64,9 +67,6 @@ class Shared:
         if attribute.ints or attribute.bools or attribute.strings or attribute.versions:
             return attribute  # lists are rare
         return self._part(attribute)
-
-    def _capacity(self, capacity: DeviceCapacity) -> DeviceCapacity:
-        return capacity if capacity.request_policy is not None else self._part(capacity)
 
     def _of_counters(self, counters: dict[str, Counter]) -> dict[str, Counter]:
         key = tuple([(name, counter.value) for name, counter in counters.items()])
