@@ -11,8 +11,7 @@ import msgspec
 
 from draco.allocation.ownership.claims import is_operators
 from draco.limits.amounts import Amounts, Holdings, LimitedAmount
-from draco.limits.rules import LimitRule, NamespaceLabels
-from draco.limits.wording import use_text, written
+from draco.limits.rules import LimitRule, NamespaceLabels, use_text, written
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.limits import DeviceLimit, DeviceLimitStatus, LimitScope, NamespaceUse
 from draco.resources.api.meta import Condition, timed

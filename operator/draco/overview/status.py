@@ -8,8 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from draco.allocation.fleet.supply import Supply, SupplyState
-from draco.limits.rules import read_amounts
-from draco.limits.wording import use_text
+from draco.limits.rules import read_amounts, use_text
 from draco.maintenance.selecting.fleet import sick_devices
 from draco.overview import status_schema as schema
 from draco.overview.hardware_use import HardwareByPool, short_of_counters

@@ -2,10 +2,16 @@
 
 Owns which claims are made and which are deleted: names are given from 0 on, a claim that is in use is never deleted, and a name
 that somebody else's claim has is waited for. What the reservation says of itself is `status`'s; nothing is written here.
+
+Owns also which claims no pod uses, since when, and which lose their devices for that: a claim that has devices and that no pod
+uses is unused from when the operator first sees it so, or it was allocated last; a policy of its GPUs may say for how long it may
+be. What is lost is written down before it is given back, and is not reserved again until the reservation's spec is changed. Which
+policies the GPUs have is the caller's to say.
 """
 
-from collections.abc import Collection, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Final
 
 import msgspec
 
@@ -13,7 +19,7 @@ from draco.reservations.asking import ReservationProblem, is_expired
 from draco.reservations.claims import claim_name, index_of, is_in_use, is_there_to_stay, lost_claims, reserved_by
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
-from draco.resources.api.reservations import DeviceReservation, Takeover
+from draco.resources.api.reservations import DeviceReservation, LostClaims, Takeover, UnusedClaim
 
 
 class ReservedClaims(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,3 +133,57 @@ def names_to_look_at(reservation: DeviceReservation, own: int) -> list[ObjectKey
     """The names that the reservation's claims can have now: whatever else has one of them is in the way."""
     most = reservation.spec.count + own
     return [ObjectKey(reservation.metadata.namespace, claim_name(reservation, index)) for index in range(most)]
+
+
+WARNED_OF: Final = 4
+"""A reservation is warned for the last of so many parts of the time."""
+
+
+class UnusedClaims(msgspec.Struct, frozen=True, kw_only=True):
+    """`idle` is what no pod uses and a policy bounds, `warned` of it what is lost soon, and `lost` the UIDs of what goes.
+
+    `next` is when there is something else to be said or done.
+    """
+
+    idle: list[UnusedClaim] = []
+    warned: list[UnusedClaim] = []
+    lost: list[str] = []
+    next: datetime | None = None
+
+
+def idle_claims(
+    reservation: DeviceReservation,
+    claims: ReservedClaims,
+    longest: Callable[[ResourceClaim], timedelta | None],
+    now: datetime,
+) -> UnusedClaims:
+    """How it stands now. `longest` is how long a claim may keep its devices unused; None where nothing bounds it."""
+    known = {each.uid: each for each in reservation.status.idle}
+    yielding = {each.reserved for each in claims.takeovers if each.allocation is not None}
+    used = {each.metadata.uid for each in claims.own if is_in_use(each)}
+    lost = [uid for uid in lost_claims(reservation) if uid not in used]
+    idle, warned, times = list[UnusedClaim](), list[UnusedClaim](), list[datetime]()
+    for claim in claims.staying:
+        meta, allocation = claim.metadata, claim.status.allocation
+        if allocation is None or is_in_use(claim) or meta.name in yielding or (limit := longest(claim)) is None:
+            continue
+        before = known.get(meta.uid)
+        since = max(
+            filter(None, [before.since if before else now, allocation.allocation_timestamp if before else None])
+        )
+        loses_at = min(since, now) + limit
+        found = UnusedClaim(claim=meta.name, uid=meta.uid, since=min(since, now), loses_at=loses_at)
+        idle.append(found)
+        if loses_at <= now and meta.uid not in lost:
+            lost.append(meta.uid)
+        elif loses_at > now:
+            warns_at = loses_at - limit / WARNED_OF
+            warned += [found] if warns_at <= now else []
+            times.append(loses_at if warns_at <= now else warns_at)
+    idle.sort(key=lambda each: each.claim)
+    return UnusedClaims(idle=idle, warned=warned, lost=lost, next=min(times, default=None))
+
+
+def as_written(reservation: DeviceReservation, lost: list[str]) -> LostClaims | None:
+    """What its status is to say of what it has lost."""
+    return LostClaims(generation=reservation.metadata.generation, claims=lost) if lost else None

@@ -17,8 +17,7 @@ from draco.reservations.asking import (
     is_past_from_the_start,
 )
 from draco.reservations.claims import is_in_use
-from draco.reservations.idle import UnusedClaims, as_written
-from draco.reservations.plan import ReservationPlan, ReservedClaims
+from draco.reservations.plan import ReservationPlan, ReservedClaims, UnusedClaims, as_written
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import Condition, timed

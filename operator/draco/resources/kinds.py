@@ -18,7 +18,7 @@ from draco.resources.api.limits import DeviceLimit, Namespace
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
 from draco.resources.api.reservations import DeviceReservation
-from draco.resources.api.reviews import SelfSubjectReview, SubjectAccessReview, TokenReview
+from draco.resources.api.reviews import Review
 from draco.resources.api.scheduling import PodGroup, PriorityClass
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
@@ -119,10 +119,8 @@ OWN_KINDS = (
     DEVICE_RESERVATIONS,
 )
 """Those that Draco's CustomResourceDefinitions define."""
-TOKEN_REVIEWS = Kind("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", False, TokenReview)
-SELF_SUBJECT_REVIEWS = Kind(
-    "authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview", False, SelfSubjectReview
-)
+TOKEN_REVIEWS = Kind("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", False, Review)
+SELF_SUBJECT_REVIEWS = Kind("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview", False, Review)
 SUBJECT_ACCESS_REVIEWS = Kind(
-    "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", False, SubjectAccessReview
+    "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", False, Review
 )

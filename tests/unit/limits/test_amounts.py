@@ -5,7 +5,7 @@ import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.limits.amounts import ONE, DeviceOrigin, LimitedAmount, holdings_of, least_of
-from draco.limits.wording import text_of, use_text
+from draco.limits.rules import text_of, use_text
 from draco.resources.api.claims import DeviceRequest, DeviceRequestAllocationResult, DeviceSubRequest, ResourceClaim
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity, ResourceSlice
 from draco.resources.names import PoolKey

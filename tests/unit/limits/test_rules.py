@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draco.limits.amounts import ONE, DeviceOrigin, Holdings, LimitedAmount
-from draco.limits.rules import LimitCheck, LimitRule, rule_of
-from draco.limits.wording import refusal_text
+from draco.limits.rules import LimitCheck, LimitRule, refusal_text, rule_of
 from draco.resources.api.limits import LimitScope
 from draco.resources.api.meta import LabelSelector
 from tests.builders import a_limit

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from draco.reservations.claims import lost_claims
-from draco.reservations.idle import UnusedClaims, as_written, idle_claims
-from draco.reservations.plan import ReservedClaims, is_whole, plan
+from draco.reservations.plan import ReservedClaims, UnusedClaims, as_written, idle_claims, is_whole, plan
 from draco.reservations.status import ReservationFacts, status_of
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectMeta

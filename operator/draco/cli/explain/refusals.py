@@ -15,8 +15,7 @@ from draco.explanation.model import Explanation, PendingReason
 from draco.explanation.note import with_summary
 from draco.explanation.refused_creation import creation_refusal
 from draco.limits.amounts import Holdings, added, holdings_of
-from draco.limits.rules import LimitCheck, rule_of
-from draco.limits.wording import refusal_text
+from draco.limits.rules import LimitCheck, refusal_text, rule_of
 from draco.placing.groups.group import ClaimGroup, GroupMember, allocated
 from draco.placing.groups.place import place
 from draco.placing.search.what_if import PlacedFleet

@@ -13,7 +13,7 @@ from draco.explanation.model import PendingReason
 from draco.explanation.wording import MORE, brief, capital, report
 from draco.resources.api.claims import AllocationResult
 from draco.resources.texts import counted, sentence
-from draco.resources.written.json import written
+from draco.resources.written.conversion import written
 from draco.whatif.trials import TrialResult, TrialRun
 
 SCHEMA: Final = "draco.dev/simulation/v1"

@@ -18,7 +18,7 @@ from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.errors import DracoError
-from draco.resources.written.json import written
+from draco.resources.written.conversion import written
 from draco.resources.written.manifests import Object, decode
 from draco.whatif.trials import share_ids
 

@@ -18,8 +18,7 @@ from draco.kube.events.events import EventRecorder
 from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
 from draco.limits.amounts import Holdings, added, least_of
-from draco.limits.rules import LimitCheck, LimitRefusal, NamespaceLabels, rule_of
-from draco.limits.wording import refusal_text
+from draco.limits.rules import LimitCheck, LimitRefusal, NamespaceLabels, refusal_text, rule_of
 from draco.placing.groups.group import ClaimGroup, GroupMember, GroupPlacement, allocated
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.meta import ObjectKey

@@ -36,8 +36,7 @@ from draco.reservations.asking import (
     problem_of,
 )
 from draco.reservations.claims import claim_name, lost_claims, manifest_of, reservation_key
-from draco.reservations.idle import UnusedClaims, idle_claims
-from draco.reservations.plan import ReservationPlan, ReservedClaims, plan
+from draco.reservations.plan import ReservationPlan, ReservedClaims, UnusedClaims, idle_claims, plan
 from draco.reservations.status import (
     NOT_ENABLED,
     ReservationFacts,

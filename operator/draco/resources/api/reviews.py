@@ -12,38 +12,16 @@ class ReviewedUser(msgspec.Struct, frozen=True, omit_defaults=True):
     extra: dict[str, list[str]] = {}
 
 
-class TokenReviewStatus(msgspec.Struct, frozen=True):
-    """What the API server says of a token."""
+class ReviewStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """What the API server says: of a token, whose it is; of who asks, who that is; and whether the user may."""
 
     authenticated: bool = False
     user: ReviewedUser = ReviewedUser()
-
-
-class TokenReview(msgspec.Struct, frozen=True):
-    """authentication.k8s.io/v1."""
-
-    status: TokenReviewStatus = TokenReviewStatus()
-
-
-class SelfReviewStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """What the API server says of the user who asks."""
-
     user_info: ReviewedUser = ReviewedUser()
-
-
-class SelfSubjectReview(msgspec.Struct, frozen=True):
-    """authentication.k8s.io/v1."""
-
-    status: SelfReviewStatus = SelfReviewStatus()
-
-
-class AccessReviewStatus(msgspec.Struct, frozen=True):
-    """Whether the user may."""
-
     allowed: bool = False
 
 
-class SubjectAccessReview(msgspec.Struct, frozen=True):
-    """authorization.k8s.io/v1."""
+class Review(msgspec.Struct, frozen=True):
+    """TokenReview and SelfSubjectReview of authentication.k8s.io/v1, and SubjectAccessReview of authorization.k8s.io/v1."""
 
-    status: AccessReviewStatus = AccessReviewStatus()
+    status: ReviewStatus = ReviewStatus()

@@ -1,12 +1,17 @@
-"""Older versions of resource.k8s.io, read as v1.
+"""Older versions of resource.k8s.io, read as v1, and objects as Kubernetes itself writes them in JSON.
 
 Owns what differs between v1beta1, v1beta2, v1alpha3 and v1, as plain mappings before anything is decoded; nothing that is passed
 in is changed. Knows the shape of a manifest no further than it has to, so that what is wrong in it is reported by the decoder.
+A field that the API server always fills in is always written, while a struct leaves out what has its default.
 Source: k8s.io/api/resource.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+import msgspec
+
+from draco.resources.api.claims import AllocationResult
 
 Json = Mapping[str, Any]
 
@@ -106,3 +111,17 @@ _CONVERSIONS: Final[Mapping[tuple[str, str], Callable[[Json], Json]]] = {
     ("DeviceTaintRule", "v1beta2"): _rule,
     ("DeviceTaintRule", "v1"): _rule,
 }
+
+
+def written(result: AllocationResult) -> dict[str, Any]:
+    """Write an allocation as kube-scheduler would write it into the claim's status."""
+    plain: dict[str, Any] = msgspec.to_builtins(result)
+    devices = plain.setdefault("devices", {})
+    for device in devices.get("results", ()):
+        for toleration in device.get("tolerations", ()):
+            toleration.setdefault("operator", "Equal")
+    for config in devices.get("config", ()):
+        config.setdefault("source", "")
+        if "opaque" in config:
+            config["opaque"].setdefault("parameters", None)
+    return plain
