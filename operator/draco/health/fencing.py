@@ -46,7 +46,7 @@ class AgentSigns(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> bool:
-        """Whether it should renew a lease: older versions have none, and who offers no device may have no agent any more."""
+        """Whether it should renew a lease: who never had one need not, and who offers no device may have no agent any more."""
         return self.offers and self.silent_s is not None
 
     @property
@@ -55,27 +55,13 @@ class AgentSigns(msgspec.Struct, frozen=True, kw_only=True):
         return self.reports and self.silent_s is not None and self.silent_s >= self.lease_s
 
     @property
-    def stale(self) -> bool:
-        """Whether its lease has run out."""
-        return self._silent_for(self.lease_s)
-
-    @property
-    def overdue(self) -> bool:
-        """Whether it has missed a renewal or more."""
-        return self._silent_for(self.lease_s / 2)
-
-    @property
     def back(self) -> bool:
         """Whether it was seen to renew, and does its work."""
         return self.renewed_s is not None and self.renewed_s < self.lease_s and self.consistent
 
-    @property
-    def released(self) -> bool:
-        """Whether it needs no fence."""
-        return self.back or not self.offers
-
-    def _silent_for(self, seconds: float) -> bool:
-        return self.offers and self.silent_s is not None and self.silent_s >= seconds
+    def is_silent_for(self, leases: float) -> bool:
+        """Whether it has devices to fence and did not renew for so many durations of its lease."""
+        return self.offers and self.silent_s is not None and self.silent_s >= leases * self.lease_s
 
 
 class FencingPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,15 +96,17 @@ def plan_fencing(agents: Iterable[AgentSigns], terms: FencingTerms | None = None
     terms = terms or FencingTerms()
     known = sorted(agents, key=lambda each: each.node)
     counted = [each for each in known if each.counts]
-    overdue = tuple(each.node for each in counted if each.overdue)
+    overdue = tuple(each.node for each in counted if each.is_silent_for(0.5))
+    stale = [each for each in counted if each.is_silent_for(1)]
+    fenced = [each for each in known if each.fenced]
     suspended = is_mass_outage(len(overdue), len(counted), terms)
-    due = [each for each in counted if each.stale and not each.fenced]
+    due = [each for each in stale if not each.fenced]
     running_out = [each.lease_s - each.silent_s for each in known if each.silent_s is not None and not each.lost]
     return FencingPlan(
         fence=() if suspended else tuple(each.node for each in due),
-        keep=tuple(each.node for each in known if each.fenced and not each.released),
-        lift=tuple(each.node for each in known if each.fenced and each.released),
-        stale=tuple(each.node for each in counted if each.stale),
+        keep=tuple(each.node for each in fenced if each.offers and not each.back),
+        lift=tuple(each.node for each in fenced if not each.offers or each.back),
+        stale=tuple(each.node for each in stale),
         overdue=overdue,
         lost=tuple(each.node for each in known if each.lost),
         agents=len(counted),

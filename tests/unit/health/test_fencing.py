@@ -112,12 +112,12 @@ def test_laws(agents: list[AgentSigns], share: float) -> None:
     assert not set(plan.fence) & set(plan.lift)
     assert {*plan.keep, *plan.lift} == {each.node for each in agents if each.fenced}
     for node in plan.fence:
-        assert by_node[node].stale
+        assert by_node[node].is_silent_for(1)
         assert not by_node[node].fenced
     for node in plan.lift:
         assert by_node[node].back or not by_node[node].offers
-    silent = sum(each.overdue for each in agents)
+    silent = sum(each.is_silent_for(0.5) for each in agents)
     if silent >= 3 and silent > share * plan.agents:
         assert plan.fence == ()
     else:
-        assert set(plan.fence) == {each.node for each in agents if each.stale and not each.fenced}
+        assert set(plan.fence) == {each.node for each in agents if each.is_silent_for(1) and not each.fenced}

@@ -7,7 +7,7 @@ same fields.
 import msgspec
 
 from draco.resources.api.base import ApiStruct
-from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.meta import ObjectStruct
 
 
 class RegisteredLeader(ApiStruct, frozen=True, kw_only=True):
@@ -31,9 +31,8 @@ class AllocationRegisterStatus(ApiStruct, frozen=True, kw_only=True):
     pools: int = 0
 
 
-class AllocationRegister(ApiStruct, frozen=True, kw_only=True):
+class AllocationRegister(ObjectStruct, frozen=True, kw_only=True):
     """The one register."""
 
-    metadata: ObjectMeta = ObjectMeta()
     spec: AllocationRegisterSpec = AllocationRegisterSpec()
     status: AllocationRegisterStatus = AllocationRegisterStatus()

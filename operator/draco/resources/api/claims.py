@@ -11,7 +11,7 @@ import msgspec
 
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.foreign import shallow_value
-from draco.resources.api.meta import Condition, NodeSelector, ObjectMeta
+from draco.resources.api.meta import Condition, NodeSelector, ObjectStruct
 from draco.resources.api.taints import DeviceTaint, DeviceToleration
 from draco.resources.names import DeviceKey
 
@@ -203,10 +203,9 @@ class ResourceClaimStatus(ApiStruct, frozen=True, kw_only=True):
     devices: list[AllocatedDeviceStatus] = []
 
 
-class ResourceClaim(ApiStruct, frozen=True, kw_only=True):
+class ResourceClaim(ObjectStruct, frozen=True, kw_only=True):
     """A claim for devices."""
 
-    metadata: ObjectMeta = ObjectMeta()
     spec: ResourceClaimSpec = ResourceClaimSpec()
     status: ResourceClaimStatus = ResourceClaimStatus()
 
@@ -261,18 +260,16 @@ class ResourceClaim(ApiStruct, frozen=True, kw_only=True):
         return (each for each in self.spec.asked if not (isinstance(each, ExactDeviceRequest) and each.admin_access))
 
 
-class ResourceClaimTemplateSpec(ApiStruct, frozen=True, kw_only=True):
+class ResourceClaimTemplateSpec(ObjectStruct, frozen=True, kw_only=True):
     """Metadata and spec of the claims to make."""
 
     spec: ResourceClaimSpec = ResourceClaimSpec()
-    metadata: ObjectMeta = ObjectMeta()
 
 
-class ResourceClaimTemplate(ApiStruct, frozen=True, kw_only=True):
+class ResourceClaimTemplate(ObjectStruct, frozen=True, kw_only=True):
     """Makes one claim per pod."""
 
     spec: ResourceClaimTemplateSpec = ResourceClaimTemplateSpec()
-    metadata: ObjectMeta = ObjectMeta()
 
 
 class DeviceClassConfiguration(ApiStruct, frozen=True, kw_only=True):
@@ -289,8 +286,7 @@ class DeviceClassSpec(ApiStruct, frozen=True, kw_only=True):
     extended_resource_name: str | None = None
 
 
-class DeviceClass(ApiStruct, frozen=True, kw_only=True):
+class DeviceClass(ObjectStruct, frozen=True, kw_only=True):
     """Mutable; what counts is what it said when a claim was allocated."""
 
     spec: DeviceClassSpec = DeviceClassSpec()
-    metadata: ObjectMeta = ObjectMeta()

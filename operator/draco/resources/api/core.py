@@ -13,7 +13,7 @@ from draco.resources.api.meta import (
     LabelSelector,
     NodeSelector,
     ObjectKey,
-    ObjectMeta,
+    ObjectStruct,
     find_condition,
     is_true,
 )
@@ -133,10 +133,9 @@ class PodStatus(ApiStruct, frozen=True, kw_only=True):
     extended_resource_claim_status: PodExtendedResourceClaimStatus | None = None
 
 
-class Pod(ApiStruct, frozen=True, kw_only=True):
+class Pod(ObjectStruct, frozen=True, kw_only=True):
     """A pod."""
 
-    metadata: ObjectMeta = ObjectMeta()
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 
@@ -210,10 +209,9 @@ class PodDisruptionBudgetStatus(ApiStruct, frozen=True, kw_only=True):
     expected_pods: int = 0
 
 
-class PodDisruptionBudget(ApiStruct, frozen=True, kw_only=True):
+class PodDisruptionBudget(ObjectStruct, frozen=True, kw_only=True):
     """What the Eviction API asks before it evicts a pod."""
 
-    metadata: ObjectMeta = ObjectMeta()
     spec: PodDisruptionBudgetSpec = PodDisruptionBudgetSpec()
     status: PodDisruptionBudgetStatus = PodDisruptionBudgetStatus()
 
@@ -239,10 +237,9 @@ class NodeStatus(ApiStruct, frozen=True, kw_only=True):
     conditions: list[Condition] = []
 
 
-class Node(ApiStruct, frozen=True, kw_only=True):
+class Node(ObjectStruct, frozen=True, kw_only=True):
     """A node."""
 
-    metadata: ObjectMeta = ObjectMeta()
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
@@ -259,10 +256,9 @@ class NodeCapacity(ApiStruct, frozen=True, kw_only=True):
     capacity: dict[str, str] = {}
 
 
-class NodeResources(ApiStruct, frozen=True, kw_only=True):
+class NodeResources(ObjectStruct, frozen=True, kw_only=True):
     """A node, as its own agent reads it."""
 
-    metadata: ObjectMeta = ObjectMeta()
     status: NodeCapacity = NodeCapacity()
 
 
@@ -284,10 +280,9 @@ class EventSeries(ApiStruct, frozen=True, kw_only=True):
     last_observed_time: str
 
 
-class Event(ApiStruct, frozen=True, kw_only=True):
+class Event(ObjectStruct, frozen=True, kw_only=True):
     """One Event, or a series of equal ones. `event_time` is a MicroTime text; `type` is Normal or Warning."""
 
-    metadata: ObjectMeta = ObjectMeta()
     involved_object: ObjectReference | None = None
     reason: str = ""
     message: str = ""
@@ -311,8 +306,7 @@ class LeaseSpec(ApiStruct, frozen=True, kw_only=True):
     preferred_holder: str | None = None
 
 
-class Lease(ApiStruct, frozen=True, kw_only=True):
+class Lease(ObjectStruct, frozen=True, kw_only=True):
     """A lease."""
 
-    metadata: ObjectMeta = ObjectMeta()
     spec: LeaseSpec = LeaseSpec()

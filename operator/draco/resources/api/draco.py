@@ -11,7 +11,7 @@ import msgspec
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import DeviceSelector
 from draco.resources.api.health import FaultOverride, GpuFaultStatus
-from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta, TimeWindow, find_condition
+from draco.resources.api.meta import Condition, LabelSelector, ObjectStruct, TimeWindow, find_condition
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import CONDITION_READY, REASON_AGENT_LOST, PoolKey
 
@@ -236,10 +236,9 @@ class GpuNodeStatus(ApiStruct, frozen=True, kw_only=True):
     conditions: list[Condition] = []
 
 
-class GpuNode(ApiStruct, frozen=True, kw_only=True):
+class GpuNode(ObjectStruct, frozen=True, kw_only=True):
     """A node with GPUs. Named after the Node and owned by it; its agent writes the status."""
 
-    metadata: ObjectMeta = ObjectMeta()
     spec: GpuNodeSpec = GpuNodeSpec()
     status: GpuNodeStatus = GpuNodeStatus()
 
@@ -407,9 +406,8 @@ class MigPolicyStatus(ApiStruct, frozen=True, kw_only=True):
     conditions: list[Condition] = []
 
 
-class MigPolicy(ApiStruct, frozen=True, kw_only=True):
+class MigPolicy(ObjectStruct, frozen=True, kw_only=True):
     """How some GPUs are to be partitioned."""
 
     spec: MigPolicySpec
-    metadata: ObjectMeta = ObjectMeta()
     status: MigPolicyStatus = MigPolicyStatus()

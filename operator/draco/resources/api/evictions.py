@@ -4,7 +4,7 @@ Owns the struct only. What a request says, and what its status means, is `mainte
 """
 
 from draco.resources.api.base import ApiStruct
-from draco.resources.api.meta import Condition, ObjectMeta
+from draco.resources.api.meta import Condition, ObjectStruct
 
 INTENT_EVICTION = "Eviction"
 
@@ -37,9 +37,8 @@ class EvictionRequestStatus(ApiStruct, frozen=True, kw_only=True):
     observed_generation: int | None = None
 
 
-class EvictionRequest(ApiStruct, frozen=True, kw_only=True):
+class EvictionRequest(ObjectStruct, frozen=True, kw_only=True):
     """Served in lifecycle.k8s.io/v1alpha1 by Kubernetes 1.37 with the feature gate EvictionRequestAPI."""
 
-    metadata: ObjectMeta = ObjectMeta()
     spec: EvictionRequestSpec = EvictionRequestSpec()
     status: EvictionRequestStatus = EvictionRequestStatus()

@@ -9,7 +9,7 @@ from typing import Final
 
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import DeviceSelector
-from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta
+from draco.resources.api.meta import Condition, LabelSelector, ObjectStruct
 from draco.resources.names import TAINT_FAMILIES, TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED
 
 
@@ -152,9 +152,8 @@ class HealthPolicyStatus(ApiStruct, frozen=True, kw_only=True):
     conditions: list[Condition] = []
 
 
-class HealthPolicy(ApiStruct, frozen=True, kw_only=True):
+class HealthPolicy(ObjectStruct, frozen=True, kw_only=True):
     """What is done about faults of some GPUs."""
 
     spec: HealthPolicySpec
-    metadata: ObjectMeta = ObjectMeta()
     status: HealthPolicyStatus = HealthPolicyStatus()

@@ -6,13 +6,12 @@ Owns the structs: batch/v1, and of core/v1 what is read of a Job's pods alone. T
 from typing import Any
 
 from draco.resources.api.base import ApiStruct
-from draco.resources.api.meta import Condition, ObjectMeta
+from draco.resources.api.meta import Condition, ObjectStruct
 
 
-class JobTemplate(ApiStruct, frozen=True, kw_only=True):
+class JobTemplate(ObjectStruct, frozen=True, kw_only=True):
     """What a CronJob makes Jobs from."""
 
-    metadata: ObjectMeta = ObjectMeta()
     spec: dict[str, Any] = {}
 
 
@@ -23,10 +22,9 @@ class CronJobSpec(ApiStruct, frozen=True, kw_only=True):
     job_template: JobTemplate = JobTemplate()
 
 
-class CronJob(ApiStruct, frozen=True, kw_only=True):
+class CronJob(ObjectStruct, frozen=True, kw_only=True):
     """A template of Jobs, with a schedule that does not count while it is suspended."""
 
-    metadata: ObjectMeta = ObjectMeta()
     spec: CronJobSpec = CronJobSpec()
 
 
@@ -42,10 +40,9 @@ class JobSpec(ApiStruct, frozen=True, kw_only=True):
     parallelism: int | None = None
 
 
-class Job(ApiStruct, frozen=True, kw_only=True):
+class Job(ObjectStruct, frozen=True, kw_only=True):
     """A Job. Never written back: the struct has not all of it."""
 
-    metadata: ObjectMeta = ObjectMeta()
     spec: JobSpec = JobSpec()
     status: JobStatus = JobStatus()
 
@@ -90,8 +87,7 @@ class JobPodStatus(ApiStruct, frozen=True, kw_only=True):
     container_statuses: list[ContainerStatus] = []
 
 
-class JobPod(ApiStruct, frozen=True, kw_only=True):
+class JobPod(ObjectStruct, frozen=True, kw_only=True):
     """A pod of one of Draco's Jobs."""
 
-    metadata: ObjectMeta = ObjectMeta()
     status: JobPodStatus = JobPodStatus()

@@ -6,7 +6,7 @@ Owns the structs of that kind, and of Namespace, whose labels say which limit is
 from enum import StrEnum
 
 from draco.resources.api.base import ApiStruct
-from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta
+from draco.resources.api.meta import Condition, LabelSelector, ObjectStruct
 
 
 class LimitScope(StrEnum):
@@ -54,15 +54,12 @@ class DeviceLimitStatus(ApiStruct, frozen=True, kw_only=True):
     conditions: list[Condition] = []
 
 
-class DeviceLimit(ApiStruct, frozen=True, kw_only=True):
+class DeviceLimit(ObjectStruct, frozen=True, kw_only=True):
     """A limit. All that apply hold together."""
 
-    metadata: ObjectMeta = ObjectMeta()
     spec: DeviceLimitSpec
     status: DeviceLimitStatus = DeviceLimitStatus()
 
 
-class Namespace(ApiStruct, frozen=True, kw_only=True):
+class Namespace(ObjectStruct, frozen=True, kw_only=True):
     """A namespace, for its labels."""
-
-    metadata: ObjectMeta = ObjectMeta()

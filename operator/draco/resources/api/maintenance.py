@@ -9,7 +9,7 @@ from typing import Final
 
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import DeviceSelector
-from draco.resources.api.meta import Condition, ObjectMeta, TimeWindow, find_condition, is_true
+from draco.resources.api.meta import Condition, ObjectStruct, TimeWindow, find_condition, is_true
 from draco.resources.names import TAINT_MAINTENANCE, DeviceKey, PoolKey
 
 
@@ -219,11 +219,10 @@ class DeviceMaintenanceStatus(ApiStruct, frozen=True, kw_only=True):
     conditions: list[Condition] = []
 
 
-class DeviceMaintenance(ApiStruct, frozen=True, kw_only=True):
+class DeviceMaintenance(ObjectStruct, frozen=True, kw_only=True):
     """A request to take devices out of service one by one, leaving their node and its other devices at work."""
 
     spec: DeviceMaintenanceSpec
-    metadata: ObjectMeta = ObjectMeta()
     status: DeviceMaintenanceStatus = DeviceMaintenanceStatus()
 
     @property
@@ -276,9 +275,8 @@ class MaintenanceBudgetStatus(ApiStruct, frozen=True, kw_only=True):
     conditions: list[Condition] = []
 
 
-class MaintenanceBudget(ApiStruct, frozen=True, kw_only=True):
+class MaintenanceBudget(ObjectStruct, frozen=True, kw_only=True):
     """How much may be out of service at once. All budgets hold together."""
 
-    metadata: ObjectMeta = ObjectMeta()
     spec: MaintenanceBudgetSpec = MaintenanceBudgetSpec()
     status: MaintenanceBudgetStatus = MaintenanceBudgetStatus()

@@ -72,6 +72,12 @@ class ObjectMeta(ApiStruct, frozen=True, kw_only=True):
         return {"uid": self.uid, "resourceVersion": self.resource_version}
 
 
+class ObjectStruct(ApiStruct, frozen=True, kw_only=True):
+    """Base of the structs of kinds: what is stored under a name."""
+
+    metadata: ObjectMeta = ObjectMeta()
+
+
 class Condition(ApiStruct, frozen=True, kw_only=True):
     """A standard condition. `status` is "True", "False" or "Unknown"."""
 

@@ -11,7 +11,7 @@ import msgspec
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import ResourceClaimSpec
 from draco.resources.api.foreign import shallow_value
-from draco.resources.api.meta import Condition, ObjectMeta
+from draco.resources.api.meta import Condition, ObjectStruct
 
 
 class ReservationTemplate(ApiStruct, frozen=True, kw_only=True):
@@ -84,9 +84,8 @@ class DeviceReservationStatus(ApiStruct, frozen=True, kw_only=True):
     conditions: list[Condition] = []
 
 
-class DeviceReservation(ApiStruct, frozen=True, kw_only=True):
+class DeviceReservation(ObjectStruct, frozen=True, kw_only=True):
     """Devices for pods that are yet to come."""
 
     spec: DeviceReservationSpec = DeviceReservationSpec()
-    metadata: ObjectMeta = ObjectMeta()
     status: DeviceReservationStatus = DeviceReservationStatus()

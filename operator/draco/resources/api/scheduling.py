@@ -5,7 +5,7 @@ written.
 """
 
 from draco.resources.api.base import ApiStruct
-from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.meta import ObjectStruct
 
 
 class GangSchedulingPolicy(ApiStruct, frozen=True, kw_only=True):
@@ -40,17 +40,15 @@ class PodGroupSpec(ApiStruct, frozen=True, kw_only=True):
     priority: int | None = None
 
 
-class PodGroup(ApiStruct, frozen=True, kw_only=True):
+class PodGroup(ObjectStruct, frozen=True, kw_only=True):
     """Pods that name it in spec.schedulingGroup belong to it."""
 
-    metadata: ObjectMeta = ObjectMeta()
     spec: PodGroupSpec = PodGroupSpec()
 
 
-class PriorityClass(ApiStruct, frozen=True, kw_only=True):
+class PriorityClass(ObjectStruct, frozen=True, kw_only=True):
     """How urgent those are that name it, and whether others leave for them: not with `preemption_policy` Never."""
 
     value: int
-    metadata: ObjectMeta = ObjectMeta()
     global_default: bool = False
     preemption_policy: str = ""

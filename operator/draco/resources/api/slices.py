@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from draco.resources.api.base import ApiStruct
-from draco.resources.api.meta import NodeSelector, ObjectMeta
+from draco.resources.api.meta import NodeSelector, ObjectStruct
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import ATTRIBUTE_CLIQUE_ID, ATTRIBUTE_CLUSTER_UUID, NVIDIA_DRIVER, DeviceKey, PoolKey
 
@@ -146,11 +146,10 @@ class ResourceSliceSpec(ApiStruct, frozen=True, kw_only=True):
         return "all nodes" if self.all_nodes else "other nodes"
 
 
-class ResourceSlice(ApiStruct, frozen=True, kw_only=True):
+class ResourceSlice(ObjectStruct, frozen=True, kw_only=True):
     """A part of a pool, published by a driver."""
 
     spec: ResourceSliceSpec
-    metadata: ObjectMeta = ObjectMeta()
 
     @property
     def pool(self) -> PoolKey:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from draco.resources.api.base import ApiStruct
-from draco.resources.api.meta import Condition, ObjectMeta
+from draco.resources.api.meta import Condition, ObjectStruct
 from draco.resources.names import TAINT_OPERATOR_ALLOCATED, DeviceKey
 
 EFFECTS = ("NoSchedule", "NoExecute", "None")
@@ -101,9 +101,8 @@ class DeviceTaintRuleStatus(ApiStruct, frozen=True, kw_only=True):
     conditions: list[Condition] = []
 
 
-class DeviceTaintRule(ApiStruct, frozen=True, kw_only=True):
+class DeviceTaintRule(ObjectStruct, frozen=True, kw_only=True):
     """A taint applied from outside the driver. Served as v1 (1.37), v1beta2 (1.36) or v1alpha3 (1.34, 1.35), all of one shape."""
 
     spec: DeviceTaintRuleSpec
-    metadata: ObjectMeta = ObjectMeta()
     status: DeviceTaintRuleStatus = DeviceTaintRuleStatus()
