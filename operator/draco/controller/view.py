@@ -22,12 +22,12 @@ from draco.kube.connect.client import Client
 from draco.kube.watch.collection import Collection
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Store
-from draco.maintenance.isolating.fences import is_fence
 from draco.maintenance.rules import (
     extended_device,
     extended_from,
     extends,
     is_draco_own,
+    is_fence,
     maintained_device,
     maintenance_uid,
 )

@@ -1,11 +1,12 @@
-"""The taint rules that Draco writes: the exact one that isolates one device for one request, and extensions of a person's rule.
+"""The taint rules that Draco writes: the exact one that isolates a device for a request, extensions of a person's rule, fences.
 
-Owns each rule's name, selector, labels and owner, and how such a rule is recognised again. A rule names driver, pool and device,
-so it can never reach another device. It belongs to its request, or to the rule that it extends, so the cluster's garbage
-collector takes it away with that even when no operator runs.
+Owns each rule's name, selector, labels and owner, and how such a rule is recognised again. A rule belongs to its request, to the
+rule that it extends, or to the GpuNode, so the cluster's garbage collector takes it away with that even when no operator runs.
 
 Kubernetes taints the one device that a rule names: a rule on gpu-0 leaves its partitions as they are. Draco puts such a rule on
-all that is the same hardware. A rule is extended if it names driver, pool and device and is no rule of Draco's own.
+all that is the same hardware. A rule is extended if it names driver, pool and device and is no rule of Draco's own. Draco's rules
+name driver, pool and device, too, so they can never reach another device; but for a fence, which is one for all devices of a pool
+whose agent is lost. Whom to fence is decided in `health.fencing`.
 """
 
 import hashlib
@@ -14,19 +15,23 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from draco.allocation.fleet.hardware import PoolHardware
+from draco.resources.api.draco import GpuNode
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceTaint
 from draco.resources.api.meta import ObjectMeta, OwnerReference
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
-from draco.resources.kinds import DEVICE_MAINTENANCES, Kind
+from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, Kind
 from draco.resources.names import (
     ANNOTATION_EXTEND,
     ANNOTATION_OVERLAPS,
     ANNOTATION_UUID,
     DRACO_DOMAIN,
     LABEL_EXTENDS,
+    LABEL_FENCES,
     LABEL_MAINTENANCE,
     LABEL_MANAGED_BY,
+    TAINT_AGENT_LOST,
     DeviceKey,
+    PoolKey,
 )
 
 RULE_PREFIX = "draco-maintenance-"
@@ -35,8 +40,11 @@ MANAGED_BY = DRACO_DOMAIN
 
 def rule_name(uid: str, device: DeviceKey, *, prefix: str = RULE_PREFIX) -> str:
     """One name per request, or extended rule, and device: who applies it twice, applies it once. At most 98 characters."""
-    digest = hashlib.sha256("\0".join((uid, *device)).encode()).hexdigest()[:16]
-    return f"{prefix}{device.device}-{digest}"
+    return f"{prefix}{device.device}-{_digest(uid, *device)}"
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def rule_for(
@@ -61,22 +69,22 @@ def rule_for(
 
 def _rule(
     name: str,
-    device: DeviceKey,
+    on: DeviceKey | PoolKey,
     taint: DeviceTaint | MaintenanceTaint,
     *,
     labels: dict[str, str],
-    annotations: dict[str, str],
     owner: OwnerReference,
+    annotations: dict[str, str] | None = None,
 ) -> DeviceTaintRule:
     return DeviceTaintRule(
         metadata=ObjectMeta(
             name=name,
             labels={**labels, LABEL_MANAGED_BY: MANAGED_BY},
-            annotations=annotations,
+            annotations=annotations or {},
             owner_references=[owner],
         ),
         spec=DeviceTaintRuleSpec(
-            device_selector=DeviceTaintSelector(driver=device.driver, pool=device.pool, device=device.device),
+            device_selector=DeviceTaintSelector(**on._asdict()),
             taint=DeviceTaint(key=taint.key, value=taint.value, effect=taint.effect),
         ),
     )
@@ -245,3 +253,30 @@ def _is_gone(devices: tuple[DeviceKey, DeviceKey], hardware: PoolHardware) -> bo
 def extended_from(rule: DeviceTaintRule) -> str:
     """The device from which a rule was extended to the one that it names; "" if it is no extension."""
     return rule.metadata.annotations.get(ANNOTATION_OVERLAPS, "") if extends(rule) else ""
+
+
+def fence_name(pool: PoolKey) -> str:
+    """One name per pool: who applies it twice, applies it once."""
+    return f"{FENCE_PREFIX}{_digest(*pool)}"
+
+
+def fence_for(gpu_node: GpuNode, pool: PoolKey) -> DeviceTaintRule:
+    """The rule that keeps new claims off the node's devices."""
+    return _rule(
+        fence_name(pool),
+        pool,
+        DeviceTaint(key=TAINT_AGENT_LOST, effect="NoSchedule"),
+        labels={LABEL_FENCES: _digest(*pool)},
+        owner=GPU_NODES.owner(gpu_node.metadata),
+    )
+
+
+def is_fence(rule: DeviceTaintRule) -> bool:
+    """Whether Draco wrote the rule to fence a node. Other people's rules never qualify."""
+    return rule.metadata.name.startswith(FENCE_PREFIX) and LABEL_FENCES in rule.metadata.labels
+
+
+def fenced_node(rule: DeviceTaintRule) -> str:
+    """The node that the rule fences; "" if it fences none."""
+    selector = rule.spec.device_selector
+    return (selector.pool or "") if is_fence(rule) and selector is not None else ""

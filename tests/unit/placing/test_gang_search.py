@@ -11,7 +11,7 @@ from draco.allocation.ownership.claims import as_searched
 from draco.placing.groups.gang_search import ATTEMPTS, GangSearch
 from draco.placing.groups.group import ClaimGroup, GroupMember, GroupPlacement, withheld
 from draco.placing.groups.place import Forecast, forecast, place
-from draco.placing.scoring.ranking import ALONE, RestOfGroup
+from draco.placing.scoring.score import ALONE, RestOfGroup
 from draco.placing.search.what_if import WhatIfPlacer
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node

@@ -5,8 +5,7 @@ from collections.abc import Collection
 
 import pytest
 
-from draco.placing.scoring.ranking import ALONE, NodeRanking, RankedNode, RestOfGroup
-from draco.placing.scoring.score import PlacementScore
+from draco.placing.scoring.score import ALONE, NodeRanking, PlacementScore, RankedNode, RestOfGroup
 
 NODES = [f"node-{number}" for number in range(6)]
 

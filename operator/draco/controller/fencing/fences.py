@@ -23,8 +23,7 @@ from draco.kube.errors import ApiError, Conflict, NotFound
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.shares import EventType
 from draco.kube.watch.store import Change
-from draco.maintenance.isolating.fences import fence_for, fenced_node, is_fence
-from draco.maintenance.rules import isolates_as
+from draco.maintenance.rules import fence_for, fenced_node, is_fence, isolates_as
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.meta import Condition, is_true, timed
 from draco.resources.api.slices import ResourceSlice

@@ -21,7 +21,7 @@ from draco.kube.connect.client import Client
 from draco.kube.listeners import Listeners
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
-from draco.maintenance.isolating.fences import fence_name, is_fence
+from draco.maintenance.rules import fence_name, is_fence
 from draco.resources.api.core import Lease, LeaseSpec, Node
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.meta import ObjectKey, is_true

@@ -23,11 +23,10 @@ from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
 from draco.maintenance.draining.drain import plan_drain
-from draco.maintenance.isolating.fences import is_fence
 from draco.maintenance.plan import plan_abandoned, plan_maintenance
 from draco.maintenance.plan_output import AdmissionWish, MaintenancePlan
 from draco.maintenance.progress import DrainPlan, Purpose
-from draco.maintenance.rules import maintenance_uid
+from draco.maintenance.rules import is_fence, maintenance_uid
 from draco.maintenance.selecting.matching import fixed_selection, has_begun
 from draco.maintenance.snapshot import MaintenanceSnapshot
 from draco.resources.api.claims import ResourceClaim

@@ -17,10 +17,10 @@ from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.maintenance.budgets.admission import StartCandidate
 from draco.maintenance.draining.drain import DrainInput
-from draco.maintenance.isolating.fences import fence_name, is_fence
 from draco.maintenance.isolating.gpu_node_entries import not_heeded, not_reached
 from draco.maintenance.progress import Purpose
 from draco.maintenance.readiness import age_of
+from draco.maintenance.rules import fence_name, is_fence
 from draco.maintenance.selecting.matching import (
     MaintenanceScope,
     MaintenanceSelection,

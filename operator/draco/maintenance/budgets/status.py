@@ -27,7 +27,7 @@ def budget_status(
 ) -> MaintenanceBudgetStatus:
     """Where a budget stands. `out` is what is out of service, of any budget; `waiting` counts requests that wait for this one."""
     used = limit.counted(out)
-    full = [place for place, allowed in _allowed(limit).items() if used[place] >= allowed]
+    full = [place for place in limit.totals if (allowed := limit.allows(place)) is not None and used[place] >= allowed]
     number = used.total()
     if not has_class:
         status, reason = "False", "NoDeviceClass"
@@ -60,8 +60,3 @@ def budget_status(
 def no_class(name: str) -> str:
     """The class that a budget is about does not exist."""
     return f"There is no DeviceClass {name}, so this budget limits nothing."
-
-
-def _allowed(limit: BudgetLimit) -> dict[str, int]:
-    found = {place: limit.allows(place) for place in limit.totals}
-    return {place: allowed for place, allowed in found.items() if allowed is not None}

@@ -59,7 +59,7 @@ class ProbedGpu(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_operators(self) -> bool:
         """Whether it was handed over, so that only Draco allocates it."""
-        return any(_is_handed_over(each.device) for each in self.devices)
+        return any(each.device.text(ATTRIBUTE_ALLOCATOR, "") == ALLOCATED_BY_OPERATOR for each in self.devices)
 
 
 def class_for(gpu: ProbedGpu, asked_for: Iterable[str], classes: Mapping[str, DeviceClass]) -> str:
@@ -148,11 +148,6 @@ def _is_tolerated(taint: DeviceTaint, gpu: ProbedGpu) -> bool:
 def _hindrance(each: OfferedDevice, gpu: ProbedGpu) -> DeviceTaint | None:
     """What keeps the claim off this device. That it is Draco's to allocate keeps off nobody who asks by a class of Draco's."""
     return next((taint for taint in each.taints if taint.sets_aside and not _is_tolerated(taint, gpu)), None)
-
-
-def _is_handed_over(device: Device) -> bool:
-    found = device.attributes.get(ATTRIBUTE_ALLOCATOR)
-    return found is not None and found.value == ALLOCATED_BY_OPERATOR
 
 
 def _named(gpu: ProbedGpu) -> str:

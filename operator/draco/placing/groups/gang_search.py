@@ -21,7 +21,7 @@ from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.placement import nodes_for
 from draco.placing.groups.group import ClaimGroup, GroupMember, allocated
 from draco.placing.groups.topology import SPREAD, domains_of
-from draco.placing.scoring.ranking import ALONE, RestOfGroup
+from draco.placing.scoring.score import ALONE, RestOfGroup
 from draco.placing.search.best import BestPlacement
 from draco.placing.search.what_if import WhatIfPlacer
 from draco.resources.api.claims import AllocationResult, ResourceClaim

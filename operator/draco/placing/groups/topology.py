@@ -54,14 +54,9 @@ def _value(topology: str, fleet: Fleet, node: Node) -> str | None:
     if topology == SAME_NODE:
         return node.metadata.name
     if topology == SAME_NVLINK_DOMAIN:
-        return _nvlink_domain(fleet, node.metadata.name)
+        fabrics = set(_fabrics(fleet, node.metadata.name))
+        return fabrics.pop() if len(fabrics) == 1 else node.metadata.name  # the node itself: of none, or of several
     return node.metadata.labels.get(topology)
-
-
-def _nvlink_domain(fleet: Fleet, name: str) -> str:
-    """The NVLink fabric that the node's GPUs are in; the node itself, where they are in none or in several."""
-    found = set(_fabrics(fleet, name))
-    return found.pop() if len(found) == 1 else name
 
 
 def _fabrics(fleet: Fleet, name: str) -> Iterable[str]:

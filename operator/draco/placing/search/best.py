@@ -15,8 +15,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import would_get
 from draco.placing.scoring.gpu_room import PublishedGpus
-from draco.placing.scoring.ranking import ALONE, NodeRanking, RankedNode, RestOfGroup
-from draco.placing.scoring.score import PlacementScore, why_worse
+from draco.placing.scoring.score import ALONE, NodeRanking, PlacementScore, RankedNode, RestOfGroup, why_worse
 from draco.placing.search.node_search import MAX_STEPS, NodeAnswer, NodeSearch
 from draco.placing.search.set_search import Effort
 from draco.resources.api.claims import AllocationResult, ResourceClaim
