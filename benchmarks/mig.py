@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 from benchmarks.mig_streams import GRID, MIXES, PROFILES, Arrival, MersenneTwister64, arrivals
 from benchmarks.table import Row, shown, tell
-from draco.mig.geometry import geometry
+from draco.mig.geometry import BoardPool, Choice, geometry, largest_first
 from draco.mig.packing import packable
-from draco.mig.placement import BoardPool, Choice, largest_first
 from draco.mig.repair import Movability
 from draco.mig.replay import Policy, Replay, ReplayCounts, ReplayOutcome, SimulatedFleet, rule_of, used_share
 

@@ -25,8 +25,7 @@ from draco.agent.publish.partitions import Divisible, Place, partition_name
 from draco.agent.publish.slices import Publisher
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
-from draco.mig.geometry import State, geometry
-from draco.mig.placement import BoardPool, Choice
+from draco.mig.geometry import BoardPool, Choice, State, geometry
 from draco.mig.replay import Policy, Replay, SimulatedFleet, rule_of
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, NODES, PODS, SLICES

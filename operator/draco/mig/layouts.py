@@ -11,9 +11,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from draco.mig.board import Board, Placement, Profile
-from draco.mig.geometry import Geometry, State, geometry
+from draco.mig.geometry import Geometry, State, geometry, largest_first
 from draco.mig.known_boards import BOARDS
-from draco.mig.placement import largest_first
 from draco.resources.api.draco import LayoutInstances
 from draco.resources.errors import DracoError
 

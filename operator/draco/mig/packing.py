@@ -1,6 +1,6 @@
 """Whether a set of instances fits on a number of equal GPUs, if all were placed again: the exact test.
 
-Owns that question only; where each goes is `placement`'s. Two shapes of board have a closed form, answered in no time for any
+Owns that question only; where each goes is `geometry`'s. Two shapes of board have a closed form, answered in no time for any
 number of GPUs; every other table is searched.
 
 Closed forms. On nested boards (each size divides the next, and starts are all multiples of it) instances fit if their units do.

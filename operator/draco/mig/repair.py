@@ -13,8 +13,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from draco.mig.board import Placement, Profile
-from draco.mig.geometry import Geometry, State
-from draco.mig.placement import BoardPool, Choice
+from draco.mig.geometry import BoardPool, Choice, Geometry, State
 
 
 class Movability(StrEnum):

@@ -11,9 +11,8 @@ from enum import StrEnum
 import msgspec
 
 from draco.mig.board import Profile
-from draco.mig.geometry import Geometry
+from draco.mig.geometry import BoardPool, Choice, Geometry
 from draco.mig.packing import packable
-from draco.mig.placement import BoardPool, Choice
 from draco.mig.repair import Movability, PlacedInstance, plan_repair
 
 

@@ -11,7 +11,7 @@ from benchmarks.mig_streams import GRID, MIXES, PROFILES, MersenneTwister64, arr
 from draco.agent.hardware.gpus import device_name
 from draco.agent.publish.partitions import partition_name
 from draco.mig.board import Placement
-from draco.mig.placement import Choice
+from draco.mig.geometry import Choice
 
 
 def test_the_generator_is_the_one_of_the_standard() -> None:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from draco.mig.board import Board, Placement, Profile
-from draco.mig.geometry import Geometry, State, geometry
+from draco.mig.geometry import BoardPool, Choice, Geometry, State, geometry, largest_first
 from draco.mig.known_boards import BOARDS
-from draco.mig.placement import BoardPool, Choice, largest_first
 from tests.unit.mig.enumerated import plain
 
 GRID = plain("H100-80GB")

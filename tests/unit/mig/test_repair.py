@@ -7,9 +7,8 @@ from itertools import combinations
 import pytest
 
 from draco.mig.board import Board, Placement, Profile
-from draco.mig.geometry import Geometry, State, geometry
+from draco.mig.geometry import Choice, Geometry, State, geometry
 from draco.mig.known_boards import BOARDS
-from draco.mig.placement import Choice
 from draco.mig.repair import Movability, PlacedInstance, RepairPlan, plan_repair
 from tests.unit.mig.enumerated import plain
 

@@ -8,9 +8,8 @@ from draco.agent.hardware.gpus import GpuMigView, HeldInstance, Instance, Locate
 from draco.agent.publish import partitions
 from draco.agent.publish.partitions import Divisible, Place
 from draco.mig.board import Placement
-from draco.mig.geometry import geometry
+from draco.mig.geometry import BoardPool, Choice, geometry
 from draco.mig.known_boards import BOARDS
-from draco.mig.placement import BoardPool, Choice
 from tests.builders import a_gpu
 
 GPUS = [a_gpu(minor) for minor in range(8)]

@@ -7,8 +7,7 @@ import pytest
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.mig.board import Placement
-from draco.mig.geometry import State, geometry
-from draco.mig.placement import BoardPool
+from draco.mig.geometry import BoardPool, State, geometry
 from draco.placing.groups.group import allocated
 from draco.placing.search.best import BestPlacer
 from draco.resources.names import PoolKey, read_partition_name

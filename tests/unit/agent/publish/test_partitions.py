@@ -9,9 +9,8 @@ from draco.agent.hardware.gpus import DriverInfo, GpuMigView, HeldInstance, Inst
 from draco.agent.publish import partitions
 from draco.agent.publish.partitions import Divisible
 from draco.mig.board import Board, Placement
-from draco.mig.geometry import geometry
+from draco.mig.geometry import BoardPool, geometry
 from draco.mig.known_boards import BOARDS
-from draco.mig.placement import BoardPool
 from draco.resources.api.draco import MigState
 from draco.resources.api.slices import Counter, CounterSet, Device, DeviceAttribute
 from draco.resources.names import GpuUuid, read_partition_name
