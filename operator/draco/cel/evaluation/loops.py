@@ -5,34 +5,23 @@ direct one for what is not metered. Both give the same values and errors.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from draco.cel.errors import EvaluationError
-from draco.cel.evaluation.charges import Meter, Unmetered
+from draco.cel.evaluation.charges import Unmetered
 from draco.cel.evaluation.code import UNSET, Code, Run, Scope, Slots, Step, Variable
-from draco.cel.syntax.ast import Comprehension, Expr
+from draco.cel.syntax.ast import Comprehension
 from draco.cel.values.device import DeviceVariable
 from draco.cel.values.values import MAPS, Value, go_type, value_of_key
+
+if TYPE_CHECKING:
+    from draco.cel.evaluation.compile import Compiler
 
 _Body = Callable[[DeviceVariable, Slots, Iterator[None]], Value]
 _DIRECT = frozenset({"all", "exists", "existsOne", "map", "filter", "transformList"})
 
 
-class LoopCompiler(Protocol):
-    """What a loop needs of the compiler it is a part of."""
-
-    meter: Meter
-
-    def new_slot(self) -> int:
-        """Reserve the number of a variable that nothing else uses."""
-        ...
-
-    def step(self, node: Expr, scope: Scope) -> Step:
-        """Begin to compile a node where these names are known."""
-        ...
-
-
-def compile_loop(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> Step:
+def compile_loop(compiler: "Compiler", node: Comprehension, scope: Scope) -> Step:
     """Compile a comprehension."""
     if node.macro == "bind":
         return _bind(compiler, node, scope)
@@ -41,7 +30,7 @@ def compile_loop(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> S
     return _literal(compiler, node, scope)
 
 
-def _bind(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> Step:
+def _bind(compiler: "Compiler", node: Comprehension, scope: Scope) -> Step:
     """`cel.bind`: the value is computed when it is first read, and not at all if it never is.
 
     A name is never a constant, even where its value is: `false && s.matches(name)` does not compile the pattern.
@@ -60,7 +49,7 @@ def _bind(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> Step:
     return Code(bound)
 
 
-def _variables(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> tuple[int, int | None, Scope]:
+def _variables(compiler: "Compiler", node: Comprehension, scope: Scope) -> tuple[int, int | None, Scope]:
     first = compiler.new_slot()
     if node.second_variable is None:
         return first, None, {**scope, node.variable: Variable(first)}
@@ -93,7 +82,7 @@ def _elements(items: Value, first: int, second: int | None, slots: Slots) -> Ite
         raise EvaluationError(f"unsupported comprehension range type: {go_type(items)}")
 
 
-def _direct(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> Step:
+def _direct(compiler: "Compiler", node: Comprehension, scope: Scope) -> Step:
     source = yield compiler.step(node.range, scope)
     first, second, inner = _variables(compiler, node, scope)
     body = yield compiler.step(node.body, inner)
@@ -166,7 +155,7 @@ def _collected(body: Run, keep: Run | None) -> _Body:
     return run
 
 
-def _literal(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> Step:
+def _literal(compiler: "Compiler", node: Comprehension, scope: Scope) -> Step:
     source = yield compiler.step(node.range, scope)
     init = yield compiler.step(node.init, scope)
     first, second, inner = _variables(compiler, node, scope)

@@ -116,23 +116,6 @@ class Forecast(NamedTuple):
     kept: Sequence[DeviceKey] = ()
 
 
-class _Ended:
-    """Takes claims away as if they had ended, in their order, and puts them back."""
-
-    def __init__(self, placer: WhatIfPlacer, claims: list[ResourceClaim]) -> None:
-        self._placer = placer
-        self._claims = claims
-        self._number = 0
-
-    def first(self, number: int) -> None:
-        """Have just so many be taken away."""
-        for claim in self._claims[self._number : number]:
-            self._placer.put(allocated(claim, None))
-        for claim in self._claims[number : self._number]:
-            self._placer.put(claim)
-        self._number = number
-
-
 def forecast(fleet: Fleet, placer: WhatIfPlacer, group: ClaimGroup) -> Forecast:
     """The place that the group finds once others have ended: all of them, if it never fits.
 
@@ -142,10 +125,19 @@ def forecast(fleet: Fleet, placer: WhatIfPlacer, group: ClaimGroup) -> Forecast:
     members = [msgspec.structs.replace(each, others=()) for each in group.members]
     group = msgspec.structs.replace(group, members=members)
     search, claims = GangSearch(fleet, placer), _freeable(fleet)
-    ended = _Ended(placer, claims)
+    ended = 0
+
+    def end(number: int) -> None:
+        """Have just so many of the claims be as if they had ended, in their order."""
+        nonlocal ended
+        for claim in claims[ended:number]:
+            placer.put(allocated(claim, None))
+        for claim in claims[number:ended]:
+            placer.put(claim)
+        ended = number
 
     def fit_without(number: int) -> GroupFit:
-        ended.first(number)
+        end(number)
         found = search.place(group)
         if is_place(found):
             search.undo(group, found)
@@ -163,7 +155,7 @@ def forecast(fleet: Fleet, placer: WhatIfPlacer, group: ClaimGroup) -> Forecast:
         fewest = bisect_left(range(enough), True, too_few + 1, key=lambda number: is_place(fit_without(number)))
         fit = fit_without(fewest)
     finally:
-        ended.first(0)
+        end(0)
     return Forecast(fit, sorted(_free_of(fleet, fit)))
 
 
