@@ -218,8 +218,8 @@ class ClusterView:
         self.claims.store.add_index(MADE_FOR, lambda claim: [pod.uid] if (pod := made_for(claim)) else [])
         self.claims.store.add_index(BY_RESERVATION, lambda claim: [uid] if (uid := reserved_by(claim)) else [])
         self.claims.store.add_index(RESERVED_IN, lambda claim: [claim.metadata.namespace] if reserved_by(claim) else [])
-        self.claims.store.add_index(BY_NAMED, lambda claim: [] if reserved_by(claim) else _named(claim.metadata))
-        self.pods.store.add_index(BY_NAMED, lambda pod: _named(pod.metadata))
+        self.claims.store.add_index(BY_NAMED, lambda claim: [] if reserved_by(claim) else named(claim.metadata))
+        self.pods.store.add_index(BY_NAMED, lambda pod: named(pod.metadata))
         self.reservations.store.add_index(BY_TAKER, lambda each: [one.uid for one in each.status.takeovers])
         self.reservations.store.add_index(
             TAKING_OVER, lambda each: [True] if any(one.allocation for one in each.status.takeovers) else []
@@ -378,7 +378,8 @@ class ClusterView:
         self._outdated = True
 
 
-def _named(meta: ObjectMeta) -> list[ObjectKey]:
+def named(meta: ObjectMeta) -> list[ObjectKey]:
+    """The reservation that the label of a pod or claim names."""
     name = meta.labels.get(LABEL_RESERVATION)
     return [ObjectKey(meta.namespace, name)] if name else []
 

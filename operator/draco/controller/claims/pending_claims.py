@@ -86,11 +86,18 @@ class PendingClaims:
 
     def subscribe(self, wake: Callable[[PendingSubject], None]) -> None:
         """Have `wake` called with every pod and claim that a change of theirs may concern."""
-        self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake), reads=_of_claim)
-        self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake), reads=_of_pod)
+
+        def wake_for_refused(claim: ObjectKey) -> None:
+            for subject in self._users(claim):
+                wake(subject)
+
+        self._view.claims.subscribe_keys(wake, lambda claim: self._users(claim.metadata.key), reads=_of_claim)
+        self._view.pods.subscribe_keys(
+            wake, lambda pod: _subjects(pod) if uses_devices(pod, self._classes) else (), reads=_of_pod
+        )
         self._view.classes.subscribe(lambda change: self._wake_for_class(change, wake))
         if self._refused is not None:
-            self._refused.listeners.add(lambda claim: self._wake_for_refused(claim, wake))
+            self._refused.listeners.add(wake_for_refused)
 
     def all_keys(self) -> set[PendingSubject]:
         """Every pod that waits, and its claims."""
@@ -251,20 +258,10 @@ class PendingClaims:
             self._known_classes = self._view.classes_by_name
         return self._known_classes
 
-    def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[PendingSubject], None]) -> None:
-        wake(PendingSubject(CLAIMS.kind, change.key))
-        for pod in self._view.pods_of(change.key):
-            wake(PendingSubject(PODS.kind, pod.metadata.key))
-
-    def _wake_for_refused(self, claim: ObjectKey, wake: Callable[[PendingSubject], None]) -> None:
-        wake(PendingSubject(CLAIMS.kind, claim))
-        for pod in self._view.pods_of(claim):
-            wake(PendingSubject(PODS.kind, pod.metadata.key))
-
-    def _wake_for_pod(self, change: Change[Pod], wake: Callable[[PendingSubject], None]) -> None:
-        pods = [pod for pod in change.versions if uses_devices(pod, self._classes)]
-        for subject in {subject for pod in pods for subject in _subjects(pod)}:
-            wake(subject)
+    def _users(self, claim: ObjectKey) -> list[PendingSubject]:
+        """The claim and its pods."""
+        pods = self._view.pods_of(claim)
+        return [PendingSubject(CLAIMS.kind, claim), *(PendingSubject(PODS.kind, pod.metadata.key) for pod in pods)]
 
     def _wake_for_class(self, change: Change[DeviceClass], wake: Callable[[PendingSubject], None]) -> None:
         """Pods that ask for the extended resource which a class stands for, or stood for."""

@@ -26,7 +26,6 @@ from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, MigPolicy
 from draco.resources.api.maintenance import CONDITION_READY_FOR_WORK, DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
-from draco.resources.api.slices import ResourceSlice
 from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, HEALTH_POLICIES
 from draco.resources.names import FIELD_MANAGER_OPERATOR
 
@@ -64,16 +63,15 @@ class GpuNodeReconciler:
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the name of every node that a change may concern."""
-        self._view.gpu_nodes.subscribe(lambda change: wake(change.key.name))
-        self._view.nodes.subscribe(lambda change: wake(change.key.name), reads=lambda node: node.metadata.labels)
-        self._view.slices.subscribe(lambda change: _wake_for_slice(change, wake), reads=lambda item: item.spec)
-        self._view.claims.subscribe(
-            lambda change: _wake_for_claim(change, wake), reads=lambda claim: claim.devices_held
-        )
-        self._view.mig_policies.subscribe(lambda change: self._wake_for_policy(change, wake))
-        self._view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake), reads=_concern)
-        self._view.health_policies.subscribe(lambda _: self._wake_all(wake), reads=said_by)
-        self._view.classes.subscribe(lambda change: self._wake_for_class(change, wake))
+        view = self._view
+        view.gpu_nodes.subscribe(lambda change: wake(change.key.name))
+        view.nodes.subscribe(lambda change: wake(change.key.name), reads=lambda node: node.metadata.labels)
+        view.slices.subscribe_keys(wake, lambda item: [item.spec.pool.name], reads=lambda item: item.spec)
+        view.claims.subscribe_keys(wake, _pools_of, reads=lambda claim: claim.devices_held)
+        view.mig_policies.subscribe(lambda change: self._wake_for_policy(change, wake))
+        view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake), reads=_concern)
+        view.health_policies.subscribe(lambda _: self._wake_all(wake), reads=said_by)
+        view.classes.subscribe(lambda change: self._wake_for_class(change, wake))
         self._decisions.when_ahead.add(wake)
         if self._handover:
             self._handover.when_to_taint.add(wake)
@@ -206,11 +204,5 @@ def _as_logged(spec: GpuNodeSpec) -> dict[str, list[str]]:
     }
 
 
-def _wake_for_claim(change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
-    for pool in {device.pool for claim in change.versions for device in claim.devices_held}:
-        wake(pool)
-
-
-def _wake_for_slice(change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
-    for item in change.versions:
-        wake(item.spec.pool.name)
+def _pools_of(claim: ResourceClaim) -> set[str]:
+    return {device.pool for device in claim.devices_held}

@@ -18,9 +18,7 @@ from draco.health.policy_status import PolicyTotals, status_of
 from draco.health.requests import is_over, remediates
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.watch.store import Change
 from draco.resources.api.health import HealthPolicy, HealthPolicyStatus
-from draco.resources.api.maintenance import DeviceMaintenance
 
 _NOTHING = PolicyShare()
 
@@ -50,17 +48,13 @@ class HealthPolicyReconciler:
             for uid in self.all_keys():
                 wake(uid)
 
-        def on_request(change: Change[DeviceMaintenance]) -> None:
-            for uid in {remediates(request) for request in change.versions} - {""}:
-                wake(uid)
-
         self._remediation.on_notes.add(wake_all)
         self._view.health_policies.subscribe(wake_all)
         self._view.classes.subscribe(wake_all)
         self._view.nodes.subscribe(wake_all, reads=lambda node: node.metadata.labels)
         self._view.gpu_nodes.subscribe(wake_all, reads=lambda gpu_node: gpu_node.status.gpus)
         self._view.slices.subscribe(wake_all, reads=lambda item: item.spec)
-        self._view.maintenances.subscribe(on_request)
+        self._view.maintenances.subscribe_keys(wake, lambda request: {remediates(request)} - {""})
 
     def all_keys(self) -> set[str]:
         """Every policy there is."""

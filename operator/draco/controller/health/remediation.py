@@ -31,12 +31,10 @@ from draco.kube.events.events import EventRecorder
 from draco.kube.events.shares import EventType
 from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
-from draco.resources.api.claims import DeviceClass
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey, is_true
-from draco.resources.api.slices import ResourceSlice
 from draco.resources.kinds import DEVICE_MAINTENANCES, HEALTH_POLICIES
 from draco.resources.names import ANNOTATION_OUTCOME
 
@@ -106,21 +104,13 @@ class RemediationReconciler:
             if change.after is not None and remediates(change.after) and is_over(change.after):
                 wake(_CLEARING)
 
-        def on_class(_: Change[DeviceClass]) -> None:
-            for node in self.all_keys() if self._view.health_policies.store.values() else ():
-                wake(node)
-
-        def on_slice(change: Change[ResourceSlice]) -> None:
-            for item in change.versions:
-                wake(item.spec.pool.name)
-
         self._view.gpu_nodes.subscribe(
             lambda change: wake(change.key.name), reads=lambda node: (node.status.gpus, node.status.conditions)
         )
         self._view.health_policies.subscribe(on_policy, reads=said_by)
-        self._view.classes.subscribe(on_class)
+        self._view.classes.subscribe_keys(wake, lambda _: self.all_keys() if self._view.health_policies.store else ())
         self._view.nodes.subscribe(lambda change: wake(change.key.name), reads=lambda node: node.metadata.labels)
-        self._view.slices.subscribe(on_slice, reads=lambda item: item.spec)
+        self._view.slices.subscribe_keys(wake, lambda item: [item.spec.pool.name], reads=lambda item: item.spec)
         self._view.maintenances.subscribe(on_request)
 
     def all_keys(self) -> set[str]:

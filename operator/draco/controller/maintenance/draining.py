@@ -6,7 +6,7 @@ that was asked to make it leave.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 
 import structlog
@@ -73,12 +73,13 @@ class PodDrains:
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every request that may have to look at a pod."""
         self._view.pods.subscribe(self._forget_pod)
-        self._view.pods.subscribe(
-            lambda change: self._wake_for_claims({key for pod in change.versions for key in pod.claims}, wake),
+        self._view.pods.subscribe_keys(
+            wake,
+            lambda pod: self._holding(pod.claims),
             reads=lambda pod: (pod.claims, pod.is_over, pod.spec.node_name, pod.metadata.finalizers),
         )
         if self._requests:
-            self._requests.informer.subscribe(lambda change: self._wake_for_eviction_request(change, wake))
+            self._requests.informer.subscribe_keys(wake, self._concerned)
 
     def read(
         self,
@@ -222,17 +223,17 @@ class PodDrains:
     def _record(self, regarding: ObjectReference, type_: EventType, note: str, *, reason: str = EVICTED_REASON) -> None:
         self._events.record(regarding, type=type_, reason=reason, action=EVENT_ACTION, note=note)
 
-    def _wake_for_eviction_request(self, change: Change[EvictionRequest], wake: Callable[[str], None]) -> None:
-        for request in change.versions[:1]:
-            target = request.spec.target.pod
-            pod = self._view.pods.store.get(ObjectKey(change.key.namespace, target.name)) if target else None
-            self._wake_for_claims(pod.claims if pod else [], wake)
+    def _concerned(self, asked: EvictionRequest) -> Iterator[str]:
+        target = asked.spec.target.pod
+        pod = self._view.pods.store.get(ObjectKey(asked.metadata.namespace, target.name)) if target else None
+        return self._holding(pod.claims if pod else [])
 
-    def _wake_for_claims(self, keys: Iterable[ObjectKey], wake: Callable[[str], None]) -> None:
-        held = self._view.devices_held(keys)
+    def _holding(self, claims: Iterable[ObjectKey]) -> Iterator[str]:
+        """The UIDs of requests that drain devices which these claims hold."""
+        held = self._view.devices_held(claims)
         for request in self._view.maintenances.store.values() if held else ():
             if _drains(request) and any(each.key in held for each in request.status.devices):
-                wake(request.metadata.uid)
+                yield request.metadata.uid
 
 
 def _drains(request: DeviceMaintenance) -> bool:

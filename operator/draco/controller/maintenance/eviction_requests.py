@@ -80,9 +80,9 @@ class EvictionRequests:
         """Have `wake` called with the key of every request that may have to be withdrawn."""
         self.informer.subscribe(lambda change: wake(change.key))
         self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake))
-        self._view.claims.subscribe(lambda _: self._wake_all(wake), reads=lambda claim: claim.devices_held)
-        self._view.maintenances.subscribe(lambda _: self._wake_all(wake), reads=_decisive)
-        self._view.budgets.subscribe(lambda _: self._wake_all(wake), reads=lambda budget: budget.spec)
+        self._view.claims.subscribe_keys(wake, lambda _: self.all_keys(), reads=lambda claim: claim.devices_held)
+        self._view.maintenances.subscribe_keys(wake, lambda _: self.all_keys(), reads=_decisive)
+        self._view.budgets.subscribe_keys(wake, lambda _: self.all_keys(), reads=lambda budget: budget.spec)
 
     def all_keys(self) -> set[ObjectKey]:
         """Every request that there is."""
@@ -174,10 +174,6 @@ class EvictionRequests:
         for pod in change.versions[:1]:
             if self.informer.store.get(request_key(pod)) is not None:
                 wake(request_key(pod))
-
-    def _wake_all(self, wake: Callable[[ObjectKey], None]) -> None:
-        for key in self.all_keys():
-            wake(key)
 
 
 def _decisive(maintenance: DeviceMaintenance) -> tuple[Any, ...]:

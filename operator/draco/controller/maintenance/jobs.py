@@ -21,7 +21,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from draco.kube.watch.informer import Informer
-from draco.kube.watch.store import Change
+from draco.kube.watch.store import ApiObject
 from draco.maintenance.progress import JobsState, Purpose
 from draco.maintenance.working.claiming import class_for, is_outdated, no_class, obstacle, tolerations_for
 from draco.maintenance.working.jobs import (
@@ -34,7 +34,6 @@ from draco.maintenance.working.jobs import (
     targets_of,
 )
 from draco.maintenance.working.manifests import claim_manifest, job_manifest
-from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.jobs import CronJob, Job, JobPod
 from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
@@ -77,7 +76,7 @@ class MaintenanceJobs:
             informer: Informer[Any] = Informer(
                 client, kind, namespace=namespace, label_selector=LABEL_MAINTENANCE, clock=clock
             )
-            informer.store.add_index(BY_REQUEST, lambda each: [each.metadata.labels.get(LABEL_MAINTENANCE, "")])
+            informer.store.add_index(BY_REQUEST, _maintenance_of)
             return informer
 
         self._jobs: Informer[Job] = follow(JOBS)
@@ -95,7 +94,7 @@ class MaintenanceJobs:
         """Have `wake` called with the UID of every request that a change of its Jobs may concern."""
         self._wakes.append(wake)
         for informer in (self._jobs, self._pods, self._view.claims):
-            informer.subscribe(lambda change: _wake(change, wake))
+            informer.subscribe_keys(wake, _maintenance_of)
 
     def look(self, request: DeviceMaintenance, purpose: Purpose) -> JobsState | None:
         """How the Jobs of this purpose stand; None where the request asks for none."""
@@ -309,11 +308,5 @@ def _refused(error: Forbidden | Invalid) -> str:
     return f"The API server does not take it: {reason_of(error.message)}."
 
 
-def _maintenance_of(claim: ResourceClaim) -> list[str]:
-    return [uid] if (uid := claim.metadata.labels.get(LABEL_MAINTENANCE)) else []
-
-
-def _wake(change: Change[Any], wake: Callable[[str], None]) -> None:
-    for each in change.versions:
-        if uid := each.metadata.labels.get(LABEL_MAINTENANCE):
-            wake(uid)
+def _maintenance_of(each: ApiObject) -> list[str]:
+    return [uid] if (uid := each.metadata.labels.get(LABEL_MAINTENANCE)) else []

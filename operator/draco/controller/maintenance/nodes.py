@@ -13,7 +13,6 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import FORBIDDEN_S, Pauses
 from draco.kube.errors import Forbidden, NotFound
-from draco.kube.watch.store import Change
 from draco.maintenance.isolating.node_conditions import REASON, TYPES, node_conditions
 from draco.resources.api.core import Node
 from draco.resources.api.maintenance import DeviceMaintenance
@@ -37,12 +36,12 @@ class NodeConditionReconciler:
         self._view = view
         self._clock = clock
         self._forbidden: Pauses[None] = Pauses(clock, first_s=FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
-        view.slices.store.add_index(BY_NODE, lambda item: [item.spec.node_name] if item.spec.node_name else [])
+        view.slices.store.add_index(BY_NODE, _node_of)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the name of every node that a change may concern."""
-        self._view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake), reads=_of_request)
-        self._view.slices.subscribe(lambda change: _wake_for_slice(change, wake), reads=lambda item: item.spec)
+        self._view.maintenances.subscribe_keys(wake, self._nodes_of, reads=_of_request)
+        self._view.slices.subscribe_keys(wake, _node_of, reads=lambda item: item.spec)
         self._view.nodes.subscribe(lambda change: wake(change.key.name), reads=_own)
 
     def all_keys(self) -> set[str]:
@@ -79,10 +78,6 @@ class NodeConditionReconciler:
         log.info("node_conditions.written", node=name, true=[each.type for each in wanted if each.status == "True"])
         return None
 
-    def _wake_for_request(self, change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
-        for name in {name for request in change.versions for name in self._nodes_of(request)}:
-            wake(name)
-
     def _nodes_of(self, request: DeviceMaintenance) -> set[str]:
         pools = {each.key.pool_key for each in request.status.devices}
         slices = (item for pool in pools for item in self._view.slices_of(pool))
@@ -99,6 +94,5 @@ def _of_request(request: DeviceMaintenance) -> tuple[object, ...]:
     return request.status.phase, request.status.in_use, request.status.devices
 
 
-def _wake_for_slice(change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
-    for name in {item.spec.node_name for item in change.versions} - {None}:
-        wake(str(name))
+def _node_of(item: ResourceSlice) -> list[str]:
+    return [item.spec.node_name] if item.spec.node_name else []

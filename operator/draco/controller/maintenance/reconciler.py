@@ -5,7 +5,7 @@ no rule that is not its own. Pods are evicted and Jobs made by those who are tol
 that are gone and left rules behind.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import structlog
 
@@ -39,8 +39,6 @@ from draco.resources.api.maintenance import (
     DeviceMaintenanceStatus,
     MaintenancePhase,
 )
-from draco.resources.api.meta import ObjectKey
-from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 from draco.resources.kinds import DEVICE_MAINTENANCES
 from draco.resources.names import FIELD_MANAGER_OPERATOR, PoolKey
@@ -85,15 +83,20 @@ class MaintenanceReconciler:
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every request that a change may concern."""
+
+        def claim_changed(change: Change[ResourceClaim]) -> None:
+            for uid in self._of_claims(change.versions):
+                wake(uid)
+
         self._view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake))
-        self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake), reads=lambda item: item.spec)
-        self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake))
-        self._view.classes.subscribe(lambda _: self._wake_all(wake))
-        self._view.gpu_nodes.subscribe(lambda change: self._wake_for_gpu_node(change, wake), reads=_of_gpu_node)
-        self._view.nodes.subscribe(lambda change: self._wake_for_node(change, wake), reads=lambda node: node.ready)
+        self._view.slices.subscribe_keys(wake, lambda item: self._in_pools({item.pool}), reads=lambda item: item.spec)
+        self._view.claims.subscribe(claim_changed)
+        self._view.classes.subscribe_keys(wake, lambda _: _uids(self._at_work()))
+        self._view.gpu_nodes.subscribe_keys(wake, lambda item: self._in_pools({item.pool}), reads=_of_gpu_node)
+        self._view.nodes.subscribe_keys(wake, self._of_node, reads=lambda node: node.ready)
         if self._view.rules:
-            self._view.rules.subscribe(lambda change: self._wake_for_rule(change, wake))
-        self._view.budgets.subscribe(lambda _: self._wake_all(wake), reads=lambda budget: budget.spec)
+            self._view.rules.subscribe_keys(wake, self._of_rule)
+        self._view.budgets.subscribe_keys(wake, lambda _: _uids(self._at_work()), reads=lambda budget: budget.spec)
         self._admission.listeners.add(wake)
         self._drains.subscribe(wake)
         self._jobs.subscribe(wake)
@@ -237,28 +240,20 @@ class MaintenanceReconciler:
                 if not devices.isdisjoint(each.key for each in other.status.devices):
                     wake(other.metadata.uid)
 
-    def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
-        self._wake_for_pools({item.pool for item in change.versions}, wake)
+    def _of_node(self, node: Node) -> Iterable[str]:
+        gpu_node = self._view.gpu_nodes.store.get(node.metadata.key)
+        return self._in_pools({gpu_node.pool}) if gpu_node is not None else ()
 
-    def _wake_for_gpu_node(self, change: Change[GpuNode], wake: Callable[[str], None]) -> None:
-        self._wake_for_pools({item.pool for item in change.versions}, wake)
-
-    def _wake_for_node(self, change: Change[Node], wake: Callable[[str], None]) -> None:
-        gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", change.key.name))
-        if gpu_node is not None:
-            self._wake_for_pools({gpu_node.pool}, wake)
-
-    def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
-        claims = change.versions
+    def _of_claims(self, claims: Sequence[ResourceClaim]) -> Iterator[str]:
         # One that waits and tolerates taints may concern any request that has begun, as long as it waits.
         if any(claim.waits_tolerantly for claim in claims):
-            for request in filter(has_begun, self._at_work()):
-                wake(request.metadata.uid)
-        devices = {result.key for claim in claims for result in claim.results}
+            yield from _uids(filter(has_begun, self._at_work()))
+        pools = {result.key.pool_key for claim in claims for result in claim.results}
         # Those that would select of the whole fleet would be woken by every claim: they are looked at from time to time.
-        self._wake_for_pools({device.pool_key for device in devices}, wake, wide=False)
+        yield from self._in_pools(pools, wide=False)
 
-    def _wake_for_pools(self, pools: Collection[PoolKey], wake: Callable[[str], None], *, wide: bool = True) -> None:
+    def _in_pools(self, pools: Collection[PoolKey], *, wide: bool = True) -> Iterator[str]:
+        """The UIDs of requests that devices of these pools may concern."""
         for request in self._at_work() if pools else ():
             # One that is not fixed yet, and does not go by names alone, may be about anything; without a pool, about any pool.
             selection = fixed_selection(request, self._view.rules_for(request.metadata.uid))
@@ -267,32 +262,30 @@ class MaintenanceReconciler:
             else:
                 concerned = any(map(selection.may_match, pools))
             if concerned:
-                wake(request.metadata.uid)
+                yield request.metadata.uid
 
-    def _wake_for_rule(self, change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:
-        for rule in change.versions:
-            if uid := maintenance_uid(rule):
-                wake(uid)
-            self._wake_verifying(rule, wake)
-            if is_fence(rule) and (selector := rule.spec.device_selector):
-                self._wake_for_pools({PoolKey(selector.driver or "", selector.pool or "")}, wake)
-
-    def _wake_verifying(self, rule: DeviceTaintRule, wake: Callable[[str], None]) -> None:
-        """A taint that comes or goes decides whether the claim of a Job for verification is allocated."""
+    def _of_rule(self, rule: DeviceTaintRule) -> Iterator[str]:
+        if uid := maintenance_uid(rule):
+            yield uid
         selector = rule.spec.device_selector
-        for request in self._at_work() if selector else ():
-            if request.status.phase is MaintenancePhase.VERIFYING and any(
-                selector.matches(each.key) for each in request.status.devices if selector
-            ):
-                wake(request.metadata.uid)
-
-    def _wake_all(self, wake: Callable[[str], None]) -> None:
+        if selector is None:
+            return
         for request in self._at_work():
-            wake(request.metadata.uid)
+            # A taint that comes or goes decides whether the claim of a Job for verification is allocated.
+            if request.status.phase is MaintenancePhase.VERIFYING and any(
+                selector.matches(each.key) for each in request.status.devices
+            ):
+                yield request.metadata.uid
+        if is_fence(rule):
+            yield from self._in_pools({PoolKey(selector.driver or "", selector.pool or "")})
 
     def _at_work(self) -> Iterable[DeviceMaintenance]:
         every = self._view.maintenances.store.values()
         return (request for request in every if request.status.phase not in OVER)
+
+
+def _uids(requests: Iterable[DeviceMaintenance]) -> Iterator[str]:
+    return (request.metadata.uid for request in requests)
 
 
 def _sooner(one_s: float | None, other_s: float | None) -> float | None:

@@ -20,7 +20,7 @@ from draco.controller.own_status import OwnStatus
 from draco.controller.reservations import takeovers
 from draco.controller.reservations.waiting import WaitingReasons
 from draco.controller.reservations.wholeness import own_claims
-from draco.controller.view import BY_TAKER, RESERVED_IN, ClusterView
+from draco.controller.view import BY_TAKER, RESERVED_IN, ClusterView, named
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import Pauses
@@ -50,12 +50,10 @@ from draco.reservations.status import (
 )
 from draco.reservations.takeover import LONGEST, kept_up
 from draco.resources.api.claims import ResourceClaim, ResourceClaimSpec
-from draco.resources.api.core import Pod
 from draco.resources.api.draco import Allocator
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, DEVICE_RESERVATIONS, PRIORITY_CLASSES
-from draco.resources.names import LABEL_RESERVATION
 from draco.resources.texts import agreeing, listed
 from draco.resources.windows import lasting
 
@@ -111,22 +109,13 @@ class ReservationReconciler:
     def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:
         """Have `wake` called with every reservation that a change may concern."""
 
-        def of_claim(change: Change[ResourceClaim]) -> None:
+        def forget(change: Change[ResourceClaim]) -> None:
             if change.before is not None and change.after is None:
                 self._deleted.pop(change.before.metadata.uid, None)
                 self._warned.discard(change.before.metadata.uid)
-            for claim in change.versions:
-                for key in self._concerned(claim):
-                    wake(key)
 
-        def of_pod(change: Change[Pod]) -> None:
-            for pod in change.versions:
-                if name := pod.metadata.labels.get(LABEL_RESERVATION):
-                    wake(ObjectKey(pod.metadata.namespace, name))
-
-        def of_class(_: object) -> None:
-            for key in self.all_keys():
-                wake(key)
+        def all_keys(_: object) -> set[ObjectKey]:
+            return self.all_keys()
 
         def of_supply(_: object) -> None:
             for key in self.all_keys():
@@ -139,10 +128,15 @@ class ReservationReconciler:
             wake(change.key)
 
         self._view.reservations.subscribe(of_reservation)
-        self._view.claims.subscribe(of_claim)
-        self._view.pods.subscribe(of_pod, reads=lambda pod: (pod.waits, pod.is_gated_by_others, pod.claims))
-        self._view.classes.subscribe(of_class)
-        self._view.mig_policies.subscribe(of_class, reads=lambda each: (each.spec.allocator, each.spec.reservations))
+        self._view.claims.subscribe(forget)
+        self._view.claims.subscribe_keys(wake, self._concerned)
+        self._view.pods.subscribe_keys(
+            wake, lambda pod: named(pod.metadata), reads=lambda pod: (pod.waits, pod.is_gated_by_others, pod.claims)
+        )
+        self._view.classes.subscribe_keys(wake, all_keys)
+        self._view.mig_policies.subscribe_keys(
+            wake, all_keys, reads=lambda each: (each.spec.allocator, each.spec.reservations)
+        )
         self._view.slices.subscribe(of_supply, reads=lambda item: item.spec)
         if self._view.rules is not None:
             self._view.rules.subscribe(of_supply, reads=lambda rule: rule.spec)
@@ -199,8 +193,8 @@ class ReservationReconciler:
         meta = claim.metadata
         if key := reservation_key(claim):
             yield key
-        labels = [meta.labels, *(pod.metadata.labels for pod in self._view.pods_of(meta.key))]
-        yield from (ObjectKey(meta.namespace, each[LABEL_RESERVATION]) for each in labels if LABEL_RESERVATION in each)
+        for each in (meta, *(pod.metadata for pod in self._view.pods_of(meta.key))):
+            yield from named(each)
         yield from (each.metadata.key for each in self._view.reservations.store.by_index(BY_TAKER, meta.uid))
 
     def _claims(self, reservation: DeviceReservation, now: datetime) -> ReservedClaims:

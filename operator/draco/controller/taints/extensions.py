@@ -11,7 +11,6 @@ import structlog
 from draco.controller.view import BY_EXTENDED, BY_EXTENDED_POOL, BY_UID, ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, NotFound
-from draco.kube.watch.store import Change
 from draco.maintenance.rules import ExtensionPlan, extended_device, extends, plan_extensions, plan_orphans
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
@@ -30,9 +29,9 @@ class TaintExtensionReconciler:
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every rule that a change may concern."""
-        self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake), reads=lambda item: item.spec)
+        self._view.slices.subscribe_keys(wake, self._extended_in, reads=lambda item: item.spec)
         if self._view.rules:
-            self._view.rules.subscribe(lambda change: _wake_for_rule(change, wake))
+            self._view.rules.subscribe_keys(wake, lambda rule: [extends(rule) or rule.metadata.uid])
 
     def all_keys(self) -> set[str]:
         """Every rule that names one device, and every one that left an extension behind."""
@@ -63,10 +62,8 @@ class TaintExtensionReconciler:
         pool = named.pool_key if named else PoolKey("", "")
         return plan_extensions(original, in_place, self._view.hardware(pool), kind=kind)
 
-    def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
-        for pool in {item.pool for item in change.versions}:
-            for rule in self._view.rule_store.by_index(BY_EXTENDED_POOL, pool):
-                wake(rule.metadata.uid)
+    def _extended_in(self, item: ResourceSlice) -> list[str]:
+        return [rule.metadata.uid for rule in self._view.rule_store.by_index(BY_EXTENDED_POOL, item.pool)]
 
 
 async def delete_rule(client: Client, kind: Kind[DeviceTaintRule], rule: DeviceTaintRule) -> None:
@@ -78,8 +75,3 @@ async def delete_rule(client: Client, kind: Kind[DeviceTaintRule], rule: DeviceT
     except Conflict:
         # Another rule has the name by now; its arrival on the watch wakes the reconciler that wants it gone.
         log.info("taint_rule.replaced", rule=rule.metadata.name)
-
-
-def _wake_for_rule(change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:
-    for rule in change.versions:
-        wake(extends(rule) or rule.metadata.uid)

@@ -5,7 +5,7 @@ they serve. Of a rule that names one pool it says names; of one that may reach a
 without holding up the loop. Writes no rule. Keys are UIDs of rules, also of those that are gone.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 
 from draco.controller.evictions import DisruptionBudgets
@@ -15,12 +15,10 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import attempted
 from draco.kube.events.notes import Notes, NotesByKey
-from draco.kube.watch.store import Change
 from draco.maintenance.rules import extended_device, extends, is_draco_own, means
 from draco.maintenance.taint_impact import TaintImpact, impact_of, sentences, spares_extended_resources, with_budgets
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
-from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector
 from draco.resources.names import DeviceKey, PoolKey
 
@@ -44,11 +42,18 @@ class TaintRuleReports:
         """Have `wake` called with the UID of every rule that a change may concern."""
         if self._view.rules is None:
             return
-        self._view.rules.subscribe(lambda change: _wake_for_rule(change, wake))
-        self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake), reads=lambda item: item.spec)
-        self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake), reads=lambda claim: claim.status)
-        self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake), reads=_of_pod)
-        self._reach.listeners.add(lambda: self._wake_by(WIDE, wake))
+
+        def wake_wide() -> None:
+            for uid in self._tainting([WIDE]):
+                wake(uid)
+
+        self._view.rules.subscribe_keys(wake, _reported_rule)
+        self._view.slices.subscribe_keys(wake, lambda item: self._tainting([item.pool]), reads=lambda item: item.spec)
+        self._view.claims.subscribe_keys(
+            wake, lambda claim: self._tainting(_pools_of(claim)), reads=lambda claim: claim.status
+        )
+        self._view.pods.subscribe_keys(wake, self._concerned, reads=_of_pod)
+        self._reach.listeners.add(wake_wide)
 
     def all_keys(self) -> set[str]:
         """Every rule that is not Draco's own."""
@@ -99,24 +104,14 @@ class TaintRuleReports:
         budgets = await self._budgets.current({each.key.namespace for each in impact.evicted})
         return with_budgets(impact, budgets, pods.values())
 
-    def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
-        self._wake_for_pools({item.pool for item in change.versions}, wake)
+    def _concerned(self, pod: Pod) -> list[str]:
+        known = filter(None, map(self._view.claims.store.get, pod.claims))
+        return self._tainting({pool for claim in known for pool in _pools_of(claim)})
 
-    def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
-        self._wake_for_pools({pool for claim in change.versions for pool in _pools_of(claim)}, wake)
-
-    def _wake_for_pod(self, change: Change[Pod], wake: Callable[[str], None]) -> None:
-        claims = {key for pod in change.versions for key in pod.claims}
-        known = [claim for key in claims if (claim := self._view.claims.store.get(key))]
-        self._wake_for_pools({pool for claim in known for pool in _pools_of(claim)}, wake)
-
-    def _wake_for_pools(self, pools: set[PoolKey], wake: Callable[[str], None]) -> None:
-        for pool in pools:
-            self._wake_by(pool, wake)
-
-    def _wake_by(self, key: Hashable, wake: Callable[[str], None]) -> None:
-        for rule in self._view.rule_store.by_index(BY_TAINTED_POOL, key):
-            wake(rule.metadata.uid)
+    def _tainting(self, pools: Iterable[Hashable]) -> list[str]:
+        """The UIDs of rules that name one of these pools, or of WIDE ones."""
+        rules = self._view.rule_store
+        return [rule.metadata.uid for pool in pools for rule in rules.by_index(BY_TAINTED_POOL, pool)]
 
 
 def _needs_a_look(rule: DeviceTaintRule, impact: TaintImpact) -> bool:
@@ -135,9 +130,7 @@ def _pools_of(claim: ResourceClaim) -> set[PoolKey]:
     return {each.key.pool_key for each in claim.results}
 
 
-def _wake_for_rule(change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:
-    for rule in change.versions:
-        if original := extends(rule):
-            wake(original)
-        elif not is_draco_own(rule):
-            wake(rule.metadata.uid)
+def _reported_rule(rule: DeviceTaintRule) -> list[str]:
+    if original := extends(rule):
+        return [original]
+    return [] if is_draco_own(rule) else [rule.metadata.uid]

@@ -9,7 +9,7 @@ Must not decide anything: a change is a wake-up, a reconciler reads the store.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
 import msgspec
@@ -24,6 +24,7 @@ from draco.resources.kinds import Kind
 log = structlog.get_logger()
 
 T = TypeVar("T", bound=ApiObject)
+K = TypeVar("K", bound=Hashable)
 
 Subscriber = Callable[[Change[T]], None]
 
@@ -96,6 +97,17 @@ class Collection(Generic[T]):
         for key, obj in self.store.items():
             self._tell(subscriber, Change(key, None, obj))
         return lambda: self._subscribers.remove(subscriber)
+
+    def subscribe_keys(
+        self, wake: Callable[[K], None], keys: Callable[[T], Iterable[K]], *, reads: Callable[[T], object] | None = None
+    ) -> None:
+        """Call `wake` with every key that `keys` finds for a changed object, as it was and as it is; `reads` as above."""
+
+        def changed(change: Change[T]) -> None:
+            for key in dict.fromkeys(key for each in change.versions for key in keys(each)):
+                wake(key)
+
+        self.subscribe(changed, reads=reads)
 
     def heard(self) -> None:
         """The server has answered."""

@@ -25,12 +25,11 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.retry import Backoff
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.shares import EventType
-from draco.kube.watch.store import Change
 from draco.maintenance.draining.disruption import why_refused
 from draco.placing.preempting.victims import VictimInput, evictable
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import ObjectReference, Pod, PodDisruptionBudget
-from draco.resources.api.draco import MigPolicy, PartialLoss
+from draco.resources.api.draco import PartialLoss
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, PODS
 from draco.resources.texts import counted, sentence
@@ -104,25 +103,18 @@ class PartialLosses:
     def subscribe(self, wake: Callable[[GangKey], None]) -> None:
         """Have `wake` called with every group that a change may concern."""
 
-        def pods_changed(pods: Iterable[Pod]) -> None:
-            if self._wanted:
-                for gang in {gang for pod in pods if (gang := gang_of(pod))}:
-                    wake(gang)
+        def gangs(pods: Iterable[Pod]) -> set[GangKey]:
+            return set(filter(None, map(gang_of, pods))) if self._wanted else set()
 
-        def policy_changed(_: Change[MigPolicy]) -> None:
-            for key in self.all_keys():
-                wake(key)
-
-        self._view.pods.subscribe(lambda change: pods_changed(change.versions))
-        self._view.claims.subscribe(
-            lambda change: pods_changed(self._view.pods_of(change.key)),
+        self._view.pods.subscribe_keys(wake, lambda pod: gangs([pod]))
+        self._view.claims.subscribe_keys(
+            wake,
+            lambda claim: gangs(self._view.pods_of(claim.metadata.key)),
             reads=lambda claim: claim.status.allocation is None,
         )
-        self._view.mig_policies.subscribe(policy_changed, reads=lambda policy: policy.spec)
+        self._view.mig_policies.subscribe_keys(wake, lambda _: self.all_keys(), reads=lambda policy: policy.spec)
         if self._view.pod_groups is not None:
-            self._view.pod_groups.subscribe(
-                lambda change: wake(GangKey(GangSource.POD_GROUP, change.key.namespace, change.key.name))
-            )
+            self._view.pod_groups.subscribe(lambda change: wake(GangKey(GangSource.POD_GROUP, *change.key)))
 
     def all_keys(self) -> set[GangKey]:
         """All groups that have pods."""

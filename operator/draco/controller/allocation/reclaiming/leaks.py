@@ -10,7 +10,6 @@ is a leak is `allocation.ownership.leaks`'.
 """
 
 from collections.abc import Callable, Iterable
-from itertools import chain
 
 import structlog
 
@@ -33,11 +32,9 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes, NotesByKey
-from draco.kube.watch.store import Change
 from draco.mig_policy.release_policy import prepared_on
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
-from draco.resources.api.draco import MigPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.scheduling import PodGroup
 from draco.resources.kinds import CLAIMS, PODS, Kind
@@ -107,22 +104,9 @@ class LeakedClaims:
 
     def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:
         """Have `wake` called with every PodGroup that a change may concern."""
-
-        def claim_changed(change: Change[ResourceClaim]) -> None:
-            for key in {each.key for claim in change.versions for each in keepers(claim)}:
-                wake(key)
-
-        def pod_changed(change: Change[Pod]) -> None:
-            for key in set(chain.from_iterable(map(self._concerned, change.versions))):
-                wake(key)
-
-        def policy_changed(_: Change[MigPolicy]) -> None:
-            for key in list(self._since_s):
-                wake(key)
-
-        self._view.claims.subscribe(claim_changed)
-        self._view.pods.subscribe(pod_changed, reads=lambda pod: (is_there(pod), pod.claims))
-        self._view.mig_policies.subscribe(policy_changed, reads=lambda policy: policy.spec)
+        self._view.claims.subscribe_keys(wake, lambda claim: [each.key for each in keepers(claim)])
+        self._view.pods.subscribe_keys(wake, self._concerned, reads=lambda pod: (is_there(pod), pod.claims))
+        self._view.mig_policies.subscribe_keys(wake, lambda _: list(self._since_s), reads=lambda policy: policy.spec)
         if self._view.pod_groups is not None:
             self._view.pod_groups.subscribe(lambda change: wake(change.key))
 

@@ -6,7 +6,7 @@ a gate. Gates of others are theirs.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import structlog
@@ -19,7 +19,6 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.retry import FORBIDDEN_S, Pauses
 from draco.kube.errors import Forbidden, Invalid, NotFound
 from draco.kube.watch.store import Change
-from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import PODS
@@ -76,32 +75,27 @@ class SchedulingGates:
     def subscribe(self, wake: Callable[[ObjectKey | GangKey], None]) -> None:
         """Have `wake` called with every pod with the gate, or PodGroup, that a change may concern."""
 
-        def concerned(pod: Pod) -> None:
-            key = _key_of(pod)
-            if _has_gate(pod) or isinstance(key, GangKey):
-                wake(key)
-
-        def claim_changed(change: Change[ResourceClaim]) -> None:
-            for pod in self._view.pods_of(change.key):
-                concerned(pod)
+        def concerned(pods: Iterable[Pod]) -> Iterator[ObjectKey | GangKey]:
+            for pod in pods:
+                key = _key_of(pod)
+                if _has_gate(pod) or isinstance(key, GangKey):
+                    yield key
 
         def pod_changed(change: Change[Pod]) -> None:
             if change.before is not None and (change.after is None or not _has_gate(change.after)):
                 self._off.discard(change.before.metadata.uid)
                 self._forbidden.forget(change.before.metadata.uid)
             if change.after is not None and (_has_gate(change.after) or change.differs(_gates)):
-                concerned(change.after)
+                for key in concerned([change.after]):
+                    wake(key)
 
-        def class_changed(_: Change[DeviceClass]) -> None:
-            for key in self.all_keys():
-                wake(key)
-
-        self._view.claims.subscribe(
-            claim_changed,
+        self._view.claims.subscribe_keys(
+            wake,
+            lambda claim: concerned(self._view.pods_of(claim.metadata.key)),
             reads=lambda claim: (claim.status.allocation is None, claim.metadata.deletion_timestamp is None),
         )
         self._view.pods.subscribe(pod_changed)
-        self._view.classes.subscribe(class_changed, reads=is_operators)
+        self._view.classes.subscribe_keys(wake, lambda _: self.all_keys(), reads=is_operators)
         if self._view.pod_groups is not None:
             self._view.pod_groups.subscribe(lambda change: wake(GangKey(GangSource.POD_GROUP, *change.key)))
 

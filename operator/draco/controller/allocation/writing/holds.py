@@ -15,7 +15,6 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import FORBIDDEN_S, Pauses
 from draco.kube.errors import Forbidden, NotFound
-from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import NODES
@@ -43,7 +42,7 @@ class ScaleDownHolds:
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the name of every node that a change may concern."""
-        self._view.claims.subscribe(lambda change: _wake_for_claim(change, wake), reads=_of_claim)
+        self._view.claims.subscribe_keys(wake, _pools, reads=_of_claim)
         self._view.nodes.subscribe(lambda change: wake(change.key.name), reads=lambda node: node.metadata.annotations)
 
     def all_keys(self) -> set[str]:
@@ -102,8 +101,3 @@ def _pools(claim: ResourceClaim) -> set[str]:
 
 def _of_claim(claim: ResourceClaim) -> tuple[object, ...]:
     return _pools(claim), claim.metadata.deletion_timestamp
-
-
-def _wake_for_claim(change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
-    for name in {pool for claim in change.versions for pool in _pools(claim)}:
-        wake(name)
