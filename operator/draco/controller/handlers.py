@@ -6,8 +6,8 @@ not see is `own_kinds`' business; where it runs is `kopf_thread`'s, which alone 
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -15,8 +15,10 @@ import kopf
 import msgspec
 
 from draco.controller.kopf_content import ShallowContent
+from draco.controller.own_kinds import OwnKind
+from draco.kube.connect.client import Undecodable, convert
 from draco.kube.connect.connection import Connect
-from draco.kube.watch.watching import Removal, WatchEvent, upsert
+from draco.kube.watch.watching import Removal, Upsert, WatchEvent
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import Kind
 
@@ -25,27 +27,12 @@ _LEFT_RUNNING = ("watcher for ", "stop-flag waiter")
 """Tasks that Kopf forgets when one watch fails, and then waits for, for five seconds."""
 
 
-class KopfFeed(Protocol):
-    """Where what Kopf sees goes, from Kopf's thread."""
-
-    def listing(self, kind: Kind[Any]) -> None:
-        """Kopf lists the kind."""
-        ...
-
-    def watching(self, kind: Kind[Any]) -> None:
-        """A watch of the kind has begun."""
-        ...
-
-    def seen(self, kind: Kind[Any], event: WatchEvent[Any], version: str) -> None:
-        """Something happened to an object of the kind."""
-        ...
-
-    def unwatched(self) -> None:
-        """Kopf ends, and all its watches with it."""
-        ...
+OwnKinds = Mapping[Kind[Any], OwnKind[Any]]
+Tell = Callable[..., None]
+"""Has a function called with these arguments in the operator's thread, where the stores are; the handlers run in Kopf's."""
 
 
-def kopf_registry(connect: Connect, kinds: Sequence[Kind[Any]], feed: KopfFeed) -> kopf.OperatorRegistry:
+def kopf_registry(connect: Connect, own_kinds: OwnKinds, tell: Tell) -> kopf.OperatorRegistry:
     """The handlers. `memo` holds the connection from the start to the end."""
     registry = kopf.OperatorRegistry()
 
@@ -63,49 +50,58 @@ def kopf_registry(connect: Connect, kinds: Sequence[Kind[Any]], feed: KopfFeed) 
     async def login(memo: kopf.Memo, **_: Any) -> kopf.AiohttpSession:
         # A server that is reached through another one, such as Rancher's, has a path of its own before all others.
         before = urlsplit(memo.connection.server).path
-        session = memo.connection.lend_session(_watch_listener({before + kind.path(): kind for kind in kinds}, feed))
+        by_path = {before + kind.path(): own for kind, own in own_kinds.items()}
+        session = memo.connection.lend_session(_watch_listener(by_path, tell))
         return kopf.AiohttpSession(server=memo.connection.server, aiohttp_session=session)
 
     @kopf.on.cleanup(id="draco", registry=registry)
     async def clean_up(memo: kopf.Memo, **_: Any) -> None:
-        feed.unwatched()
+        for own in own_kinds.values():
+            tell(own.unwatched)
         left = [task for task in asyncio.all_tasks() if task.get_name().startswith(_LEFT_RUNNING)]
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         await memo.connection.close()
 
-    for kind in kinds:
-        _follow(registry, kind, feed)
+    for own in own_kinds.values():
+        _follow(registry, own, tell)
     return registry
 
 
-def _follow(registry: kopf.OperatorRegistry, kind: Kind[Any], feed: KopfFeed) -> None:
+def _follow(registry: kopf.OperatorRegistry, own: OwnKind[Any], tell: Tell) -> None:
+    kind = own.kind
+
     # `on.event` only: every other kind of handler keeps its state in annotations of the object.
     @kopf.on.event(kind.group, kind.version, kind.plural, id=kind.kind.lower(), registry=registry)
     async def follow(event: kopf.RawEvent, **_: Any) -> None:
-        body = event["object"]
-        if event["type"] == "DELETED":
-            metadata = body["metadata"]
-            key = ObjectKey(metadata.get("namespace", ""), metadata["name"])
-            feed.seen(kind, Removal(key), metadata["resourceVersion"])
-            return
-        step = upsert(kind, msgspec.json.encode(body))
-        feed.seen(kind, step.event, step.version)
+        tell(own.seen, _read(kind, event), event["object"]["metadata"]["resourceVersion"])
 
 
-def _watch_listener(by_path: Mapping[str, Kind[Any]], feed: KopfFeed) -> aiohttp.ClientMiddlewareType:
+def _read(kind: Kind[Any], event: kopf.RawEvent) -> WatchEvent[Any]:
+    body = event["object"]
+    meta = body["metadata"]
+    key = ObjectKey(meta.get("namespace", ""), meta["name"])
+    if event["type"] == "DELETED":
+        return Removal(key)
+    try:
+        return Upsert(convert(kind, body))
+    except msgspec.ValidationError as error:
+        return Undecodable(key, meta["uid"], meta["resourceVersion"], str(error))
+
+
+def _watch_listener(by_path: Mapping[str, OwnKind[Any]], tell: Tell) -> aiohttp.ClientMiddlewareType:
     """Kopf tells nobody when it lists and when a watch begins, so its requests do; and it is given what it can read."""
 
     async def observe(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-        kind = by_path.get(request.url.path) if request.method == "GET" else None
+        own = by_path.get(request.url.path) if request.method == "GET" else None
         watches = "watch" in request.url.query
-        if kind and not watches:
-            feed.listing(kind)
+        if own and not watches:
+            tell(own.listing)
         response = await send(request)
         response.content = ShallowContent(response.content)  # type: ignore[assignment]
-        if kind and watches and response.status < 300:
-            feed.watching(kind)
+        if own and watches and response.status < 300:
+            tell(own.watching)
         return response
 
     return observe

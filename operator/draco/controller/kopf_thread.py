@@ -17,7 +17,6 @@ from cachetools import LRUCache
 
 from draco.controller.own_kinds import OwnKind
 from draco.kube.connect.connection import Connect
-from draco.kube.watch.watching import WatchEvent
 from draco.resources.kinds import Kind
 
 log = structlog.get_logger(__name__)
@@ -75,26 +74,8 @@ class KopfThread:
         with contextlib.suppress(RuntimeError):  # its loop is closed: it has ended
             self._loop.call_soon_threadsafe(self._stop.set)
 
-    # What Kopf sees is said in its thread, and heard in the operator's.
-
-    def listing(self, kind: Kind[Any]) -> None:
-        """Kopf lists the kind."""
-        self._tell(self._own_kinds[kind].listing)
-
-    def watching(self, kind: Kind[Any]) -> None:
-        """A watch of the kind has begun."""
-        self._tell(self._own_kinds[kind].watching)
-
-    def seen(self, kind: Kind[Any], event: WatchEvent[Any], version: str) -> None:
-        """Something happened to an object of the kind."""
-        self._tell(self._own_kinds[kind].seen, event, version)
-
-    def unwatched(self) -> None:
-        """Kopf ends, and all its watches with it."""
-        for each in self._own_kinds.values():
-            self._tell(each.unwatched)
-
     def _tell(self, callback: Callable[..., object], *args: object) -> None:
+        """What Kopf sees is said in its thread, and heard in the operator's."""
         assert self._here is not None  # noqa: S101 - the thread starts after it is set
         with contextlib.suppress(RuntimeError):  # the operator's loop is closed: nobody is left to hear it
             self._here.call_soon_threadsafe(callback, *args)
@@ -135,7 +116,7 @@ class KopfThread:
 
         log.info("kopf.loaded")
         await kopf.operator(
-            registry=kopf_registry(self._connect, list(self._own_kinds), self),
+            registry=kopf_registry(self._connect, self._own_kinds, self._tell),
             identity=self._identity,
             memo=kopf.Memo(),
             standalone=True,

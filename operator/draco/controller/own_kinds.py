@@ -20,12 +20,12 @@ from typing import TypeVar
 import msgspec
 
 from draco.kube.clock import Clock, wait_for
-from draco.kube.connect.client import PAGE_SIZE, Client
+from draco.kube.connect.client import PAGE_SIZE, Client, Undecodable
 from draco.kube.connect.retry import Backoff, asked_to_wait_s
 from draco.kube.errors import ApiError, NotFound
 from draco.kube.watch.collection import Collection
 from draco.kube.watch.store import ApiObject
-from draco.kube.watch.watching import ListedCollection, Removal, UndecodableObject, Upsert, WatchEvent, list_all
+from draco.kube.watch.watching import ListedCollection, Removal, Upsert, WatchEvent, list_all
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import Kind
 
@@ -101,10 +101,8 @@ class OwnKind(Collection[T]):
         match event:
             case Upsert(obj):
                 key = obj.metadata.key
-            case Removal(key):
+            case Removal(key) | Undecodable(key):
                 pass
-            case UndecodableObject(what):
-                key = what.key
             case _:
                 return
         at = int(version)

@@ -14,7 +14,7 @@ from draco.kube.connect.client import Client, Undecodable
 from draco.kube.connect.connection import Connection
 from draco.kube.errors import ApiStatus, NotFound, from_status
 from draco.kube.watch.store import Change
-from draco.kube.watch.watching import ListedCollection, Removal, UndecodableObject, Upsert
+from draco.kube.watch.watching import ListedCollection, Removal, Upsert
 from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import DEVICE_MAINTENANCES
@@ -133,10 +133,10 @@ def test_a_deletion_that_comes_late_does_not_take_what_was_made_under_the_same_n
 def test_an_object_that_cannot_be_read_leaves_its_earlier_version_and_a_first_one_nothing() -> None:
     lab = Lab()
     lab.own.take(listed(4))
-    lab.own.seen(UndecodableObject(Undecodable(KEY, "uid-1", "5", "odd")), "5")
+    lab.own.seen(Undecodable(KEY, "uid-1", "5", "odd"), "5")
     assert lab.known is None
     lab.saw(at(6))
-    lab.own.seen(UndecodableObject(Undecodable(KEY, "uid-1", "7", "odd")), "7")
+    lab.own.seen(Undecodable(KEY, "uid-1", "7", "odd"), "7")
     assert lab.known == "6"
     lab.own.take(ListedCollection({}, "8", [Undecodable(KEY, "uid-1", "7", "odd")]))
     assert lab.known == "6"

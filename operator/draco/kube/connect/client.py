@@ -39,7 +39,7 @@ class ListMeta(msgspec.Struct, rename="camel"):
 
 
 class Undecodable(msgspec.Struct, frozen=True):
-    """An object of a list that does not fit its struct."""
+    """An object that does not fit its struct."""
 
     key: ObjectKey
     uid: str
@@ -305,8 +305,17 @@ def decode(kind: Kind[T], answer: bytes | msgspec.Raw) -> T:
     try:
         item: T = read(decoder, answer)
     except msgspec.ValidationError:
+        item = convert(kind, read_plain(shallow(bytes(answer))))
+    return item
+
+
+def convert(kind: Kind[T], plain: object) -> T:
+    """The object that JSON's own types hold. Raises msgspec.ValidationError when it does not fit."""
+    try:
+        item: T = msgspec.convert(plain, kind.type)
+    except msgspec.ValidationError:
         # API servers write null for some lists that were never set: rare enough to be looked at only here.
-        item = decoder.decode(msgspec.json.encode(set_fields(read_plain(shallow(bytes(answer))))))
+        item = msgspec.convert(set_fields(plain), kind.type)
     return item
 
 

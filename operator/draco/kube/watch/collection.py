@@ -18,7 +18,7 @@ import structlog
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Undecodable
 from draco.kube.watch.store import ApiObject, Change, Store
-from draco.kube.watch.watching import Bookmark, ListedCollection, Removal, UndecodableObject, Upsert, WatchEvent
+from draco.kube.watch.watching import Bookmark, ListedCollection, Removal, Upsert, WatchEvent
 from draco.resources.kinds import Kind
 
 log = structlog.get_logger()
@@ -141,7 +141,7 @@ class Collection(Generic[T]):
                 changes = self.store.put(self._keep(obj))
             case Removal(key):
                 changes = self.store.remove(key)
-            case UndecodableObject(what):
+            case Undecodable() as what:
                 if not self._left_out(what):
                     changes = self.store.remove(what.key)
             case Bookmark():

@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from draco.kube.clock import Clock
-from draco.kube.connect.client import PAGE_SIZE, Client, selectors
+from draco.kube.connect.client import PAGE_SIZE, Client, Undecodable, selectors
 from draco.kube.connect.retry import Backoff, asked_to_wait_s
 from draco.kube.errors import ApiError, Expired, NotFound
 from draco.kube.watch import watching
@@ -188,7 +188,7 @@ def _collect(listed: watching.ListedCollection[T], step: watching.WatchStep[T], 
             listed.objects[obj.metadata.key] = keep(obj)
         case watching.Removal(key):
             listed.objects.pop(key, None)
-        case watching.UndecodableObject(what):
+        case Undecodable() as what:
             listed.undecodable.append(what)
         case watching.Bookmark(initial_end):
             listed.version = step.version

@@ -50,19 +50,14 @@ class Removal(msgspec.Struct, frozen=True):
     key: ObjectKey
 
 
-class UndecodableObject(msgspec.Struct, frozen=True):
-    """An object was added or changed to something that does not fit its struct."""
-
-    what: Undecodable
-
-
 class Bookmark(msgspec.Struct, frozen=True):
     """Nothing happened up to this version. `initial_end`: all that existed at the start has been sent."""
 
     initial_end: bool
 
 
-WatchEvent = Upsert[T] | Removal | UndecodableObject | Bookmark
+WatchEvent = Upsert[T] | Removal | Undecodable | Bookmark
+"""Undecodable: an object was added, or changed to something that does not fit its struct."""
 
 
 class WatchStep(msgspec.Struct, Generic[T], frozen=True):
@@ -189,7 +184,7 @@ def _step(kind: Kind[T], line: bytes) -> WatchStep[T]:
         event = read(_event_decoder, line)
         match event.type:
             case "ADDED" | "MODIFIED":
-                return upsert(kind, event.object)
+                return _upsert(kind, event.object)
             case "DELETED":
                 gone = identify(event.object, "")
                 return WatchStep(Removal(gone.key), gone.resource_version)
@@ -205,13 +200,12 @@ def _step(kind: Kind[T], line: bytes) -> WatchStep[T]:
         raise StreamBroken(f"a line that is not an event: {error}") from error
 
 
-def upsert(kind: Kind[T], raw: bytes | msgspec.Raw) -> WatchStep[T]:
-    """An object that was added or changed, as the server wrote it."""
+def _upsert(kind: Kind[T], raw: msgspec.Raw) -> WatchStep[T]:
     try:
         obj = decode(kind, raw)
     except msgspec.ValidationError as error:
         what = identify(raw, str(error))
-        return WatchStep(UndecodableObject(what), what.resource_version)
+        return WatchStep(what, what.resource_version)
     return WatchStep(Upsert(obj), obj.metadata.resource_version)
 
 
