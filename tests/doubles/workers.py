@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.controller.view import ClusterView
-from draco.controller.workers.answering import answer
+from draco.controller.workers.answering import FleetFeed, answer
 from draco.controller.workers.contract import Answered, ReadQuestion
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
-from draco.controller.workers.fleet_process import FleetFeed
 from draco.controller.workers.messages import Answer, Question, SkippedObject
 from tests.doubles.placing import a_placed_fleet
 

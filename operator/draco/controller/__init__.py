@@ -7,6 +7,6 @@ Rooms, each knowing only those after it: `app` (wiring), `handlers` with `kopf_t
 terms), the reconcilers in `allocation`, `limits`, `reservations`, `webhook`, `claims`, `maintenance`, `fencing`, `gpu_nodes`,
 `taints`, `mig` and `health`, then `view` (what is known of the cluster), `workers` (processes that answer what users ask). Beside
 them: `reconcilers` (which there are), `reconciling` (queue, workers and their numbers), `evictions` and `deallocations` (writes
-that several make), `own_status` (the status of our own kinds), `superseded` (our own writes on their way back), `loop_watch` (the
-event loop and long work), `metrics`, `self_report`, `settings`.
+that several make), `own_status` (the status of our own kinds, and our own writes on their way back), `loop_watch` (the event loop
+and long work), `metrics`, `self_report`, `settings`.
 """

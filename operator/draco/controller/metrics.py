@@ -24,95 +24,70 @@ class OperatorMetrics:
     """Counters and gauges that the operator's parts set as they work. One per process; `registry` is what is scraped."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.certificates = CertificateMetrics(self.registry)
-        self.leader = Gauge("draco_leader", "1 on the replica that leads.", registry=self.registry)
+        self.registry = registry = CollectorRegistry()
+        counter = partial(Counter, registry=registry)
+        seconds = partial(Histogram, labelnames=["reconciler"], buckets=_SECONDS, registry=registry)
+        self.certificates = CertificateMetrics(registry)
+        self.leader = Gauge("draco_leader", "1 on the replica that leads.", registry=registry)
         self.missing_feature = Gauge(
             "draco_missing_feature",
             "1 for each feature that the cluster does not offer.",
             ["feature"],
-            registry=self.registry,
+            registry=registry,
         )
-        self.queue_wait_seconds = Histogram(
-            "draco_queue_wait_seconds",
-            "How long a key waited for a worker.",
-            ["reconciler"],
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.queue_wait_seconds = seconds("draco_queue_wait_seconds", "How long a key waited for a worker.")
+        self.reconcile_seconds = seconds("draco_reconcile_seconds", "Duration of one reconciliation.")
+        self.reconcile_errors = counter(
+            "draco_reconcile_errors_total", "Reconciliations that failed and will be tried again.", ["reconciler"]
         )
-        self.reconcile_seconds = Histogram(
-            "draco_reconcile_seconds",
-            "Duration of one reconciliation.",
-            ["reconciler"],
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self.reconcile_errors = Counter(
-            "draco_reconcile_errors_total",
-            "Reconciliations that failed and will be tried again.",
-            ["reconciler"],
-            registry=self.registry,
-        )
-        self.admission_reviews = Counter(
+        self.admission_reviews = counter(
             "draco_admission_reviews_total",
             "Objects that the webhook was asked about: clean, warned, denied, gated (a pod that got Draco's scheduling gate), "
             "or unseen (allowed without a look).",
             ["outcome"],
-            registry=self.registry,
         )
-        self.events_dropped = Counter(
+        self.events_dropped = counter(
             "draco_events_dropped_total",
             "Events that were not posted: full (their namespace has as many as it may), or refused by the API server.",
             ["why"],
-            registry=self.registry,
         )
-        self.claims_allocated = Counter(
-            "draco_claims_allocated_total", "Claims that Draco allocated.", registry=self.registry
-        )
-        self.late_decisions = Counter(
+        self.claims_allocated = counter("draco_claims_allocated_total", "Claims that Draco allocated.")
+        self.late_decisions = counter(
             "draco_allocation_late_decisions_total",
             "Times that Draco found something to allocate only because it looks again after a minute without a reason: 0 unless "
             "Draco has a fault, which its log tells of.",
-            registry=self.registry,
         )
-        self.preemptions = Counter(
+        self.preemptions = counter(
             "draco_preemption_evictions_total",
             "Preemption evictions by outcome: evicted, or refused (and tried again later).",
             ["outcome"],
-            registry=self.registry,
         )
-        self.losses = Counter(
+        self.losses = counter(
             "draco_partial_loss_evictions_total",
             "Pods of groups that lost a pod, that were to leave as MigPolicies say: evicted, or refused (and tried again).",
             ["outcome"],
-            registry=self.registry,
         )
-        self.claims_released = Counter(
+        self.claims_released = counter(
             "draco_claims_released_total",
             "Idle claims whose allocation was taken back to make room for a pod, by the MigPolicy that permits it.",
             ["policy"],
-            registry=self.registry,
         )
-        self.leaks_released = Counter(
+        self.leaks_released = counter(
             "draco_leaked_claims_released_total",
             "Claims that Draco took back from PodGroups without a pod, as MigPolicies permit it.",
-            registry=self.registry,
         )
-        self.remediations_opened = Counter(
+        self.remediations_opened = counter(
             "draco_health_remediations_opened_total",
             "DeviceMaintenances that were opened because of a fault, by the HealthPolicy that says so.",
             ["policy"],
-            registry=self.registry,
         )
-        self.evictions = Counter(
+        self.evictions = counter(
             "draco_pod_evictions_total",
             "Pods on devices under maintenance that were asked to leave: evicted, refused (and asked again later), or "
             "requested of the cluster by EvictionRequest.",
             ["outcome"],
-            registry=self.registry,
         )
-        info = Gauge("draco_build_info", "The version of Draco.", ["version"], registry=self.registry)
-        info.labels(__version__).set(1)
+        Gauge("draco_build_info", "The version of Draco.", ["version"], registry=registry).labels(__version__).set(1)
 
     def on_scrape(self, name: str, help_: str, labels: Sequence[str], read: Callable[[], "Values | float"]) -> None:
         """Add a metric that is read when somebody scrapes it: a counter if its name ends in _total, else a gauge."""

@@ -1,7 +1,7 @@
 """Writes the status of objects of Draco's own kinds, only on top of what was seen.
 
-Owns the write; until it has come back on the watch the object is not looked at again. `PolicyStatuses` adds the pace of what is
-counted over the whole fleet. What a status says is for others to find.
+Owns the write; until it has come back on the watch the object is not looked at again (`SupersededVersions`, which also others
+use). `PolicyStatuses` adds the pace of what is counted over the whole fleet. What a status says is for others to find.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,12 +11,12 @@ import structlog
 
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.own_kinds import OwnKind
-from draco.controller.superseded import SupersededVersions
 from draco.controller.view import BY_UID
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
-from draco.kube.watch.store import ApiObject
+from draco.kube.watch.collection import Collection
+from draco.kube.watch.store import ApiObject, Change
 from draco.resources.api.base import ApiStruct
 from draco.resources.names import FIELD_MANAGER_OPERATOR
 
@@ -41,6 +41,38 @@ class CountedPolicy(ApiObject, Protocol):
 
 T = TypeVar("T", bound=ApiObject)
 P = TypeVar("P", bound=CountedPolicy)
+
+
+class SupersededVersions(Generic[T]):
+    """Which versions of objects of one kind our own writes have replaced, until those writes come back on the watch.
+
+    Whoever planned from such a version would do again what has just been done. Keeps nothing of an object that is gone, also of
+    one that goes while it is written.
+    """
+
+    def __init__(self, objects: Collection[T]) -> None:
+        self._objects = objects
+        self._versions: dict[str, str] = {}
+        objects.subscribe(self._forget)
+
+    def __contains__(self, obj: T) -> bool:
+        """Whether our own write on top of this version is still on its way to us; its arrival wakes those who follow the kind."""
+        return self._versions.get(obj.metadata.uid) == obj.metadata.resource_version
+
+    def __len__(self) -> int:
+        """Of how many objects a write is on its way."""
+        return len(self._versions)
+
+    def add(self, seen: T, written: T) -> None:
+        """`written` has replaced `seen`. A write that changed nothing never comes back."""
+        known = self._objects.store.get(seen.metadata.key)
+        is_there = known is not None and known.metadata.uid == seen.metadata.uid
+        if is_there and written.metadata.resource_version != seen.metadata.resource_version:
+            self._versions[seen.metadata.uid] = seen.metadata.resource_version
+
+    def _forget(self, change: Change[T]) -> None:
+        if change.before is not None and change.after is None:
+            self._versions.pop(change.before.metadata.uid, None)
 
 
 class OwnStatus(Generic[T]):

@@ -188,17 +188,9 @@ class ClusterView:
         self._supply: SupplyCounts | None = None
         self._supply_at = float("-inf")
         self._outdated = True
-        unrelated = (
-            self.pods,
-            self.pod_groups,
-            *self.own_kinds.values(),
-            self.gpu_nodes,
-            self.classes,
-            self.namespaces,
-        )
-        for each in self.collections.values():
-            if each not in unrelated:
-                each.subscribe(self._outdate)
+        counted: list[Collection[Any]] = [self.claims, self.slices, self.nodes, *([self.rules] if self.rules else [])]
+        for each in counted:
+            each.subscribe(self._outdate)
 
     def _add_indexes(self) -> None:
         self.claims.store.add_index(BY_DEVICE, lambda claim: claim.devices_held)

@@ -12,7 +12,7 @@ import heapq
 import itertools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
@@ -27,10 +27,6 @@ Reconcile = Callable[[K], Awaitable[float | None]]
 
 _MOST_VOID = 64
 """Void entries of the heap that are left alone, besides as many as there are delayed keys."""
-
-
-class QueueClosed(Exception):
-    """There is nothing more to do."""
 
 
 class QueueObserver(Protocol):
@@ -68,9 +64,8 @@ class WorkQueue(Generic[K]):
         self._heap: list[tuple[float, int, K]] = []  # the same in order; entries that `_due` contradicts are void
         self._order = itertools.count()
         self._backoffs: dict[K, Backoff] = {}
-        self._available = asyncio.Event()  # a key is ready, or the queue is closed
-        self._earlier = asyncio.Event()  # the next delayed key, or the end, may have come closer
-        self._open = True
+        self._available = asyncio.Event()  # a key is ready
+        self._earlier = asyncio.Event()  # the next delayed key may have come closer
 
     @property
     def depth(self) -> int:
@@ -84,8 +79,6 @@ class WorkQueue(Generic[K]):
 
     def add(self, key: K) -> None:
         """Work on `key` as soon as possible. A delayed add of it stays."""
-        if not self._open:
-            return
         now = self._clock.monotonic()
         if key in self._running:
             self._again.setdefault(key, now)
@@ -97,8 +90,6 @@ class WorkQueue(Generic[K]):
         """Work on `key` in so many seconds, unless an earlier delayed add of it stands already."""
         if seconds <= 0:
             self.add(key)
-            return
-        if not self._open:
             return
         self._stood.pop(key, None)  # asked for while it is worked on, so the work's own end does not void it
         due = self._clock.monotonic() + seconds
@@ -128,26 +119,18 @@ class WorkQueue(Generic[K]):
             del self._due[key]
             self._drop_void()
 
-    def failures(self, key: K) -> int:
-        """How often in a row the key has failed."""
-        backoff = self._backoffs.get(key)
-        return backoff.failures if backoff else 0
-
     async def get(self) -> K:
-        """Wait for a key and start working on it; call `done` when finished. Raises QueueClosed."""
-        while True:
-            if not self._open:
-                raise QueueClosed
-            if self._ready:
-                key, added = self._ready.popitem(last=False)
-                now = self._running[key] = self._clock.monotonic()
-                if key in self._due:
-                    self._stood[key] = self._due[key]
-                self._notify()
-                if self._observer:
-                    self._observer.started(now - added)
-                return key
+        """Wait for a key and start working on it; call `done` when finished."""
+        while not self._ready:
             await self._available.wait()
+        key, added = self._ready.popitem(last=False)
+        now = self._running[key] = self._clock.monotonic()
+        if key in self._due:
+            self._stood[key] = self._due[key]
+        self._notify()
+        if self._observer:
+            self._observer.started(now - added)
+        return key
 
     def done(self, key: K, *, failed: bool = False) -> None:
         """The work on `key` that `get` started has ended; if it was added in the meantime it waits again."""
@@ -156,23 +139,13 @@ class WorkQueue(Generic[K]):
         if self._observer:
             self._observer.finished(took_s, failed=failed)
         added = self._again.pop(key, None)
-        if added is not None and self._open:
+        if added is not None:
             self._ready[key] = added
         self._notify()
 
-    def close(self) -> None:
-        """Give up what waits. Workers end after what they are doing now."""
-        self._open = False
-        self._ready.clear()
-        self._again.clear()
-        self._due.clear()
-        self._heap.clear()
-        self._earlier.set()
-        self._notify()
-
-    async def tick(self) -> None:
-        """Move delayed keys to the ready ones at their time, until the queue is closed. `run_workers` runs this."""
-        while self._open:
+    async def tick(self) -> NoReturn:
+        """Move delayed keys to the ready ones at their time, until cancelled. `run_workers` runs this."""
+        while True:
             self._earlier.clear()
             now = self._clock.monotonic()
             while self._heap and self._heap[0][0] <= now:
@@ -188,14 +161,14 @@ class WorkQueue(Generic[K]):
             heapq.heapify(self._heap)
 
     def _notify(self) -> None:
-        if self._ready or not self._open:
+        if self._ready:
             self._available.set()
         else:
             self._available.clear()
 
 
 async def run_workers(queue: WorkQueue[K], reconcile: Reconcile[K], *, workers: int, log: FilteringBoundLogger) -> None:
-    """Work on the queue's keys, `workers` at a time, until it is closed.
+    """Work on the queue's keys, `workers` at a time, until cancelled.
 
     A reconcile that raises is logged with its key and tried again after the key's backoff; it never ends a worker.
     """
@@ -205,12 +178,9 @@ async def run_workers(queue: WorkQueue[K], reconcile: Reconcile[K], *, workers: 
             group.create_task(_work(queue, reconcile, log))
 
 
-async def _work(queue: WorkQueue[K], reconcile: Reconcile[K], log: FilteringBoundLogger) -> None:
+async def _work(queue: WorkQueue[K], reconcile: Reconcile[K], log: FilteringBoundLogger) -> NoReturn:
     while True:
-        try:
-            key = await queue.get()
-        except QueueClosed:
-            return
+        key = await queue.get()
         failed = True
         try:
             again_s = await reconcile(key)

@@ -260,7 +260,10 @@ async def test_two_operators_write_one_fence(
         await until(lambda: nodes.is_open(lost), within_s=30, what="the lift")
         await nodes.never_fenced(*nodes.nodes, for_s=LEASE_S)
         assert [
-            each.name for operator in (one, two) for each in operator.reconcilers.all if each.queue.failures("agents")
+            each.name
+            for operator in (one, two)
+            for each in operator.reconcilers.all
+            if "agents" in each.queue._backoffs
         ] == []
 
 

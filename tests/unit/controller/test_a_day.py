@@ -29,6 +29,7 @@ from draco.controller.workers.messages import (
     Reply,
     claims_of,
 )
+from draco.controller.workers.process import FleetProcessHandle
 from draco.kube.connect.client import Client, decode, encode, encode_plain
 from draco.kube.discovery import Features
 from draco.kube.errors import Forbidden, NotFound
@@ -124,8 +125,8 @@ class Day:
         self.writes: Counter[str] = Counter()
         self._versions = count(1)
 
-    async def _start(self) -> Answering:
-        return Answering()
+    async def _start(self) -> FleetProcessHandle:
+        return cast("FleetProcessHandle", Answering())
 
     @asynccontextmanager
     async def leading(self) -> AsyncIterator[None]:

@@ -14,7 +14,7 @@ import structlog
 from draco.controller.gpu_nodes.plan import isolation_of, overrides_of, plan_spec, promised_devices, sorted_spec
 from draco.controller.health.decisions import HealthDecisions, said_by
 from draco.controller.mig.decisions import MigDecisions
-from draco.controller.superseded import SupersededVersions
+from draco.controller.own_status import SupersededVersions
 from draco.controller.view import BY_POOL, ClusterView
 from draco.health.requests import has_repaired, repaired_gpus
 from draco.kube.connect.client import Client

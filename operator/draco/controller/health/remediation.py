@@ -12,7 +12,7 @@ import structlog
 from prometheus_client import Counter
 
 from draco.controller.health.decisions import HealthDecisions, said_by
-from draco.controller.superseded import SupersededVersions
+from draco.controller.own_status import SupersededVersions
 from draco.controller.view import ClusterView
 from draco.health.policy import NodeHealth, RuleMatch
 from draco.health.remediation import (

@@ -1,9 +1,9 @@
 """The answers to questions, each within a budget of CPU time.
 
-Owns what a child of the fleet process does: one question at a time, on the fleet as it was when the child was forked. Of a row
-of questions it begins no further one once they have taken the budget of one, so who comes next waits for two at most. An answer
-that exceeds its budget leaves the fleet in whatever state it was in, so the child ends after saying so, with the selector that
-costs most on a few devices. Time spent in one call that is not interrupted is bounded by the kernel, which kills the child a
+Owns the fleet as changes make it (`FleetFeed`), and what a child of the fleet process does with it: one question at a time. Of a
+row of questions it begins no further one once they have taken the budget of one, so who comes next waits for two at most. An
+answer that exceeds its budget leaves the fleet in whatever state it was in, so the child ends after saying so, with the selector
+that costs most on a few devices. Time spent in one call that is not interrupted is bounded by the kernel, which kills the child a
 moment later.
 """
 
@@ -13,8 +13,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import count
 from types import FrameType
-from typing import Final, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Self, TypeVar
+from uuid import uuid4
+
+import msgspec
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.cel.errors import CompileError, EvaluationError
@@ -38,9 +42,13 @@ from draco.resources.api.claims import (
     ResourceClaim,
     ResourceClaimSpec,
 )
-from draco.resources.api.core import Pod, PodSpec, Toleration
-from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.core import Node, Pod, PodSpec, Toleration
+from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.errors import DracoError
+from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, NODES, SLICES, TAINT_RULES
+from draco.resources.written.sharing import Shared
 
 R = TypeVar("R")
 
@@ -167,22 +175,59 @@ def warm_up(fleet: Fleet) -> None:
     fleet.remove_class(_NOBODYS)
 
 
-class FollowedFeed(Protocol):
-    """A fleet, the version that it is of, and how it takes changes in."""
+class FleetFeed:
+    """The fleet, and what changes of each kind mean to it."""
 
-    @property
-    def placed(self) -> PlacedFleet:
-        """The fleet."""
-
-    @property
-    def version(self) -> int:
-        """What it knows."""
+    def __init__(self, left_out: Callable[[messages.SkippedObject], None]) -> None:
+        self.fleet = fleet = Fleet()
+        self.placed = PlacedFleet(fleet, share_ids=(str(uuid4()) for _ in count()))
+        self.version = 0
+        self._left_out = left_out
+        self._shared = Shared()
+        self._kinds: dict[str, tuple[Any, Callable[[Any], None], Callable[[ObjectKey], None]]] = {
+            SLICES.kind: (
+                msgspec.msgpack.Decoder(ResourceSlice),
+                fleet.put_slice,
+                lambda key: fleet.remove_slice(key.name),
+            ),
+            TAINT_RULES[0].kind: (
+                msgspec.msgpack.Decoder(DeviceTaintRule),
+                fleet.put_rule,
+                lambda key: fleet.remove_rule(key.name),
+            ),
+            NODES.kind: (msgspec.msgpack.Decoder(Node), fleet.put_node, lambda key: fleet.remove_node(key.name)),
+            DEVICE_CLASSES.kind: (
+                msgspec.msgpack.Decoder(DeviceClass),
+                fleet.put_class,
+                lambda key: fleet.remove_class(key.name),
+            ),
+            CLAIMS.kind: (msgspec.msgpack.Decoder(ResourceClaim), self.placed.put_claim, self.placed.remove_claim),
+        }
 
     def take(self, changes: messages.Changes) -> None:
         """Take changes in."""
+        for change in changes.changes:
+            decoder, put, remove = self._kinds[change.kind]
+            if change.kind != CLAIMS.kind:
+                self.placed.forget()
+            if not isinstance(change, messages.PutObject):
+                remove(change.key)
+                continue
+            found = self._shared.of(decoder.decode(change.body))
+            try:
+                put(found)
+            except DracoError as error:
+                remove(found.metadata.key)
+                self._left_out(messages.SkippedObject(change.kind, found.metadata.key, str(error)))
+        self.version = changes.version
+
+    def follow(self) -> Self:
+        """The same in a child: what cannot be taken in was said already."""
+        self._left_out = lambda _: None
+        return self
 
 
-def serve(feed: FollowedFeed, questions: int, answers: int) -> NoReturn:
+def serve(feed: FleetFeed, questions: int, answers: int) -> NoReturn:
     """Take in changes and answer what comes through one pipe into the other, until that ends."""
     frames = messages.FrameReader()
     while data := os.read(questions, 1 << 20):
@@ -198,7 +243,7 @@ def serve(feed: FollowedFeed, questions: int, answers: int) -> NoReturn:
     os._exit(0)
 
 
-def _answers(feed: FollowedFeed, asked: messages.AskQuestions) -> Iterator[messages.Reply]:
+def _answers(feed: FleetFeed, asked: messages.AskQuestions) -> Iterator[messages.Reply]:
     """To each question of the row in turn; it must not be asked on after NoAnswer."""
     row_began_s = time.process_time()
     for number, question in asked.questions:

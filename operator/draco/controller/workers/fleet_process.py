@@ -17,29 +17,14 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from ctypes import CDLL
-from itertools import count
 from pathlib import Path
-from typing import Any, Final, NoReturn, Self
-from uuid import uuid4
+from typing import Final, NoReturn
 
-import msgspec
-
-from draco.allocation.fleet.fleet import Fleet
 from draco.cel.selector import compile_selector
 from draco.controller.workers import messages
-from draco.controller.workers.answering import serve, warm_up
-from draco.placing.search.what_if import PlacedFleet
-from draco.resources.api.claims import DeviceClass, ResourceClaim
-from draco.resources.api.core import Node
-from draco.resources.api.meta import ObjectKey
-from draco.resources.api.slices import ResourceSlice
-from draco.resources.api.taints import DeviceTaintRule
-from draco.resources.errors import DracoError
-from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, NODES, SLICES, TAINT_RULES
-from draco.resources.written.sharing import Shared
+from draco.controller.workers.answering import FleetFeed, serve, warm_up
 
 _AT_ONCE: Final = 1 << 20
 _IDLE_S: Final = 5.0
@@ -51,46 +36,6 @@ _NICER: Final = 5
 """Answers give way to the operator's own work, lease and probes among it."""
 _FIRST_TO_KILL: Final = "1000"
 """If memory runs out, the kernel ends a child rather than the operator."""
-
-
-class FleetFeed:
-    """The fleet, and what changes of each kind mean to it."""
-
-    def __init__(self, left_out: Callable[[messages.SkippedObject], None]) -> None:
-        self.fleet = fleet = Fleet()
-        self.placed = PlacedFleet(fleet, share_ids=(str(uuid4()) for _ in count()))
-        self.version = 0
-        self._left_out = left_out
-        self._shared = Shared()
-        self._kinds: dict[str, tuple[Any, Callable[[Any], None], Callable[[ObjectKey], None]]] = {
-            SLICES.kind: (_decoder(ResourceSlice), fleet.put_slice, lambda key: fleet.remove_slice(key.name)),
-            TAINT_RULES[0].kind: (_decoder(DeviceTaintRule), fleet.put_rule, lambda key: fleet.remove_rule(key.name)),
-            NODES.kind: (_decoder(Node), fleet.put_node, lambda key: fleet.remove_node(key.name)),
-            DEVICE_CLASSES.kind: (_decoder(DeviceClass), fleet.put_class, lambda key: fleet.remove_class(key.name)),
-            CLAIMS.kind: (_decoder(ResourceClaim), self.placed.put_claim, self.placed.remove_claim),
-        }
-
-    def take(self, changes: messages.Changes) -> None:
-        """Take changes in."""
-        for change in changes.changes:
-            decoder, put, remove = self._kinds[change.kind]
-            if change.kind != CLAIMS.kind:
-                self.placed.forget()
-            if not isinstance(change, messages.PutObject):
-                remove(change.key)
-                continue
-            found = self._shared.of(decoder.decode(change.body))
-            try:
-                put(found)
-            except DracoError as error:
-                remove(found.metadata.key)
-                self._left_out(messages.SkippedObject(change.kind, found.metadata.key, str(error)))
-        self.version = changes.version
-
-    def follow(self) -> Self:
-        """The same in a child: what cannot be taken in was said already."""
-        self._left_out = lambda _: None
-        return self
 
 
 class _Child:
@@ -288,10 +233,6 @@ def _reply_to(row: deque[int], body: bytes) -> messages.Reply:
         raise messages.NotAMessage("it answers what it was not asked")
     row.popleft()
     return reply
-
-
-def _decoder(of: Any) -> Any:
-    return msgspec.msgpack.Decoder(of)
 
 
 def _let_die_first() -> None:

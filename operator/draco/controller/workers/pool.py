@@ -38,7 +38,7 @@ from draco.controller.workers.messages import (
 )
 from draco.controller.workers.past_costs import Experience, looks_costly
 from draco.controller.workers.places import PendingQuestion, Places
-from draco.controller.workers.process import FleetProcessHandle, ProcessEnded, WorkerProcess
+from draco.controller.workers.process import FleetProcessHandle, ProcessEnded
 from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.retry import Backoff
 
@@ -83,7 +83,7 @@ class Workers:
         *,
         clock: Clock,
         settings: WorkerSettings | None = None,
-        start: Callable[[], Awaitable[WorkerProcess]] = FleetProcessHandle.start,
+        start: Callable[[], Awaitable[FleetProcessHandle]] = FleetProcessHandle.start,
     ) -> None:
         self._followed = followed
         self._clock = clock
@@ -186,7 +186,7 @@ class Workers:
             await asyncio.gather(*tasks, return_exceptions=True)
             await process.end()
 
-    async def _hear(self, process: WorkerProcess) -> None:
+    async def _hear(self, process: FleetProcessHandle) -> None:
         async for messages in process.replies():
             for message in messages:
                 self._take(message)
@@ -200,7 +200,7 @@ class Workers:
             self._finish(pending, message)
         self._wake.set()
 
-    async def _speak(self, process: WorkerProcess) -> None:
+    async def _speak(self, process: FleetProcessHandle) -> None:
         await process.send(self._followed.next_changes(_CHANGES_AT_ONCE))  # the version at least
         while True:
             self._wake.clear()

@@ -8,7 +8,7 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from draco.controller.workers import messages
 
@@ -19,22 +19,6 @@ _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "PYTHONHOME", "VI
 
 class ProcessEnded(Exception):
     """It does not answer any more."""
-
-
-class WorkerProcess(Protocol):
-    """A fleet process."""
-
-    async def send(self, message: messages.Inward) -> None:
-        """Say something; returns when there is room for more. Raises ProcessEnded."""
-        ...
-
-    def replies(self) -> AsyncIterator[list[messages.Outward]]:
-        """What it says, several at a time, until it ends."""
-        ...
-
-    async def end(self) -> None:
-        """End it, and with it its children."""
-        ...
 
 
 class FleetProcessHandle:

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from draco.controller.workers import answering, messages
-from draco.controller.workers.answering import answer, warm_up
-from draco.controller.workers.fleet_process import FleetFeed
+from draco.controller.workers.answering import FleetFeed, answer, warm_up
 from draco.explanation.findings.placement import PodRules, nodes_for
 from draco.placing.groups.group import ClaimGroup, GroupMember
 from draco.resources.api.core import Node, Pod, PodSpec, Toleration

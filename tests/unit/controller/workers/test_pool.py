@@ -5,7 +5,7 @@ import gc
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 import pytest
@@ -31,7 +31,7 @@ from draco.controller.workers.messages import (
     Reply,
 )
 from draco.controller.workers.pool import Workers, WorkerSettings
-from draco.controller.workers.process import ProcessEnded
+from draco.controller.workers.process import FleetProcessHandle, ProcessEnded
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.resources.api.claims import CelSelector, DeviceSelector, ResourceClaim
@@ -96,9 +96,9 @@ class Lab:
         self.workers = Workers(self.view.followed, clock=self.clock, settings=SETTINGS, start=self.start)
         self.asked: list[asyncio.Task[Answered | None]] = []
 
-    async def start(self) -> Scripted:
+    async def start(self) -> FleetProcessHandle:
         self.processes.append(Scripted())
-        return self.processes[-1]
+        return cast("FleetProcessHandle", self.processes[-1])
 
     @property
     def process(self) -> Scripted:
