@@ -26,7 +26,7 @@ class OperatorMetrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         counter = partial(Counter, registry=registry)
-        seconds = partial(Histogram, labelnames=["reconciler"], buckets=_SECONDS, registry=registry)
+        histogram = partial(Histogram, buckets=_SECONDS, registry=registry)
         self.certificates = CertificateMetrics(registry)
         self.leader = Gauge("draco_leader", "1 on the replica that leads.", registry=registry)
         self.missing_feature = Gauge(
@@ -35,8 +35,10 @@ class OperatorMetrics:
             ["feature"],
             registry=registry,
         )
-        self.queue_wait_seconds = seconds("draco_queue_wait_seconds", "How long a key waited for a worker.")
-        self.reconcile_seconds = seconds("draco_reconcile_seconds", "Duration of one reconciliation.")
+        self.queue_wait_seconds = histogram(
+            "draco_queue_wait_seconds", "How long a key waited for a worker.", ["reconciler"]
+        )
+        self.reconcile_seconds = histogram("draco_reconcile_seconds", "Duration of one reconciliation.", ["reconciler"])
         self.reconcile_errors = counter(
             "draco_reconcile_errors_total", "Reconciliations that failed and will be tried again.", ["reconciler"]
         )
