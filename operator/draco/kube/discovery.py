@@ -2,15 +2,20 @@
 
 Owns the questions: which versions are served, and which fields of a ResourceSlice are kept when one is created as a dry run
 (a field whose feature is switched off is still in the served schema, and is dropped silently). The server's version
-says which known bugs its scheduler may have, and nothing else. Changes nothing in the cluster.
+says which known bugs its scheduler may have, and nothing else. Owns also when to ask again and when to believe an answer that
+differs: while several API servers are being upgraded they answer differently in turn, so a change counts once it has been seen
+several times in a row. What follows from a change is the caller's. Changes nothing in the cluster.
 """
 
 import re
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 import msgspec
+import structlog
 
+from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Forbidden, Invalid, NotFound
 from draco.resources.api.evictions import EvictionRequest
@@ -19,6 +24,8 @@ from draco.resources.api.scheduling import PodGroup
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import EVICTION_REQUESTS, POD_GROUPS, SLICES, TAINT_RULES, Kind
 from draco.resources.names import Autoscaler
+
+log = structlog.get_logger()
 
 _PROBE = "draco-dev-feature-probe"
 _PROBE_DRIVER = "probe.draco.dev"
@@ -282,3 +289,71 @@ async def kubernetes_minor(client: Client) -> int | None:
         return None
     digits = re.match(r"[0-9]+", version.minor)  # some providers write 36+
     return int(digits[0]) if digits and version.major == "1" else None
+
+
+_TIMES = 3
+"""So often in a row a change has to be seen."""
+
+
+async def until_changed(
+    look: Callable[[], Awaitable[Features]],
+    known: Features,
+    *,
+    clock: Clock,
+    every_s: float,
+    confirm_s: float,
+    hint: Callable[[], bool] = lambda: False,
+) -> Features:
+    """Return what the cluster can do once that differs from `known`.
+
+    `look` asks it: every `every_s` seconds, every `confirm_s` while there is a `hint` (some kind is not served) or a change to be
+    confirmed. No answer, and no Dynamic Resource Allocation at all, is trouble and no change. That DeviceTaintRules are served is
+    believed at once: until then what they keep claims off looks free.
+    """
+    waited_s, seen, times = 0.0, known, 0
+    while True:
+        await clock.sleep(confirm_s)
+        waited_s += confirm_s
+        if not times and waited_s < every_s and not hint():
+            continue
+        waited_s = 0.0
+        try:
+            now = await look()
+        except ApiError as error:
+            log.debug("features.unknown", error=str(error))
+            continue
+        if not now.dra or not differences(known, now):
+            times = 0
+            continue
+        times = times + 1 if now == seen else 1
+        seen = now
+        if times >= _TIMES or (now.taint_rules and known.taint_rules is None):
+            return now
+
+
+def differences(known: Features, now: Features) -> list[str]:
+    """What is known of both and differs, in words."""
+    changes = []
+    if known.taint_rules != now.taint_rules:
+        before, after = (kind.api_version if kind else "no version" for kind in (known.taint_rules, now.taint_rules))
+        changes.append(f"DeviceTaintRule is now served in {after} instead of {before}")
+    if known.eviction_requests != now.eviction_requests:
+        changes.append(f"EvictionRequests may {'now' if now.eviction_requests else 'no longer'} be made")
+    if known.pod_groups != now.pod_groups:
+        before, after = (kind.api_version if kind else "no version" for kind in (known.pod_groups, now.pod_groups))
+        changes.append(f"PodGroup is now read in {after} instead of {before}")
+    if known.autoscaled != now.autoscaled:
+        changes.append(f"there is {'now' if now.autoscaled else 'no longer'} an autoscaler")
+    for field, name in _FIELDS.items():
+        before, after = getattr(known, field), getattr(now, field)
+        if before is not None and after is not None and before != after:
+            changes.append(f"{name} are {'kept' if after else 'no longer kept'}")
+    return changes
+
+
+_FIELDS = {
+    "partitionable_devices": "partitionable devices",
+    "binding_conditions": "binding conditions",
+    "device_taints": "taints of devices",
+    "device_status": "reports of devices in claims",
+}

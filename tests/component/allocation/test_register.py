@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from draco.allocation.ownership.handover import GpuPlace
-from draco.controller.allocation.ownership.leader import OwnLeadership
-from draco.controller.allocation.ownership.register import RegisterMissing, RegisterStore
+from draco.controller.allocation.ownership.register import OwnLeadership, RegisterMissing, RegisterStore
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import ApiError, Conflict, Invalid, NotFound

@@ -8,7 +8,7 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from draco.controller.kopf_content import ShallowContent
+from draco.controller.handlers import ShallowContent
 from draco.controller.kopf_thread import quiet_kopf
 from draco.resources.api.foreign import DEEPEST
 

@@ -7,9 +7,8 @@ from typing import Any, cast
 import pytest
 
 from draco.kube.connect.client import Client
-from draco.kube.discovery import discover_for_operator
+from draco.kube.discovery import differences, discover_for_operator, until_changed
 from draco.kube.errors import NotFound, Unreachable
-from draco.kube.rediscovery import differences, until_changed
 from draco.resources.api.scheduling import PodGroup
 from draco.resources.kinds import POD_GROUPS, SLICES, Kind
 from tests.doubles.clock import ManualClock

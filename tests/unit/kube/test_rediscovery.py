@@ -6,9 +6,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from draco.kube.discovery import Features
+from draco.kube.discovery import Features, differences, until_changed
 from draco.kube.errors import Unreachable
-from draco.kube.rediscovery import differences, until_changed
 from draco.resources.kinds import EVICTION_REQUESTS, TAINT_RULES
 from tests.doubles.clock import ManualClock
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from draco.controller.allocation.allocations import ClaimAllocations
 from draco.controller.allocation.ownership.handover import HandoverReconciler
-from draco.controller.allocation.ownership.leader import OwnLeadership
-from draco.controller.allocation.ownership.register import RegisterStore
+from draco.controller.allocation.ownership.register import OwnLeadership, RegisterStore
 from draco.controller.allocation.preempting.evicting import PreemptionEvictions
 from draco.controller.allocation.preempting.losses import PartialLosses
 from draco.controller.allocation.reclaiming import leaks

@@ -15,15 +15,22 @@ import msgspec
 import structlog
 
 from draco.controller.maintenance.fleet import MaintenanceFleet
-from draco.controller.maintenance.probing import GpuProbing
-from draco.controller.view import ClusterView
+from draco.controller.view import BY_RULED_POOL, WIDE, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import ApiObject
 from draco.maintenance.progress import JobsState, Purpose
-from draco.maintenance.working.claiming import class_for, is_outdated, no_class, obstacle, tolerations_for
+from draco.maintenance.working.claiming import (
+    OfferedDevice,
+    ProbedGpu,
+    class_for,
+    is_outdated,
+    no_class,
+    obstacle,
+    tolerations_for,
+)
 from draco.maintenance.working.jobs import (
     JobTarget,
     cron_job_of,
@@ -35,10 +42,16 @@ from draco.maintenance.working.jobs import (
 )
 from draco.maintenance.working.manifests import claim_manifest, job_manifest
 from draco.resources.api.jobs import CronJob, Job, JobPod
-from draco.resources.api.maintenance import DeviceMaintenance
+from draco.resources.api.maintenance import OVER, DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, CRON_JOBS, JOB_PODS, JOBS
-from draco.resources.names import ANNOTATION_DEVICE_CLASS, LABEL_MAINTENANCE, DeviceKey
+from draco.resources.names import (
+    ANNOTATION_DEVICE_CLASS,
+    ATTRIBUTE_PROFILE,
+    LABEL_MAINTENANCE,
+    DeviceKey,
+    read_partition_name,
+)
 from draco.resources.texts import reason_of
 
 log = structlog.get_logger(__name__)
@@ -49,6 +62,50 @@ _AGAIN: Final = timedelta(seconds=15)
 """How soon to look again for what a person has to put right."""
 BY_REQUEST = "request"
 _OWN_CLAIMS = "own claims"
+
+
+class GpuProbing:
+    """What of a GPU a Job for verification could claim now: which published devices stand for it, their taints, their classes."""
+
+    def __init__(self, view: ClusterView, fleet: MaintenanceFleet) -> None:
+        self._view = view
+        self._fleet = fleet
+
+    def gpu(self, request: DeviceMaintenance, target: JobTarget) -> ProbedGpu:
+        """The device that is meant as it is published now, or its partitions where the GPU is not published whole."""
+        pool = target.device.pool_key
+        hardware = self._view.hardware(pool)
+        names = [target.device.device]
+        if names[0] not in hardware.published:
+            parts = ((each, read_partition_name(each)) for each in hardware.published)
+            names = sorted(each for each, part in parts if part is not None and part.parent == names[0])
+        rules = [rule for where in (pool, WIDE) for rule in self._view.rule_store.by_index(BY_RULED_POOL, where)]
+        found = []
+        for name in names:
+            if (device := hardware.published_as(name)) is not None:
+                key = DeviceKey(*pool, name)
+                hits = (each.spec.taint for each in rules if (by := each.spec.device_selector) and by.matches(key))
+                found.append(OfferedDevice(key, device, (*device.taints, *hits)))
+        others = {
+            each.spec.taint.key for each in self._view.maintenances.store.values() if each.status.phase not in OVER
+        }
+        return ProbedGpu(
+            devices=tuple(found),
+            key=request.spec.taint.key,
+            other_keys=frozenset(others),
+            selects=lambda name: self._selects(name, found),
+        )
+
+    def profile(self, target: JobTarget) -> str:
+        """The profile of a partition that is verified; "" for a whole GPU, and where it is not known."""
+        device = self._view.hardware(target.device.pool_key).published_as(target.device.device)
+        is_part = read_partition_name(target.device.device) is not None
+        return device.text(ATTRIBUTE_PROFILE, target.device.driver) if is_part and device is not None else ""
+
+    def _selects(self, name: str, devices: Iterable[OfferedDevice]) -> bool:
+        """Whether the class has one of the devices. Where its selectors fail nobody knows."""
+        test = self._fleet.test(name)
+        return isinstance(test, str) or any(test.says(each.key.driver, each.device) is not False for each in devices)
 
 
 class MaintenanceJobs:

@@ -12,6 +12,7 @@ from operator import is_
 from types import MappingProxyType
 from typing import NamedTuple
 
+from draco.allocation.ownership.handover import GpuPlace
 from draco.controller.health.decisions import said_by
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.metrics import OperatorMetrics
@@ -25,6 +26,7 @@ from draco.mig_policy.matching import Rules, oldest_first, permit, rules_of
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice, own_slices
+from draco.resources.names import DeviceKey
 
 _NONE_AHEAD: Ahead = {}
 _NEVER = datetime.max.replace(tzinfo=UTC)
@@ -76,6 +78,16 @@ class MigDecisions:
         """What is decided of a node; None if it has no GpuNode."""
         gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
         return self._decided(gpu_node, self.rules, self._permitted(self.rules)) if gpu_node else None
+
+    def policies_of(self, devices: Iterable[DeviceKey]) -> list[MigPolicy | None]:
+        """The policies of the GPUs that have these devices, one for each; None for a GPU of none that is known."""
+        by_name = {each.name: each.policy for each in self.rules}
+        found = []
+        for place in dict.fromkeys(map(GpuPlace.of, devices)):
+            decision = self.of(place.pool)
+            names = [each.policy for each in (decision.gpus if decision else ()) if each.device == place.gpu]
+            found.append(by_name.get(names[0]) if names else None)
+        return found
 
     async def all(self) -> list[NodeDecision]:
         """What is decided of every node that has a GpuNode, by name. Others have the event loop in between.

@@ -327,16 +327,7 @@ class _RepairRun:
         if not isinstance(answered.answer, ReleaseAnswer):
             return None
         self._searches = answered.answer.searches_left
-        freed = answered.answer.release
-        if freed is None:
-            return None
-        return ClaimRelease(
-            pod=pod.metadata.key,
-            waiting=tuple(freed.waiting),
-            node=freed.node,
-            claims=tuple(freed.claims),
-            devices={key: tuple(names) for key, names in freed.devices},
-        )
+        return answered.answer.release
 
     async def parts(self, keys: list[ObjectKey]) -> AsyncIterator[list[ObjectKey]]:
         """All keys, some at a time."""

@@ -1,5 +1,5 @@
 """DeviceReservations: makes, deletes and reports on their claims. Who gets which devices is decided by `controller.allocation`.
 
 Rooms: `reconciler` (the claims of one reservation), `waiting` (why they have no devices yet). The allocator reads the others:
-`wholeness` and `held_back` (claims that must wait), `takeovers` (devices kept for a pod's claim), `priorities`.
+`held_back` (claims that must wait), `takeovers` (devices kept for a pod's claim).
 """

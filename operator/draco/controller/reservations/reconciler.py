@@ -15,11 +15,9 @@ import structlog
 
 from draco.allocation.ownership.leaks import ended_users
 from draco.controller.mig.decisions import MigDecisions
-from draco.controller.mig.gpu_policies import policies_of
 from draco.controller.own_status import OwnStatus
 from draco.controller.reservations import takeovers
 from draco.controller.reservations.waiting import WaitingReasons
-from draco.controller.reservations.wholeness import own_claims
 from draco.controller.view import BY_TAKER, RESERVED_IN, ClusterView, named
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -198,7 +196,7 @@ class ReservationReconciler:
         yield from (each.metadata.key for each in self._view.reservations.store.by_index(BY_TAKER, meta.uid))
 
     def _claims(self, reservation: DeviceReservation, now: datetime) -> ReservedClaims:
-        claims = own_claims(self._view, reservation)
+        claims = takeovers.own_claims(self._view, reservation)
         claims = msgspec.structs.replace(claims, own=[self._as_deleted(each) for each in claims.own])
         at_names = (
             self._view.claims.store.get(ObjectKey(reservation.metadata.namespace, each.claim))
@@ -248,7 +246,7 @@ class ReservationReconciler:
 
     def _longest_idle(self, claim: ResourceClaim) -> timedelta | None:
         """How long a claim may keep its devices unused, by the policies of its GPUs."""
-        policies = policies_of(self._decisions, claim.devices_held) if self._bounds_idleness else ()
+        policies = self._decisions.policies_of(claim.devices_held) if self._bounds_idleness else ()
         spoken = (each.spec for each in policies if each is not None and each.spec.allocator is Allocator.OPERATOR)
         return min(filter(None, (lasting(each.reservations.longest_idle) for each in spoken)), default=None)
 

@@ -9,10 +9,19 @@ from datetime import datetime
 from itertools import chain, islice
 from typing import Final
 
-from draco.controller.reservations.wholeness import own_claims
-from draco.controller.view import BY_DEVICE, BY_NAMED, BY_RULED_POOL, BY_TAKER, TAKING_OVER, WIDE, ClusterView
+from draco.controller.view import (
+    BY_DEVICE,
+    BY_NAMED,
+    BY_RESERVATION,
+    BY_RULED_POOL,
+    BY_TAKER,
+    TAKING_OVER,
+    WIDE,
+    ClusterView,
+)
 from draco.placing.groups.group import placeholder
-from draco.reservations.plan import ReservedClaims
+from draco.reservations.claims import reserved_by
+from draco.reservations.plan import ReservedClaims, names_to_look_at
 from draco.reservations.takeover import TakeoverCandidate, allocation_of, reservation_named, taken_up
 from draco.resources.api.claims import AllocationResult, DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.meta import ObjectKey
@@ -32,6 +41,18 @@ def candidates_of(view: ClusterView, key: ObjectKey) -> list[TakeoverCandidate]:
         [*(claim for pod in pods for claim in view.claims_of(pod)), *(each.metadata.key for each in labelled)]
     )
     return list(islice(_candidates(view, keys, key.name), _CANDIDATES))
+
+
+def own_claims(view: ClusterView, reservation: DeviceReservation) -> ReservedClaims:
+    """What is there of a reservation, and what is in its way."""
+    store, uid, namespace = view.claims.store, reservation.metadata.uid, reservation.metadata.namespace
+    own = [each for each in store.by_index(BY_RESERVATION, uid) if each.metadata.namespace == namespace]
+    at_names = filter(None, map(store.get, names_to_look_at(reservation, len(own))))
+    return ReservedClaims(
+        own=own,
+        foreign={each.metadata.name for each in at_names if reserved_by(each) != uid},
+        awaited={each.metadata.name for each in own if view.pending_pods(each.metadata.key)},
+    )
 
 
 def begun(view: ClusterView, reservation: DeviceReservation, claims: ReservedClaims, now: datetime) -> list[Takeover]:

@@ -86,12 +86,7 @@ def answer(placed: PlacedFleet, question: messages.Question) -> messages.Answer:
         )
     searches = Searches(fleet, question.searches)
     found = plan_release(searches, question.pod, question.claims, dict(question.movable))
-    if found is None:
-        return messages.ReleaseAnswer(None, searches.left)
-    devices = [(key, list(names)) for key, names in found.devices.items()]
-    return messages.ReleaseAnswer(
-        messages.SentRelease(list(found.waiting), found.node, list(found.claims), devices), searches.left
-    )
+    return messages.ReleaseAnswer(found, searches.left)
 
 
 def _why_waiting(fleet: Fleet, question: messages.ExplainPending) -> messages.PendingAnswer:

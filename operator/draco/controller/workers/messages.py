@@ -6,11 +6,12 @@ about questions that exceeded their budget or failed.
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from draco.explanation.model import Problem
+from draco.mig_policy.releases import ClaimRelease
 from draco.placing.groups.group import ClaimGroup, GroupPlacement
 from draco.placing.preempting.preemption import PreemptionInput, PreemptionPlan
 from draco.resources.api.claims import ResourceClaim
@@ -142,19 +143,10 @@ class ClaimProblems(Message, frozen=True):
     problems: list[Problem]
 
 
-class SentRelease(Message, frozen=True):
-    """A ClaimRelease, as it is sent."""
-
-    waiting: list[ObjectKey]
-    node: str
-    claims: list[ObjectKey]
-    devices: list[tuple[ObjectKey, list[str]]]
-
-
 class ReleaseAnswer(Message, frozen=True):
     """The answer to FindRelease, with the searches that are left of those that were granted."""
 
-    release: SentRelease | None
+    release: ClaimRelease | None
     searches_left: int
 
 
@@ -262,6 +254,7 @@ class SkippedObject(Message, frozen=True):
 
 Inward: TypeAlias = Changes | AskQuestions
 Outward: TypeAlias = Reply | SkippedObject
+M = TypeVar("M")
 
 _encoder = msgspec.msgpack.Encoder()
 _inward = msgspec.msgpack.Decoder(Inward)
@@ -283,20 +276,19 @@ def write(pipe: int, message: Message) -> None:
 
 def inward(body: bytes) -> Inward:
     """A message to the fleet process, or to one of its children. Raises NotAMessage."""
-    try:
-        message: Inward = _inward.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise NotAMessage(f"this is not a message ({error})") from error
-    return message
+    return _decoded(_inward, body)
 
 
 def outward(body: bytes) -> Outward:
     """A message from there. Raises NotAMessage."""
+    return _decoded(_outward, body)
+
+
+def _decoded(decoder: "msgspec.msgpack.Decoder[M]", body: bytes) -> M:
     try:
-        message: Outward = _outward.decode(body)
+        return decoder.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise NotAMessage(f"this is not a message ({error})") from error
-    return message
 
 
 class FrameReader:

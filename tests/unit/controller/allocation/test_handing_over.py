@@ -7,8 +7,7 @@ import msgspec
 
 from draco.allocation.ownership.handover import GpuPlace
 from draco.controller.allocation.ownership.handover import KEY, HandoverReconciler
-from draco.controller.allocation.ownership.leader import OwnLeadership
-from draco.controller.allocation.ownership.register import Register, RegisterStore
+from draco.controller.allocation.ownership.register import OwnLeadership, Register, RegisterStore
 from draco.mig.known_boards import BOARDS
 from draco.mig_policy.decide import NodeDecision
 from draco.resources.api.allocation import RegisteredLeader

@@ -8,9 +8,8 @@ import pytest
 
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.reservations.reconciler import ReservationReconciler
-from draco.controller.reservations.takeovers import about_to_take_over, begun, due
+from draco.controller.reservations.takeovers import about_to_take_over, begun, due, own_claims
 from draco.controller.reservations.waiting import WaitingReasons
-from draco.controller.reservations.wholeness import own_claims
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder

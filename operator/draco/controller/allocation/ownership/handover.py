@@ -17,8 +17,13 @@ import structlog
 
 from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.handover import GpuPlace, HandoverInput, Handovers
-from draco.controller.allocation.ownership.leader import NOT_TOLD, OwnLeadership
-from draco.controller.allocation.ownership.register import Register, RegisterMissing, RegisterStore
+from draco.controller.allocation.ownership.register import (
+    NOT_TOLD,
+    OwnLeadership,
+    Register,
+    RegisterMissing,
+    RegisterStore,
+)
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import ClusterView

@@ -18,7 +18,6 @@ from draco.controller.allocation.gangs import Gangs
 from draco.controller.allocation.preempting.preemption import Preemptions
 from draco.controller.evictions import NOT_PERMITTED, DisruptionBudgets, PodEvictions, refused
 from draco.controller.mig.decisions import MigDecisions
-from draco.controller.mig.gpu_policies import policies_of
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -154,7 +153,7 @@ class PartialLosses:
 
     def _may_be_released(self, held: Sequence[ResourceClaim]) -> bool:
         devices = [device for claim in held for device in claim.devices_held]
-        return all(map(is_made_for_a_pod, held)) and releases(policies_of(self._decisions, devices))
+        return all(map(is_made_for_a_pod, held)) and releases(self._decisions.policies_of(devices))
 
     async def _release(self, gang: GangKey, shortage: _Shortage) -> None:
         """Evict all that run, if it is so still: a watch may lag."""

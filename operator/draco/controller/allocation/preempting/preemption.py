@@ -7,7 +7,6 @@ if these suffice. Who may be a victim, and which of them are chosen, is `placing
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 
 import msgspec
 import structlog
@@ -19,8 +18,7 @@ from draco.controller.allocation.gangs import Gangs
 from draco.controller.allocation.ownership.handover import HandoverReconciler
 from draco.controller.allocation.waiting_group import WaitingGroup
 from draco.controller.evictions import DisruptionBudgets
-from draco.controller.reservations.priorities import reserved_at
-from draco.controller.view import ClusterView
+from draco.controller.view import BY_TAKER, ClusterView
 from draco.controller.workers.contract import WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import PlanPreemption, PreemptionAnswer
@@ -30,7 +28,8 @@ from draco.kube.connect.retry import doubling_s
 from draco.kube.listeners import Listeners
 from draco.placing.groups.group import placeholder
 from draco.placing.preempting.preemption import PreemptionInput, PreemptionPlan
-from draco.placing.preempting.victims import Evictable, Victim, VictimInput, evictable
+from draco.placing.preempting.victims import Evictable, Victim, VictimInput, evictable, reserved_at
+from draco.reservations.claims import reservation_key
 from draco.resources.api.claims import AllocationResult, DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.meta import ObjectKey
@@ -341,10 +340,16 @@ class Preemptions:
             pods_of=self._view.pods_of,
             together=together,
             priority_of=priority_of,
-            reserved_at=partial(reserved_at, self._view),
+            reserved_at=self._reserved_at,
             budgets=budgets,
             spared=spared,
         )
+
+    def _reserved_at(self, claim: ResourceClaim) -> int | None:
+        """The priority of the claim's reservation; None if it has none, and above all others where that is not known yet."""
+        key, reservations = reservation_key(claim), self._view.reservations.store
+        own = reservations.get(key) if key is not None else None
+        return reserved_at(claim, own, reservations.by_index(BY_TAKER, claim.metadata.uid))
 
     def _leaving_s(self, nomination: Nomination) -> float:
         """How long the pods that were evicted are waited for yet, or those that are to be."""

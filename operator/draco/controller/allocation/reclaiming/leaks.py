@@ -26,7 +26,6 @@ from draco.allocation.ownership.leaks import (
 from draco.controller.deallocations import Deallocations
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions
-from draco.controller.mig.gpu_policies import policies_of
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -177,7 +176,7 @@ class LeakedClaims:
         made = [each for each in leaked if group_made_for(each)]
         if not made:
             return ""
-        afters = [release_after(policies_of(self._decisions, each.devices_held)) for each in made]
+        afters = [release_after(self._decisions.policies_of(each.devices_held)) for each in made]
         known = [each for each in afters if each is not None]
         if len(known) < len(made):
             return "A MigPolicy can have Draco take the devices back: spec.gangs.releaseLeakedAfter."
@@ -195,7 +194,7 @@ class LeakedClaims:
         # One that was made by name would be allocated again at once, so taking it back is no use.
         if not group_made_for(claim) or ended_users(claim, self._pods(claim)):
             return _NEVER_S  # without such pods it is looked at again
-        after = release_after(policies_of(self._decisions, claim.devices_held))
+        after = release_after(self._decisions.policies_of(claim.devices_held))
         if after is None:
             return _POLICIES_S
         now_s, uid = self._clock.monotonic(), claim.metadata.uid
