@@ -112,22 +112,20 @@ class AgentLeases:
         reports = gpu_node is not None and self._exists(node)
         offers = reports and bool(parts)
         fenced = self.is_fenced(pool)
+        unseen = AgentSigns(
+            node=node, lease_s=DEFAULT_LEASE_S, silent_s=None, reports=reports, offers=offers, fenced=fenced
+        )
         if seen is None:
-            return AgentSigns(
-                node=node, lease_s=DEFAULT_LEASE_S, silent_s=None, reports=reports, offers=offers, fenced=fenced
-            )
+            return unseen
         now = self._clock.monotonic()
         steady = self.informer.steady_since
         counted_from = max(seen.since, self._appeared.get(pool, 0.0), now if steady is None else steady)
-        return AgentSigns(
-            node=node,
+        return msgspec.structs.replace(
+            unseen,
             lease_s=seen.lease_s,
             silent_s=now - counted_from,
             renewed_s=None if seen.renewed is None else now - seen.renewed,
-            reports=reports,
-            offers=offers,
             consistent=gpu_node is not None and _is_current(gpu_node, parts),
-            fenced=fenced,
         )
 
     def _exists(self, node: NodeName) -> bool:

@@ -6,7 +6,7 @@ all of them is cooperative work, so that others have their turn in between.
 
 from collections.abc import Collection, Iterable, Mapping
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 
 from draco.allocation.fleet.supply import Supply
 from draco.controller.loop_watch import CooperativeWork
@@ -24,8 +24,6 @@ from draco.resources.names import DeviceKey, PoolKey
 
 _FREE_FOR_S = 1.0
 """For so long it counts as known which GPUs are free: it is only told to people."""
-
-
 _SELECTED_FOR_S = 0.5
 _SELECTIONS = 64
 
@@ -45,8 +43,7 @@ class MaintenanceFleet:
         self._tests: dict[str, DeviceTest | str] = {}
         self._of_class: dict[tuple[str, PoolKey], tuple[DeviceTest, FleetPool, frozenset[PhysicalGpu]]] = {}
         self._selected: LRUCache[str, tuple[float, Selected]] = LRUCache(_SELECTIONS)
-        self._known_free: FreeGpus | None = None
-        self._known_at = float("-inf")
+        self._known_free: TTLCache[None, FreeGpus] = TTLCache(1, _FREE_FOR_S, clock.monotonic)
 
     def pool(self, key: PoolKey) -> FleetPool:
         """One pool as it is published now, also one that is not published at all."""
@@ -156,8 +153,8 @@ class MaintenanceFleet:
 
     async def _free(self) -> FreeGpus:
         """Which GPUs new claims can have."""
-        if self._known_free is not None and self._clock.monotonic() - self._known_at < _FREE_FOR_S:
-            return self._known_free
+        if (known := self._known_free.get(None)) is not None:
+            return known
         view, work = self._view, CooperativeWork(self._clock)
         nodes = {node.metadata.name: node for node in view.nodes.store.values()}
         sick = sick_devices(view.gpu_nodes.store.values())
@@ -166,5 +163,5 @@ class MaintenanceFleet:
         for pool in await self.pools():
             found.add(pool)
             await work.pause()
-        self._known_free, self._known_at = found, self._clock.monotonic()
+        self._known_free[None] = found
         return found

@@ -7,7 +7,6 @@ claims stand in the way is the caller's; which of them may go is `mig_policy.rel
 """
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from functools import partial
 
 import msgspec
@@ -21,11 +20,11 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ServerError, Unreachable
 from draco.kube.events.events import EventRecorder
+from draco.kube.events.notes import times_of
 from draco.kube.watch.store import Change
 from draco.mig_policy.release_policy import IdleClaim, ReleaseDelays, ReleaseObstacle, obstacle, prepared_on, users
 from draco.mig_policy.releases import ClaimRelease
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import Event
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, EVENTS
 from draco.resources.names import FIELD_MANAGER_OPERATOR
@@ -85,7 +84,8 @@ class ClaimReleases:
         """Learn from the Events of the previous leader what was released lately. Raises ApiError."""
         selector = f"reason={RELEASED_REASON},reportingComponent={FIELD_MANAGER_OPERATOR}"
         for event in await self._client.list(EVENTS, field_selector=selector):
-            if event.involved_object is not None and (last := _last(event)) is not None:
+            _, last = times_of(event)
+            if event.involved_object is not None and last is not None:
                 age_s = max(0.0, (self._clock.now() - last).total_seconds())
                 self._released.setdefault(event.involved_object.uid, self._clock.monotonic() - age_s)
 
@@ -221,11 +221,3 @@ class ClaimReleases:
             self._idle_since[change.key] = self._clock.monotonic()
         else:
             self._idle_since.setdefault(change.key, self._clock.monotonic())
-
-
-def _last(event: Event) -> datetime | None:
-    text = event.series.last_observed_time if event.series else event.event_time
-    try:
-        return datetime.fromisoformat(text) if text else None
-    except ValueError:
-        return None

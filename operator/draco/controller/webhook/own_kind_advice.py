@@ -35,6 +35,7 @@ from draco.resources.kinds import (
     HEALTH_POLICIES,
     MAINTENANCE_BUDGETS,
     MIG_POLICIES,
+    Kind,
 )
 
 log = structlog.get_logger(__name__)
@@ -52,11 +53,12 @@ class OwnKindAdvice:
     async def review(self, body: bytes) -> tuple[bytes, ReviewOutcome]:
         """The answer to an AdmissionReview. Raises NotAReview."""
         request = read_review(body)
-        advise = _ADVICE.get(request.kind.kind)
-        if advise is None or not changes_spec(request):
+        kind, advise = _ADVICE.get(request.kind.kind, (None, None))
+        if kind is None or advise is None or not changes_spec(request):
             return answer_to(request, []), ReviewOutcome.UNSEEN
         try:
-            said = list(advise(bytes(request.object), self._classes(), self._clock.now()))
+            written = read(msgspec.json.Decoder(kind.type), request.object)
+            said = list(advise(written, self._classes(), self._clock.now()))
         except (msgspec.DecodeError, DracoError) as error:
             log.warning("admission.unreadable", kind=request.kind.kind, name=request.name, error=str(error))
             return answer_to(request, []), ReviewOutcome.UNSEEN
@@ -64,8 +66,7 @@ class OwnKindAdvice:
         return answer_to(request, warnings), ReviewOutcome.WARNED if said else ReviewOutcome.CLEAN
 
 
-def _of_maintenance(raw: bytes, classes: Mapping[str, DeviceClass], now: datetime) -> Iterator[str]:
-    request = read(_maintenance, raw)
+def _of_maintenance(request: DeviceMaintenance, classes: Mapping[str, DeviceClass], now: datetime) -> Iterator[str]:
     if problem := test_of(request.spec.device_selector, classes).problem:
         yield problem.message
     if said := schedule_problem(request):
@@ -76,8 +77,8 @@ def _of_maintenance(raw: bytes, classes: Mapping[str, DeviceClass], now: datetim
         yield f"spec.schedule.start is in the past ({start:%Y-%m-%dT%H:%M:%SZ}): it begins as soon as nothing else holds it up."
 
 
-def _of_budget(raw: bytes, classes: Mapping[str, DeviceClass], _: datetime) -> Iterator[str]:
-    spec = read(_budget, raw).spec
+def _of_budget(budget: MaintenanceBudget, classes: Mapping[str, DeviceClass], _: datetime) -> Iterator[str]:
+    spec = budget.spec
     if 0 in {spec.max_devices, spec.max_percent}:
         yield "Nothing can be taken out of service under this budget; to stop for a while, set spec.paused instead."
     limits = (spec.max_devices, spec.max_percent, spec.max_failed)
@@ -87,40 +88,35 @@ def _of_budget(raw: bytes, classes: Mapping[str, DeviceClass], _: datetime) -> I
         yield no_class(name)
 
 
-def _of_health_policy(raw: bytes, classes: Mapping[str, DeviceClass], _: datetime) -> Iterator[str]:
-    policy = read(_health_policy, raw)
+def _of_health_policy(policy: HealthPolicy, classes: Mapping[str, DeviceClass], _: datetime) -> Iterator[str]:
     if problem := ready(policy, classes.get(policy.spec.device_class_name or "")).problem:
         yield problem
 
 
-def _of_mig_policy(raw: bytes, _: Mapping[str, DeviceClass], __: datetime) -> Iterator[str]:
-    if problem := rules_of(read(_mig_policy, raw)).problem:
+def _of_mig_policy(policy: MigPolicy, _: Mapping[str, DeviceClass], __: datetime) -> Iterator[str]:
+    if problem := rules_of(policy).problem:
         yield problem
 
 
-def _of_limit(raw: bytes, classes: Mapping[str, DeviceClass], _: datetime) -> Iterator[str]:
-    yield from class_remarks(read(_limit, raw).spec.device_class_names, classes)
+def _of_limit(limit: DeviceLimit, classes: Mapping[str, DeviceClass], _: datetime) -> Iterator[str]:
+    yield from class_remarks(limit.spec.device_class_names, classes)
 
 
-def _of_reservation(raw: bytes, classes: Mapping[str, DeviceClass], now: datetime) -> Iterator[str]:
-    reservation = read(_reservation, raw)
+def _of_reservation(reservation: DeviceReservation, classes: Mapping[str, DeviceClass], now: datetime) -> Iterator[str]:
     if reservation.spec.template and (problem := problem_of(reservation.spec.template.spec, classes)):
         yield problem.message
     if is_expired(reservation, now):
         yield "spec.expiresAt is in the past, so nothing is reserved: set a later time."
 
 
-_maintenance: Final = msgspec.json.Decoder(DeviceMaintenance)
-_budget: Final = msgspec.json.Decoder(MaintenanceBudget)
-_health_policy: Final = msgspec.json.Decoder(HealthPolicy)
-_mig_policy: Final = msgspec.json.Decoder(MigPolicy)
-_limit: Final = msgspec.json.Decoder(DeviceLimit)
-_reservation: Final = msgspec.json.Decoder(DeviceReservation)
-_ADVICE: Final[Mapping[str, Callable[[bytes, Mapping[str, DeviceClass], datetime], Iterator[Any]]]] = {
-    DEVICE_MAINTENANCES.kind: _of_maintenance,
-    MAINTENANCE_BUDGETS.kind: _of_budget,
-    HEALTH_POLICIES.kind: _of_health_policy,
-    MIG_POLICIES.kind: _of_mig_policy,
-    DEVICE_LIMITS.kind: _of_limit,
-    DEVICE_RESERVATIONS.kind: _of_reservation,
+_ADVICE: Final[Mapping[str, tuple[Kind[Any], Callable[[Any, Mapping[str, DeviceClass], datetime], Iterator[str]]]]] = {
+    kind.kind: (kind, advise)
+    for kind, advise in (
+        (DEVICE_MAINTENANCES, _of_maintenance),
+        (MAINTENANCE_BUDGETS, _of_budget),
+        (HEALTH_POLICIES, _of_health_policy),
+        (MIG_POLICIES, _of_mig_policy),
+        (DEVICE_LIMITS, _of_limit),
+        (DEVICE_RESERVATIONS, _of_reservation),
+    )
 }

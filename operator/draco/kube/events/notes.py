@@ -74,7 +74,7 @@ class Notes:
             regarding = event.involved_object
             if regarding is None or event.metadata.name != self._name(regarding):
                 continue
-            first, last = _times(event)
+            first, last = times_of(event)
             count = event.series.count if event.series else 1
             age_s = max(0.0, (self._clock.now() - last).total_seconds()) if last else _KEEP_ALIVE_S
             said = EventContent(event.message, count, first or self._clock.now(), last or self._clock.now())
@@ -182,7 +182,7 @@ def _wait_s(before: _Note | None, note: str, now_s: float) -> float:
     return before.budget.wait_s(now_s)
 
 
-def _times(event: Event) -> tuple[datetime | None, datetime | None]:
+def times_of(event: Event) -> tuple[datetime | None, datetime | None]:
     """When it was said first and last."""
     first = _moment(event.event_time)
     return first, (_moment(event.series.last_observed_time) if event.series else first)
