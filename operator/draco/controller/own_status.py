@@ -81,11 +81,7 @@ class OwnStatus(Generic[T]):
     def __init__(self, client: Client, objects: OwnKind[T]) -> None:
         self._client = client
         self._objects = objects
-        self._superseded = SupersededVersions(objects)
-
-    def is_superseded(self, obj: T) -> bool:
-        """Whether our own write is still on its way to us; its arrival wakes those who follow the kind."""
-        return obj in self._superseded
+        self.superseded = SupersededVersions(objects)
 
     async def write(self, obj: T, status: ApiStruct) -> T | None:
         """Write the status of an object that is as it was seen; None if it is gone. Raises Conflict and other ApiErrors."""
@@ -104,7 +100,7 @@ class OwnStatus(Generic[T]):
             )
         except NotFound:
             return None
-        self._superseded.add(obj, written)
+        self.superseded.add(obj, written)
         return written
 
 
@@ -131,7 +127,7 @@ class PolicyStatuses(Generic[P]):
         if policy is None or policy.metadata.deletion_timestamp is not None:
             self._due_s.pop(uid, None)
             return None
-        if self._statuses.is_superseded(policy):
+        if policy in self._statuses.superseded:
             return None
         now_s = self._clock.monotonic()
         wait_s = self._due_s.get(uid, now_s) - now_s

@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -12,6 +12,7 @@ from draco.controller.gpu_nodes.reconciler import GpuNodeReconciler
 from draco.controller.health.decisions import HealthDecisions
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.mig.policies import MigPolicyReconciler
+from draco.controller.mig.repair import RepairReconciler
 from draco.controller.view import ClusterView
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
@@ -284,7 +285,7 @@ async def test_a_replica_that_sees_an_old_state_writes_nothing(
     await client.patch(MIG_POLICIES, key, {"spec": {"mode": "Disabled"}})
     with pytest.raises(Conflict):
         await GpuNodeReconciler(client, view, decisions, health).reconcile(node)
-    reconciler = MigPolicyReconciler(client, view, decisions, clock=clock, adviser=Silent())
+    reconciler = MigPolicyReconciler(client, view, decisions, clock=clock, adviser=cast("RepairReconciler", Silent()))
     monkeypatch.setattr(view.mig_policies, "is_current", was_current_a_moment_ago)
     with pytest.raises(Conflict):
         await reconciler.reconcile(policy.metadata.uid)

@@ -66,13 +66,12 @@ from draco.kube.events.events import EventRecorder
 from draco.placing.groups.group import ClaimGroup, GroupPlacement, withheld
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.meta import ObjectKey
-from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.names import DeviceKey
 
 log = structlog.get_logger(__name__)
 
 KEY = ""
 
-_GROUPS_AT_ONCE = 64
 _WRITES_AT_ONCE = 32
 _PATIENCE_S = 10.0
 _PATIENCE_ALONE_S = 3.0
@@ -209,7 +208,7 @@ class ClaimAllocations:
         waits = self._schedule.waits_s(groups, basis, lambda: self._second_looks.is_anything_free(self._handover.owned))
         now = {uid: each for uid, each in groups.items() if waits[uid] == 0.0}
         self._second_looks.due((uid for uid, each in now.items() if not self._schedule.is_answered(each, basis)), basis)
-        batch = self._first_of(now)
+        batch = self._schedule.batch(now, self.preemptions.kept_from)
         if not batch:
             return None, min(waits.values())
         limits = self._guard.begin(self.writes.claims)
@@ -303,28 +302,6 @@ class ClaimAllocations:
             head=head,
         )
 
-    def _first_of(self, due: dict[str, WaitingGroup]) -> dict[str, WaitingGroup]:
-        """The oldest group with those of its namespace that come next: a batch is on one tenant's budget."""
-        if not due:
-            return {}
-        oldest, first = next(iter(due.items()))
-        if self._schedule.is_alone(oldest):
-            return {oldest: first}
-        kept = self.preemptions.kept_from(first)
-        batch: dict[str, WaitingGroup] = {}
-        claims: set[ObjectKey] = set()
-        for uid, each in due.items():
-            own = {claim.metadata.key for claim in each.group.claims}
-            # Groups whose pods name one claim are asked about one after the other: where the first gets it decides for the next.
-            if each.namespace != first.namespace or self._schedule.is_alone(uid) or claims & own:
-                continue
-            if self.preemptions.kept_from(each) == kept:
-                batch[uid] = each
-                claims |= own
-            if len(batch) == _GROUPS_AT_ONCE:
-                break
-        return batch
-
     async def _answers(self, batch: Mapping[str, WaitingGroup], basis: Basis) -> list[AnsweredGroup]:
         """What the workers say of each group; nothing where there was no answer.
 
@@ -344,7 +321,7 @@ class ClaimAllocations:
     async def _ask(self, batch: Mapping[str, WaitingGroup], basis: Basis) -> list[GroupPlacement] | None:
         """A placement for each; None if together they cost too much: then each is asked about alone."""
         groups = [msgspec.structs.replace(each.group, is_overdue=uid == basis.head) for uid, each in batch.items()]
-        question = PlaceClaims(groups, self._held_from(batch), self._spread())
+        question = PlaceClaims(groups, self._held_from(batch), sorted(self._handover.spread))
         if (foreseen := self._foresight.answer(question, self._basis(basis.head))) is not None:
             return foreseen
         namespace, alone = next(iter(batch.values())).namespace, len(groups) == 1
@@ -368,16 +345,13 @@ class ClaimAllocations:
         """Ask ahead where a claim like the last one would go. Returns in how many seconds to look again."""
         if self.writes.claims:
             return float("inf")  # the watch wakes us when they are delivered
-        return await self._foresight.look(self._held_from({}), self._spread(), basis)
+        return await self._foresight.look(self._held_from({}), sorted(self._handover.spread), basis)
 
     def _held_from(self, batch: Mapping[str, WaitingGroup]) -> list[ResourceClaim]:
         """Claims as they count, whatever the cluster says: what is on its way, and what is not for groups such as these."""
         first = next(iter(batch.values()), None)
         nominated = self.preemptions.claims(self.preemptions.kept_from(first)) if first else []
         return [*self.writes.claims, *self._not_given_out(batch), *kept_claims(self._view), *nominated]
-
-    def _spread(self) -> list[PoolKey]:
-        return sorted(self._handover.spread)
 
     def _not_given_out(self, batch: Iterable[str]) -> list[ResourceClaim]:
         """What is published as Draco's and is not to be given out, or not to these groups, as claims that have it all."""

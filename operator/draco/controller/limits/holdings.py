@@ -46,22 +46,16 @@ class HeldDevices:
         if any(each.metadata.key in without for each in claims):
             return added(self.of_claim(each).holdings for each in claims if each.metadata.key not in without)
         if namespace not in self._namespaces:
-            each_holds = [self.of_claim(each) for each in claims]
+            each_holds = self.claims_in(namespace)
             holdings = added(each.holdings for each in each_holds)
             if not claims or any(each.unknown for each in each_holds):
                 return holdings  # nothing to remember, or not known yet and looked up each time
             self._namespaces[namespace] = holdings
         return self._namespaces[namespace]
 
-    def unknown_in(self, namespace: str) -> list[str]:
-        """Devices of its claims that are not published and whose size nothing says."""
-        claims = self._view.claims.store.by_index(ALLOCATED_IN, namespace)
-        return [device for each in claims for device in self.of_claim(each).unknown]
-
-    def unsized_in(self, namespace: str) -> list[str]:
-        """Devices of its claims that are published without memory."""
-        claims = self._view.claims.store.by_index(ALLOCATED_IN, namespace)
-        return [device for each in claims for device in self.of_claim(each).unsized]
+    def claims_in(self, namespace: str) -> list[ClaimHoldings]:
+        """What each of its claims holds."""
+        return [self.of_claim(each) for each in self._view.claims.store.by_index(ALLOCATED_IN, namespace)]
 
     def _follow(self, change: Change[ResourceClaim]) -> None:
         self._namespaces.pop(change.key.namespace, None)

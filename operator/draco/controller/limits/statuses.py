@@ -95,8 +95,9 @@ class DeviceLimitReconciler:
         for name, labels in namespaces.items():
             if rule.selector.selects(labels):
                 held[name] = self._held.of_namespace(name)
-                unknown += self._held.unknown_in(name)
-                unsized += self._held.unsized_in(name)
+                for each in self._held.claims_in(name):
+                    unknown += each.unknown
+                    unsized += each.unsized
                 await work.pause()
         return use_of(rule, namespaces, held, sorted(unknown), sorted(unsized))
 

@@ -113,7 +113,7 @@ class MaintenanceReconciler:
         if request is None:
             await self._clean_up_after(uid)
             return None
-        if self._statuses.is_superseded(request):
+        if request in self._statuses.superseded:
             return None
         try:
             rehearsed = await self._rehearse(request)

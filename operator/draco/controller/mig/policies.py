@@ -5,30 +5,18 @@ Owns what is counted for the status of MigPolicies, and when, and nothing else. 
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.mig.decisions import MigDecisions
+from draco.controller.mig.repair import RepairReconciler
 from draco.controller.own_status import PolicyStatuses
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.listeners import Listeners
 from draco.mig_policy.summary import PolicyCounts, status_of
 from draco.resources.api.draco import MigPolicy, MigPolicyStatus
-
-
-class StatusAdviser(Protocol):
-    """Who has something to say in the status of policies."""
-
-    on_advice: Listeners[[]]
-    """Called when what is advised has changed."""
-
-    def advice(self, policy: str) -> str:
-        """A sentence for the policy with this name, or ""."""
-        ...
 
 
 class MigPolicyReconciler:
@@ -41,7 +29,7 @@ class MigPolicyReconciler:
         decisions: MigDecisions,
         *,
         clock: Clock,
-        adviser: StatusAdviser,
+        adviser: RepairReconciler,
     ) -> None:
         self._view = view
         self._decisions = decisions

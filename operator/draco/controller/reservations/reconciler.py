@@ -150,7 +150,7 @@ class ReservationReconciler:
         if reservation is None or reservation.metadata.deletion_timestamp is not None:
             self._waiting.forget(key)  # its claims go with it
             return None
-        if self._statuses.is_superseded(reservation):
+        if reservation in self._statuses.superseded:
             return None
         now = self._clock.now()
         claims = self._claims(reservation, now)

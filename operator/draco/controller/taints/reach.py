@@ -63,7 +63,6 @@ class RuleReach:
         self._changed = asyncio.Event()
         self._due: dict[PoolKey, None] = {}
         self._rules_changed = True
-        self._everything = True
         self._counted: dict[_Selection, dict[PoolKey, TaintAmounts]] = {}
         self._totals: dict[_Selection, TaintAmounts] = {}
         self._exact: dict[PoolKey, list[_Selection]] = {}
@@ -91,9 +90,6 @@ class RuleReach:
         """Take in all that has changed so far. Returns how long that took, without what others did in between."""
         self._changed.clear()
         cooperative = CooperativeWork(self._clock)
-        if self._everything:
-            self._everything = False
-            self._due |= dict.fromkeys(await self._all_pools(cooperative))
         if self._rules_changed:
             self._rules_changed = False
             await self._take_rules(cooperative)

@@ -57,7 +57,10 @@ class Collection(Generic[T]):
         self._keep = keep
         self._subscribers: list[Subscriber[T]] = []
         self._unserved_since: float | None = None
-        self._steady_since: float | None = None
+        self.steady_since: float | None = None
+        """Since when, on the clock's monotonic time, the server was heard without an interruption; None while it is not.
+
+        Before that it may have been away, for everybody: what did not change then could not."""
         self._log = log.bind(kind=kind.kind)
 
     async def run(self) -> None:
@@ -73,18 +76,6 @@ class Collection(Generic[T]):
     def unserved_s(self) -> float:
         """For how many seconds the server has answered that there is no such kind; 0 if it did not do so last."""
         return self._clock.monotonic() - self._unserved_since if self._unserved_since is not None else 0.0
-
-    @property
-    def steady_since(self) -> float | None:
-        """Since when, on the clock's monotonic time, the server was heard without an interruption; None while it is not.
-
-        Before that it may have been away, for everybody: what did not change then could not.
-        """
-        return self._steady_since
-
-    def interrupted(self) -> None:
-        """The server was not heard, or said that it cannot go on."""
-        self._steady_since = None
 
     def subscribe(self, callback: Subscriber[T], *, reads: Callable[[T], object] | None = None) -> Callable[[], None]:
         """Call `callback` with every change from now on, after it is in the store; first with what is there already.
@@ -113,8 +104,8 @@ class Collection(Generic[T]):
         """The server has answered."""
         self.counts.last_heard = self._clock.monotonic()
         self._unserved_since = None
-        if self._steady_since is None:
-            self._steady_since = self.counts.last_heard
+        if self.steady_since is None:
+            self.steady_since = self.counts.last_heard
 
     def absent(self) -> None:
         """The server has answered that there is no such kind."""

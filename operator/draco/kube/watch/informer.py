@@ -96,7 +96,7 @@ class Informer(Collection[T]):
             pause_s = backoff.next(at_least_s=asked_to_wait_s(error) if error else None)
             if error:
                 self.counts.failures += 1
-                self.interrupted()
+                self.steady_since = None
                 self._log.warning(
                     "informer.interrupted", error=str(error), relist=not self._version, again_in_s=round(pause_s, 2)
                 )

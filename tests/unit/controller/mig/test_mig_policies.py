@@ -8,6 +8,7 @@ import pytest
 
 from draco.controller.loop_watch import TURN_S
 from draco.controller.mig.policies import MigPolicyReconciler
+from draco.controller.mig.repair import RepairReconciler
 from draco.kube.connect.client import Client
 from draco.kube.listeners import Listeners
 from draco.resources.api.draco import MigPolicy, MigPolicyStatus
@@ -45,7 +46,11 @@ def a_reconciler(clock: WorkClock, policies: int = 1) -> tuple[MigPolicyReconcil
         policy = a_mig_policy(f"policy-{number}")
         world.put(msgspec.structs.replace(policy, status=MigPolicyStatus(observed_generation=1)))
     reconciler = MigPolicyReconciler(
-        cast("Client", Accepting()), world.view, world.decisions, clock=clock, adviser=Silent()
+        cast("Client", Accepting()),
+        world.view,
+        world.decisions,
+        clock=clock,
+        adviser=cast("RepairReconciler", Silent()),
     )
     return reconciler, a_mig_policy("policy-0").metadata.uid
 

@@ -9,6 +9,7 @@ import msgspec
 from draco.controller.allocation.ownership.handover import HandoverReconciler
 from draco.controller.gpu_nodes.reconciler import GpuNodeReconciler
 from draco.controller.mig.policies import MigPolicyReconciler
+from draco.controller.mig.repair import RepairReconciler
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.listeners import Listeners
@@ -71,7 +72,11 @@ def layouts(world: World, server: Server) -> GpuNodeReconciler:
 
 def policies(world: World, server: Server, adviser: Adviser | None = None) -> MigPolicyReconciler:
     return MigPolicyReconciler(
-        cast("Client", server), world.view, world.decisions, clock=world.clock, adviser=adviser or Adviser()
+        cast("Client", server),
+        world.view,
+        world.decisions,
+        clock=world.clock,
+        adviser=cast("RepairReconciler", adviser or Adviser()),
     )
 
 

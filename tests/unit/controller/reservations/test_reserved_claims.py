@@ -89,9 +89,9 @@ async def test_a_claim_that_was_deleted_and_a_reservation_that_was_written_are_f
         assert world.reconciler._deleted.keys() == {world.claim.metadata.uid}
         world.gone(world.view.claims, world.claim)
     assert not world.reconciler._deleted
-    assert world.reconciler._statuses._superseded
+    assert world.reconciler._statuses.superseded
     world.gone(world.view.reservations, world.reservation)
-    assert not world.reconciler._statuses._superseded
+    assert not world.reconciler._statuses.superseded
 
 
 class RefusingWorld(World):

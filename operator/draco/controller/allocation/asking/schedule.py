@@ -17,7 +17,9 @@ from draco.controller.workers.contract import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import doubling_s
 from draco.placing.groups.group import GroupPlacement
+from draco.resources.api.meta import ObjectKey
 
+_GROUPS_AT_ONCE: Final = 64
 _SOONEST_S: Final = 0.05
 _LATEST_S: Final = 1.0
 _REST: Final = 4
@@ -78,6 +80,33 @@ class AskingSchedule:
     def is_alone(self, uid: str) -> bool:
         """Whether the group is to be asked about on its own, since there was no answer when it was with others."""
         return uid in self._unanswered
+
+    def batch(
+        self, due: Mapping[str, WaitingGroup], kept_from: Callable[[WaitingGroup], frozenset[str]]
+    ) -> dict[str, WaitingGroup]:
+        """The oldest group with those of its namespace that come next: a batch is on one tenant's budget.
+
+        `due` are in their order; `kept_from` tells whose devices a group is not given, which is the same for all of a batch.
+        """
+        if not due:
+            return {}
+        oldest, first = next(iter(due.items()))
+        if self.is_alone(oldest):
+            return {oldest: first}
+        kept = kept_from(first)
+        batch: dict[str, WaitingGroup] = {}
+        claims: set[ObjectKey] = set()
+        for uid, each in due.items():
+            own = {claim.metadata.key for claim in each.group.claims}
+            # Groups whose pods name one claim are asked about one after the other: where the first gets it decides for the next.
+            if each.namespace != first.namespace or self.is_alone(uid) or claims & own:
+                continue
+            if kept_from(each) == kept:
+                batch[uid] = each
+                claims |= own
+            if len(batch) == _GROUPS_AT_ONCE:
+                break
+        return batch
 
     def may_find_place(self, uid: str) -> bool:
         """Whether the group would find a place if others ended, as far as is known."""
