@@ -12,7 +12,6 @@ from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.listeners import Listeners
 from draco.placing.groups.group import ClaimGroup, GroupPlacement
-from tests.doubles.clock import ManualClock
 
 
 class Permissive:
@@ -48,7 +47,7 @@ class Permissive:
 
 
 def permissive_allocations(
-    view: ClusterView, workers: WorkerPool, clock: ManualClock, client: object = None, events: object = None
+    view: ClusterView, workers: WorkerPool, client: object = None, events: object = None
 ) -> ClaimAllocations:
     """What allocates the claims of the view; without a client, as far as nothing is read or written."""
     permissive = cast("Any", Permissive())
@@ -59,7 +58,6 @@ def permissive_allocations(
         workers,
         cast("EventRecorder", events or permissive),
         guard=permissive,
-        clock=clock,
         count=Counter("allocated", "", registry=CollectorRegistry()),
         count_late=Counter("late", "", registry=CollectorRegistry()),
         overdue_s=600.0,

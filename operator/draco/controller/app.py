@@ -97,14 +97,10 @@ class Operator:
             supply_every_s=settings.supply_every_s,
             pod_groups=features.pod_groups,
         )
-        self.reconcilers = Reconcilers(
-            settings, client, features, view=self.view, metrics=self.metrics, minor=minor, clock=clock
-        )
+        self.reconcilers = Reconcilers(settings, client, features, view=self.view, metrics=self.metrics, minor=minor)
         self.kopf = KopfThread(connect, self.view.own_kinds, identity=settings.identity)
         self.election = self._election()
-        self.report = SelfReport(
-            settings, self.view, self.reconcilers, self.metrics, election=self.election, clock=clock
-        )
+        self.report = SelfReport(settings, self.view, self.reconcilers, self.metrics, election=self.election)
         self._loop_watch = LoopWatch(clock)
         warn_of_wide_rules(self.view)
         self.report.export(self._loop_watch)
@@ -151,9 +147,7 @@ class Operator:
             within_s=_ADVICE_BY * settings.timeout_s,
         )
         advice = OwnKindAdvice(lambda: self.view.classes_by_name, clock=self._clock)
-        gates = PodGates(
-            self._client, self.view, ready=self._knows_all, autoscaled=self._features.autoscaled, clock=self._clock
-        )
+        gates = PodGates(self._client, self.view, ready=self._knows_all, autoscaled=self._features.autoscaled)
         reviews = {PATH: admission.review, OWN_PATH: advice.review, PODS_PATH: gates.review}
         app = webhook_app(reviews, self.metrics.admission_reviews)
         async with serving_webhook(settings, app, certificates=self.metrics.certificates, clock=self._clock):

@@ -10,7 +10,6 @@ from typing import Literal
 import structlog
 
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import Pauses
 from draco.kube.errors import Conflict, Forbidden, Invalid, NotFound
@@ -32,10 +31,10 @@ policy may only be late. What is refused for one claim, such as by a policy for 
 class Deallocations:
     """One claim at a time. What was refused is forgotten once the claim has no allocation any more."""
 
-    def __init__(self, client: Client, view: ClusterView, *, clock: Clock) -> None:
+    def __init__(self, client: Client, view: ClusterView) -> None:
         self._client = client
         self._view = view
-        self._refused: Pauses[str] = Pauses(clock, first_s=_REFUSED_S, longest_s=_REFUSED_LONGEST_S)  # by UID
+        self._refused: Pauses[str] = Pauses(view.clock, first_s=_REFUSED_S, longest_s=_REFUSED_LONGEST_S)  # by UID
         view.claims.subscribe(self._forget)
 
     def refusal(self, claim: ResourceClaim) -> str:

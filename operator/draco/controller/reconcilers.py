@@ -47,7 +47,6 @@ from draco.controller.taints.reports import TaintRuleReports
 from draco.controller.view import ClusterView
 from draco.controller.workers.pool import Workers
 from draco.health.fencing import FencingTerms
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.discovery import Features
 from draco.kube.events.events import EventRecorder
@@ -73,26 +72,25 @@ class Reconcilers:
         view: ClusterView,
         metrics: OperatorMetrics,
         minor: int | None,
-        clock: Clock,
     ) -> None:
         self._settings, self._client, self._features = settings, client, features
-        self._view, self._metrics, self._minor, self._clock = view, metrics, minor, clock
+        self._view, self._metrics, self._minor = view, metrics, minor
         self._by_name: dict[str, Reconciling[Any]] = {}
         self.events = EventRecorder(
             client,
             controller=FIELD_MANAGER_OPERATOR,
             instance=settings.identity,
-            clock=clock,
+            clock=view.clock,
             dropped=lambda why: metrics.events_dropped.labels(why).inc(),
         )
-        self.workers = Workers(view.followed, clock=clock, settings=settings.worker)
-        self.decisions = MigDecisions(view, clock=clock)
-        self._evictions = PodEvictions(client, clock=clock)
+        self.workers = Workers(view.followed, clock=view.clock, settings=settings.worker)
+        self.decisions = MigDecisions(view)
+        self._evictions = PodEvictions(client, clock=view.clock)
         held = HeldDevices(view)
         self._guard = LimitGuard(view, held, self.events) if settings.allocate else None
         self.allocation = self._allocating(self._guard) if self._guard else None
         self.pending = self._explaining()
-        self.limits = DeviceLimitReconciler(client, view, held, self._guard, clock=clock)
+        self.limits = DeviceLimitReconciler(client, view, held, self._guard)
         self._add("device-limits", self.limits)
         self._maintaining()
         self._tainting()
@@ -131,7 +129,7 @@ class Reconcilers:
 
     def _add(self, name: str, reconciler: Any, workers: int = 0) -> None:
         workers = workers or self._settings.workers
-        made = Reconciling(name, reconciler, workers=workers, metrics=self._metrics, clock=self._clock)
+        made = Reconciling(name, reconciler, workers=workers, metrics=self._metrics, clock=self._view.clock)
         self._by_name[name] = made
 
     def _notes(self, reason: str, action: str) -> Notes:
@@ -139,7 +137,7 @@ class Reconcilers:
             self._client,
             controller=FIELD_MANAGER_OPERATOR,
             instance=self._settings.identity,
-            clock=self._clock,
+            clock=self._view.clock,
             reason=reason,
             action=action,
         )
@@ -161,7 +159,6 @@ class Reconcilers:
             autoscaled=self._features.autoscaled,
             settings=self._settings,
             metrics=self._metrics,
-            clock=self._clock,
         )
         for name, reconciler in parts.reconcilers.items():
             self._add(name, reconciler)
@@ -173,7 +170,6 @@ class Reconcilers:
         pending = PendingClaims(
             self._view,
             self._notes(pending_claims.EVENT_REASON, pending_claims.EVENT_ACTION),
-            clock=self._clock,
             pending_after_s=self._settings.pending_after_s,
             minor=self._minor,
             workers=self.workers,
@@ -184,26 +180,24 @@ class Reconcilers:
 
     def _maintaining(self) -> None:
         """What takes devices out of service, and what leaves for that."""
-        client, view, clock = self._client, self._view, self._clock
-        fleet = MaintenanceFleet(view, clock)
+        client, view = self._client, self._view
+        fleet = MaintenanceFleet(view)
         self._jobs = MaintenanceJobs(
-            client, view, fleet, namespace=self._settings.job_namespace, permitted=self._settings.run_jobs, clock=clock
+            client, view, fleet, namespace=self._settings.job_namespace, permitted=self._settings.run_jobs
         )
-        admission = MaintenanceAdmission(client, view, fleet, clock=clock)
+        admission = MaintenanceAdmission(client, view, fleet)
         self.eviction_requests = self._eviction_requests(fleet, admission)
         drains = PodDrains(
             client,
             view,
             self.events,
             evictions=self._evictions,
-            clock=clock,
             count=self._metrics.evictions,
             requests=self.eviction_requests,
         )
         maintenance = MaintenanceReconciler(
             client,
             view,
-            clock=clock,
             settle_s=self._settings.settle_s,
             fleet=fleet,
             admission=admission,
@@ -214,7 +208,7 @@ class Reconcilers:
         self._add("maintenance", maintenance)
         if self.eviction_requests:
             self._add("eviction-requests", self.eviction_requests)
-        self._add("node-conditions", NodeConditionReconciler(client, view, clock=clock))
+        self._add("node-conditions", NodeConditionReconciler(client, view))
         self._add("maintenance-budgets", admission)
 
     def _eviction_requests(self, fleet: MaintenanceFleet, admission: MaintenanceAdmission) -> EvictionRequests | None:
@@ -226,36 +220,32 @@ class Reconcilers:
             self._client,
             kind,
             self._view,
-            clock=self._clock,
             paused=lambda devices: admission.paused(fleet.gpus(devices)),
             knows_what_is_paused=lambda: admission.knows_what_is_paused,
         )
 
     def _tainting(self) -> None:
         """What keeps taint rules in force, says what they reach, and keeps the GPUs of lost agents from being given out."""
-        client, view, clock = self._client, self._view, self._clock
-        self.reach = RuleReach(view, clock=clock)
+        client, view = self._client, self._view
+        self.reach = RuleReach(view)
         self._reports = TaintRuleReports(
-            client, view, self.reach, self._notes(reports.EVENT_REASON, reports.EVENT_ACTION), clock=clock
+            client, view, self.reach, self._notes(reports.EVENT_REASON, reports.EVENT_ACTION)
         )
-        self.agent_leases = AgentLeases(client, view, namespace=self._settings.namespace, clock=clock)
+        self.agent_leases = AgentLeases(client, view, namespace=self._settings.namespace)
         share = self._settings.mass_outage_percent / 100
-        self.fences = FencingReconciler(
-            client, view, self.agent_leases, self.events, terms=FencingTerms(share=share), clock=clock
-        )
+        self.fences = FencingReconciler(client, view, self.agent_leases, self.events, terms=FencingTerms(share=share))
         self._add("taint-extensions", TaintExtensionReconciler(client, view))
         self._add("taint-reports", self._reports)
         self._add("fencing", self.fences)
 
     def _healing(self) -> None:
         """What has GPUs divided as MigPolicies ask, makes way for that, and sees to sick GPUs as HealthPolicies ask."""
-        client, view, decisions, clock = self._client, self._view, self.decisions, self._clock
-        health = HealthDecisions(view, clock=clock)
+        client, view, decisions = self._client, self._view, self.decisions
+        health = HealthDecisions(view)
         releases = ClaimReleases(
             client,
             view,
             self.events,
-            clock=clock,
             count=self._metrics.claims_released,
             patience=ReleaseDelays(grace_s=self._settings.idle_grace_s),
         )
@@ -265,33 +255,26 @@ class Reconcilers:
             self._notes(repair.EVENT_REASON, repair.EVENT_ACTION),
             releases,
             self.workers,
-            clock=clock,
         )
         self.remediation = RemediationReconciler(
-            client, view, health, self.events, clock=clock, opened=self._metrics.remediations_opened
+            client, view, health, self.events, opened=self._metrics.remediations_opened
         )
         handover = self.allocation.handover if self.allocation else None
         self._add("gpu-nodes", GpuNodeReconciler(client, view, decisions, health, handover))
-        self._add("mig-policies", MigPolicyReconciler(client, view, decisions, clock=clock, adviser=repairs))
-        self._add("mig-warm", WarmAheadReconciler(view, decisions, clock=clock))
+        self._add("mig-policies", MigPolicyReconciler(client, view, decisions, adviser=repairs))
+        self._add("mig-warm", WarmAheadReconciler(view, decisions))
         self._add("mig-repair", repairs)
         self._add("health-remediation", self.remediation)
-        self._add("fault-notices", FaultNoticeReconciler(view, self.events, clock=clock))
-        self._add("health-policies", HealthPolicyReconciler(client, view, health, self.remediation, clock=clock))
+        self._add("fault-notices", FaultNoticeReconciler(view, self.events))
+        self._add("health-policies", HealthPolicyReconciler(client, view, health, self.remediation))
 
     def _reserving(self) -> None:
         """What makes the claims of reservations. Where Draco does not allocate, it says so on each."""
-        self._reasons = WaitingReasons(self.workers, clock=self._clock, minor=self._minor)
+        self._reasons = WaitingReasons(self.workers, clock=self._view.clock, minor=self._minor)
         permitted = self._settings.allocate
         self._add(
             "reservations",
             ReservationReconciler(
-                self._client,
-                self._view,
-                self._reasons,
-                self.decisions,
-                self.events,
-                permitted=permitted,
-                clock=self._clock,
+                self._client, self._view, self._reasons, self.decisions, self.events, permitted=permitted
             ),
         )

@@ -12,7 +12,6 @@ from draco.controller.reconcilers import Reconcilers
 from draco.controller.settings import OperatorSettings
 from draco.controller.taints.reach import register_reach
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.election import LeaderElection
 from draco.resources.kinds import OWN_KINDS
 from draco.resources.texts import listed
@@ -31,15 +30,13 @@ class SelfReport:
         metrics: OperatorMetrics,
         *,
         election: LeaderElection,
-        clock: Clock,
     ) -> None:
         self._settings = settings
         self._view = view
         self._made = made
         self._metrics = metrics
         self._election = election
-        self._clock = clock
-        self._started = clock.monotonic()
+        self._started = view.clock.monotonic()
 
     def problems(self) -> list[str]:
         """Why this process should be restarted; empty when it need not."""
@@ -55,7 +52,7 @@ class SelfReport:
         unwatched = [kind.kind for kind, own in self._view.own_kinds.items() if own.unwatched_s > after_s]
         found = [*self._metrics.certificates.troubles.values(), *self._made.fences.troubles()]
         found += allocation.troubles if allocation else []
-        is_late = self._clock.monotonic() - self._started > after_s
+        is_late = self._view.clock.monotonic() - self._started > after_s
         if is_late and not self._made.agent_leases.informer.synced.is_set():
             found.append(
                 f"The agents' leases in namespace {self._settings.namespace} cannot be read, so the GPUs of a lost agent are not "

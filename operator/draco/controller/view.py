@@ -119,6 +119,8 @@ class ClusterView:
         supply_every_s: float = 1.0,
         pod_groups: Kind[PodGroup] | None = None,
     ) -> None:
+        self.clock = clock
+        """By which everybody goes who looks at the view."""
         shared = Shared()
 
         def follow(kind: Kind[Any]) -> Informer[Any]:
@@ -183,7 +185,6 @@ class ClusterView:
 
         self._hardware: LRUCache[PoolKey, tuple[list[ResourceSlice], PoolHardware]] = LRUCache(_REMEMBERED_POOLS)
 
-        self._clock = clock
         self._supply_every_s = supply_every_s
         self._supply: SupplyCounts | None = None
         self._supply_at = float("-inf")
@@ -257,7 +258,7 @@ class ClusterView:
 
     def supply(self) -> SupplyCounts:
         """All devices by driver and state, at most `supply_every_s` behind the stores."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if self._supply is None or (self._outdated and now - self._supply_at >= self._supply_every_s):
             nodes = {node.metadata.name: node for node in self.nodes.store.values()}
             self._supply = count_supply(

@@ -50,7 +50,7 @@ class Lab:
         writer, self.clock = Client(connection), SystemClock()
         events = EventRecorder(writer, controller="tests", instance="tests", clock=self.clock)
         self.view = ClusterView(writer, None, clock=self.clock)
-        self.writes = AllocationWrites(writer, self.view, events, clock=self.clock, count=self.count)
+        self.writes = AllocationWrites(writer, self.view, events, count=self.count)
 
     async def claim(self) -> ResourceClaim:
         request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.draco.dev"}}

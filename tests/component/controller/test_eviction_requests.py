@@ -94,14 +94,7 @@ async def lab(client: Client, namespace: str) -> AsyncIterator[RequestLab]:
 
 def following(client: Client, view: ClusterView) -> EvictionRequests:
     """What an operator knows of EvictionRequests where no budget is paused."""
-    return EvictionRequests(
-        client,
-        EVICTION_REQUESTS,
-        view,
-        clock=SystemClock(),
-        paused=lambda _: "",
-        knows_what_is_paused=lambda: True,
-    )
+    return EvictionRequests(client, EVICTION_REQUESTS, view, paused=lambda _: "", knows_what_is_paused=lambda: True)
 
 
 @pytest.fixture

@@ -254,18 +254,17 @@ async def was_current_a_moment_ago(_: Any) -> bool:
 
 def a_reconciler(client: Client, view: ClusterView) -> MaintenanceReconciler:
     clock = SystemClock()
-    fleet = MaintenanceFleet(view, clock)
+    fleet = MaintenanceFleet(view)
     events = EventRecorder(client, controller="draco", instance="test", clock=clock)
     evictions, count = PodEvictions(client, clock=clock), OperatorMetrics().evictions
     return MaintenanceReconciler(
         client,
         view,
-        clock=clock,
         settle_s=0.1,
         fleet=fleet,
-        admission=MaintenanceAdmission(client, view, fleet, clock=clock),
-        drains=PodDrains(client, view, events, evictions=evictions, clock=clock, count=count),
-        jobs=MaintenanceJobs(client, view, fleet, namespace="draco-system", permitted=False, clock=clock),
+        admission=MaintenanceAdmission(client, view, fleet),
+        drains=PodDrains(client, view, events, evictions=evictions, count=count),
+        jobs=MaintenanceJobs(client, view, fleet, namespace="draco-system", permitted=False),
         events=events,
     )
 

@@ -275,8 +275,8 @@ async def test_a_replica_that_sees_an_old_state_writes_nothing(
     key = await lab.policy("p")
     clock = SystemClock()
     view = ClusterView(client, None, clock=clock)
-    decisions = MigDecisions(view, clock=clock)
-    health = HealthDecisions(view, clock=clock)
+    decisions = MigDecisions(view)
+    health = HealthDecisions(view)
     seen, policy = await lab.gpu_node(node), await client.get(MIG_POLICIES, key)
     view.gpu_nodes.store.put(seen)
     view.nodes.store.put(await client.get(NODES, ObjectKey("", node)))
@@ -285,7 +285,7 @@ async def test_a_replica_that_sees_an_old_state_writes_nothing(
     await client.patch(MIG_POLICIES, key, {"spec": {"mode": "Disabled"}})
     with pytest.raises(Conflict):
         await GpuNodeReconciler(client, view, decisions, health).reconcile(node)
-    reconciler = MigPolicyReconciler(client, view, decisions, clock=clock, adviser=cast("RepairReconciler", Silent()))
+    reconciler = MigPolicyReconciler(client, view, decisions, adviser=cast("RepairReconciler", Silent()))
     monkeypatch.setattr(view.mig_policies, "is_current", was_current_a_moment_ago)
     with pytest.raises(Conflict):
         await reconciler.reconcile(policy.metadata.uid)

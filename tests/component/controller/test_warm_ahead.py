@@ -17,6 +17,7 @@ from draco_local.cluster.controlplane import ControlPlane
 from tests.component.controller.replicas import an_operator, until
 from tests.component.controller.test_mig_policies import ON
 from tests.component.controller.test_mig_promises import PromiseLab
+from tests.doubles.views import ClockedView
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -50,7 +51,8 @@ class WarmLab(PromiseLab):
     def measure(self, operator: Operator) -> None:
         """Have this operator measure by the lab's clock."""
         self.clock = LateClock()
-        cast("WarmAheadReconciler", operator.reconcilers["mig-warm"]._reconciler)._clock = self.clock
+        reconciler = cast("WarmAheadReconciler", operator.reconcilers["mig-warm"]._reconciler)
+        reconciler._view = ClockedView(operator.view, self.clock)
 
     async def kept(self, operator: Operator, node: str, count: int) -> None:
         """Wait until so many are wanted on the node."""

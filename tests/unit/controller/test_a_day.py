@@ -118,7 +118,6 @@ class Day:
             view=self.view,
             metrics=self.metrics,
             minor=36,
-            clock=self.clock,
         )
         self.made.workers._start = self._start
         self.made.agent_leases.informer.synced.set()

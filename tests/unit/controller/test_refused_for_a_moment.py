@@ -64,7 +64,7 @@ async def a_note(server: Server) -> Again:
 async def a_hold(server: Server) -> Again:
     ours = a_device_class("ours")
     meta = msgspec.structs.replace(ours.metadata, labels={"draco.dev/allocator": "operator"})
-    holds = ScaleDownHolds(server.client, server.view, clock=server.clock)
+    holds = ScaleDownHolds(server.client, server.view)
     ours = msgspec.structs.replace(ours, metadata=meta)
     tell(server.view, ours, a_claim(device_class="ours", on=[f"{NODE}/gpu-0"]), a_node(NODE))
     assert await holds.reconcile(NODE) == HOLD_AFTER_S
@@ -73,7 +73,7 @@ async def a_hold(server: Server) -> Again:
 
 
 async def a_condition(server: Server) -> Again:
-    nodes = NodeConditionReconciler(server.client, server.view, clock=server.clock)
+    nodes = NodeConditionReconciler(server.client, server.view)
     said = Condition(type=TYPES[0], status="True", reason=REASON)
     tell(server.view, msgspec.structs.replace(a_node(NODE), status=NodeStatus(conditions=[said])))
     return lambda: nodes.reconcile(NODE)

@@ -60,7 +60,6 @@ from draco.controller.workers.messages import (
     claims_of,
     refusal,
 )
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.placing.groups.group import ClaimGroup, GroupPlacement, withheld
@@ -92,7 +91,6 @@ class ClaimAllocations:
         events: EventRecorder,
         *,
         guard: LimitGuard,
-        clock: Clock,
         count: Counter,
         count_late: Counter,
         overdue_s: float,
@@ -102,29 +100,24 @@ class ClaimAllocations:
         self._handover = handover
         self._workers = workers
         self._guard = guard
-        self._clock = clock
-        self._overdue = OverdueGroups(clock=clock, overdue_s=overdue_s)
-        self.writes = AllocationWrites(client, view, events, clock=clock, count=count)
-        self._returns = AllocationReturns(client, view, events, clock=clock)
-        self._refusals = NodeRefusals(view, events, clock=clock, returned=self._returns.__contains__)
-        self.gangs = Gangs(client, view, clock=clock)
-        self.preemptions = Preemptions(client, view, handover, workers, self.gangs, clock=clock)
+        self._overdue = OverdueGroups(clock=view.clock, overdue_s=overdue_s)
+        self.writes = AllocationWrites(client, view, events, count=count)
+        self._returns = AllocationReturns(client, view, events)
+        self._refusals = NodeRefusals(view, events, returned=self._returns.__contains__)
+        self.gangs = Gangs(client, view)
+        self.preemptions = Preemptions(client, view, handover, workers, self.gangs)
         self._waiting = WaitingGroups(view, self.gangs, self._refusals, self._is_in_flight)
         self._useless = UselessAllocations(
             view, self.gangs, in_flight=self._is_in_flight, refused=self.writes.is_refused
         )
-        self._held_back = HeldBackClaims(view, clock=clock)
+        self._held_back = HeldBackClaims(view)
         self._schedule = AskingSchedule(
-            view,
-            workers,
-            preempts_in_s=self.preemptions.due_s,
-            refused_until_s=self._refusals.until_s,
-            clock=clock,
+            view, workers, preempts_in_s=self.preemptions.due_s, refused_until_s=self._refusals.until_s
         )
         self._kept = Kept()
-        self._foresight = Foresight(workers, clock=clock)
-        self._notes = GroupNotes(events, clock=clock, tell_after_s=tell_after_s)
-        self._second_looks = SecondLooks(view, clock=clock, count=count_late)
+        self._foresight = Foresight(workers, clock=view.clock)
+        self._notes = GroupNotes(events, clock=view.clock, tell_after_s=tell_after_s)
+        self._second_looks = SecondLooks(view, count=count_late)
         self._sources = DecisionSources(
             view=view,
             handover=handover,
@@ -157,7 +150,7 @@ class ClaimAllocations:
 
     async def _look(self) -> float:
         """Returns in how many seconds there is a reason to look again; infinite as long as nothing changes."""
-        self._looked_s = self._clock.monotonic()
+        self._looked_s = self._view.clock.monotonic()
         await self._follow_up()
         snapshot = await self._read()
         again_s = self._notes.tell_unready(snapshot.waiting)

@@ -29,7 +29,6 @@ from draco.allocation.ownership.gangs import (
     terms_of,
 )
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import Backoff
 from draco.kube.errors import ApiError
@@ -109,10 +108,9 @@ class _Reading(msgspec.Struct):
 class Gangs:
     """Groups by what the cluster says of them."""
 
-    def __init__(self, client: Client, view: ClusterView, *, clock: Clock) -> None:
+    def __init__(self, client: Client, view: ClusterView) -> None:
         self._client = client
         self._view = view
-        self._clock = clock
         self._readings: dict[GangKey, _Reading] = {}
         self._wanted: dict[GangKey, tuple[dict[str, int], float]] = {}
         """JobSets that are to be read, or were asked for since: how many pods of each Job are alive, and when to read them."""
@@ -151,7 +149,7 @@ class Gangs:
 
     async def read(self) -> bool:
         """Read the Jobs that were asked for, as far as it is time, some of them. Returns whether something else is known now."""
-        now_s, wanted = self._clock.monotonic(), self._wanted
+        now_s, wanted = self._view.clock.monotonic(), self._wanted
         served = Counter[str]()
         turns: list[tuple[int, GangKey]] = []
         for job_set, (_, due_s) in wanted.items():
@@ -168,13 +166,13 @@ class Gangs:
     @property
     def unread(self) -> set[str]:
         """The JobSets, as they are called, that are to be read before anything is decided about them."""
-        now_s = self._clock.monotonic()
+        now_s = self._view.clock.monotonic()
         return {str(job_set) for job_set, (_, due_s) in self._wanted.items() if due_s <= now_s}
 
     def next_s(self) -> float:
         """In how many seconds one of those that were asked for last may be read again; infinite where none was."""
         dues = [self._next_s, *(due_s for _, due_s in self._wanted.values())]
-        return max(0.0, min(dues) - self._clock.monotonic())
+        return max(0.0, min(dues) - self._view.clock.monotonic())
 
     async def _read(self, job_set: GangKey, alive: dict[str, int]) -> bool:
         reading = self._readings.get(job_set) or self._unread()
@@ -189,7 +187,7 @@ class Gangs:
         is_news = reading.jobs != before
         if is_news:
             reading.backoff.reset()
-        reading.due_s = self._clock.monotonic() + reading.backoff.next()
+        reading.due_s = self._view.clock.monotonic() + reading.backoff.next()
         return is_news
 
     def _forget(self, change: Change[Pod]) -> None:
@@ -198,8 +196,8 @@ class Gangs:
                 del self._readings[gang]
 
     def _unread(self) -> _Reading:
-        backoff = Backoff(self._clock, base_s=_AGAIN_S, cap_s=_LONGEST_S)
-        return _Reading(backoff, self._clock.monotonic() + backoff.next())
+        backoff = Backoff(self._view.clock, base_s=_AGAIN_S, cap_s=_LONGEST_S)
+        return _Reading(backoff, self._view.clock.monotonic() + backoff.next())
 
     def _parallelism(self, gang: GangKey, pods: Sequence[Pod]) -> dict[str, int]:
         """By the name of the Job, as far as it is known. What may have changed is asked for."""

@@ -23,7 +23,6 @@ from draco.controller.mig.decisions import MigDecisions
 from draco.controller.settings import OperatorSettings
 from draco.controller.view import ClusterView
 from draco.controller.workers.contract import WorkerPool
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
@@ -47,7 +46,6 @@ class AllocationParts:
         autoscaled: bool,
         settings: OperatorSettings,
         metrics: OperatorMetrics,
-        clock: Clock,
     ) -> None:
         self.handover = HandoverReconciler(
             client,
@@ -55,7 +53,6 @@ class AllocationParts:
             decisions,
             RegisterStore(client),
             OwnLeadership(client, ObjectKey(settings.namespace, settings.lease_name), settings.identity),
-            clock=clock,
             settle_s=settings.handover_settle_s,
         )
         self._allocations = ClaimAllocations(
@@ -65,7 +62,6 @@ class AllocationParts:
             workers,
             events,
             guard=guard,
-            clock=clock,
             count=metrics.claims_allocated,
             count_late=metrics.late_decisions,
             overdue_s=settings.overdue_s,
@@ -78,7 +74,6 @@ class AllocationParts:
             notes(leaks.KEPT_REASON, leaks.EVENT_ACTION),
             events,
             metrics=metrics,
-            clock=clock,
             tell_after_s=settings.leak_after_s,
         )
         self._evicting = PreemptionEvictions(
@@ -86,10 +81,10 @@ class AllocationParts:
             self._allocations.preemptions,
             evictions,
             events,
-            Deallocations(client, view, clock=clock),
+            Deallocations(client, view),
             count=metrics.preemptions,
         )
-        self.gates = SchedulingGates(client, view, self._allocations.gangs.terms, autoscaled=autoscaled, clock=clock)
+        self.gates = SchedulingGates(client, view, self._allocations.gangs.terms, autoscaled=autoscaled)
         self._losses = PartialLosses(
             client,
             view,
@@ -99,10 +94,9 @@ class AllocationParts:
             evictions=evictions,
             events=events,
             count=metrics.losses,
-            clock=clock,
         )
         self.reconcilers: Mapping[str, Any] = {
-            "scale-down-holds": ScaleDownHolds(client, view, clock=clock),
+            "scale-down-holds": ScaleDownHolds(client, view),
             "handover": self.handover,
             "allocation": self._allocations,
             "leaked-claims": self._leaked,

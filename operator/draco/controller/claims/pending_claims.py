@@ -21,7 +21,6 @@ from draco.controller.view import ClusterView
 from draco.controller.workers.contract import WorkerPool
 from draco.controller.workers.messages import PendingAnswer, UnmetDevices
 from draco.explanation.model import PendingReason
-from draco.kube.clock import Clock
 from draco.kube.connect.retry import attempted
 from draco.kube.events.notes import Notes, NotesByKey
 from draco.kube.listeners import Listeners
@@ -66,7 +65,6 @@ class PendingClaims:
         view: ClusterView,
         notes: Notes,
         *,
-        clock: Clock,
         pending_after_s: float,
         minor: int | None,
         workers: WorkerPool,
@@ -74,10 +72,9 @@ class PendingClaims:
     ) -> None:
         self._view = view
         self._notes = NotesByKey(notes, lambda each: PendingSubject(each.kind, ObjectKey(each.namespace, each.name)))
-        self._clock = clock
         self._pending_after_s = pending_after_s
         self._refused = refused
-        self._explanations = Explanations(view.followed, workers, clock=clock, minor=minor)
+        self._explanations = Explanations(view.followed, workers, clock=view.clock, minor=minor)
         self._adopted = asyncio.Event()
         self._reasons: dict[ObjectKey, str] = {}
         self._unmet: dict[ObjectKey, list[UnmetDevices]] = {}
@@ -130,7 +127,7 @@ class PendingClaims:
     async def follow(self, wake: Callable[[PendingSubject], None], backlog: Callable[[], int]) -> None:
         """Take over what another leader left, then have `wake` called whenever a change elsewhere alters what is to be said."""
         # Without knowing what was said before, everything is said again; at worst, old Events stay for their hour.
-        for subject in await attempted("events.not_adopted", self._notes.adopt, clock=self._clock) or ():
+        for subject in await attempted("events.not_adopted", self._notes.adopt, clock=self._view.clock) or ():
             wake(subject)
         self._adopted.set()
 
@@ -208,7 +205,7 @@ class PendingClaims:
 
         Else each device that comes free would have every pod that wants it say so, and all but one take it back.
         """
-        key, now_s = pod.metadata.key, self._clock.monotonic()
+        key, now_s = pod.metadata.key, self._view.clock.monotonic()
         if explanation.reason != PendingReason.FITS:
             self._fit_since_s.pop(key, None)
             return 0.0
@@ -243,7 +240,7 @@ class PendingClaims:
 
     def _to_wait_s(self, since: datetime) -> float:
         """Until it is time to speak of what is so since then; negative afterwards."""
-        return self._pending_after_s - (self._clock.now() - since).total_seconds()
+        return self._pending_after_s - (self._view.clock.now() - since).total_seconds()
 
     def _bypasses(self, pod: Pod) -> bool:
         """Whether it has a node, and a claim that nobody will allocate: it names its node itself."""

@@ -17,7 +17,6 @@ from draco.controller.metrics import OperatorMetrics
 from draco.controller.taints.extensions import delete_rule
 from draco.controller.view import FENCES, ClusterView
 from draco.health.fencing import FencingPlan, FencingTerms, plan_fencing
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Conflict, NotFound
 from draco.kube.events.events import EventRecorder
@@ -51,14 +50,7 @@ class FencingReconciler:
     """All agents at a time. `plan` is the last one."""
 
     def __init__(
-        self,
-        client: Client,
-        view: ClusterView,
-        leases: AgentLeases,
-        events: EventRecorder,
-        *,
-        terms: FencingTerms,
-        clock: Clock,
+        self, client: Client, view: ClusterView, leases: AgentLeases, events: EventRecorder, *, terms: FencingTerms
     ) -> None:
         self.plan = FencingPlan()
         self._client = client
@@ -66,7 +58,6 @@ class FencingReconciler:
         self._leases = leases
         self._events = events
         self._terms = terms
-        self._clock = clock
         self._suspended = False
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -151,7 +142,9 @@ class FencingReconciler:
         if await self._renewed_meanwhile(node):
             return
         wanted = Condition(type=CONDITION_READY, status="Unknown", reason=REASON_AGENT_LOST, message=_LOST)
-        ready = timed(wanted, gpu_node.status.conditions, self._clock.now(), generation=gpu_node.metadata.generation)
+        ready = timed(
+            wanted, gpu_node.status.conditions, self._view.clock.now(), generation=gpu_node.metadata.generation
+        )
         body = {"metadata": gpu_node.metadata.as_seen, "status": {"conditions": [msgspec.to_builtins(ready)]}}
         try:
             await self._client.apply(

@@ -16,7 +16,6 @@ import msgspec
 
 from draco.controller.view import BY_POOL, ClusterView
 from draco.health.fencing import AgentSigns
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.listeners import Listeners
 from draco.kube.watch.informer import Informer
@@ -50,13 +49,12 @@ class SeenLease(msgspec.Struct):
 class AgentLeases:
     """The leases in `namespace`, and what they say of each agent. `run` watches them."""
 
-    def __init__(self, client: Client, view: ClusterView, *, namespace: str, clock: Clock) -> None:
+    def __init__(self, client: Client, view: ClusterView, *, namespace: str) -> None:
         self.informer: Informer[Lease] = Informer(
-            client, LEASES, namespace=namespace, label_selector=LABEL_AGENT_LEASE, clock=clock
+            client, LEASES, namespace=namespace, label_selector=LABEL_AGENT_LEASE, clock=view.clock
         )
         self._namespace = namespace
         self._view = view
-        self._clock = clock
         self._seen: dict[NodeName, SeenLease] = {}
         self._appeared: dict[PoolKey, float] = {}
         self.listeners = Listeners[[]]()
@@ -117,7 +115,7 @@ class AgentLeases:
         )
         if seen is None:
             return unseen
-        now = self._clock.monotonic()
+        now = self._view.clock.monotonic()
         steady = self.informer.steady_since
         counted_from = max(seen.since, self._appeared.get(pool, 0.0), now if steady is None else steady)
         return msgspec.structs.replace(
@@ -142,7 +140,7 @@ class AgentLeases:
             self._take(node, change.after)
 
     def _take(self, node: NodeName, lease: Lease) -> None:
-        now = self._clock.monotonic()
+        now = self._view.clock.monotonic()
         before = self._seen.get(node)
         driver = lease.metadata.labels.get(LABEL_AGENT_LEASE, "")
         if before is not None and before.spec == lease.spec:
@@ -163,7 +161,7 @@ class AgentLeases:
             if not self._view.slices.store.by_index(BY_POOL, pool):
                 self._appeared.pop(pool, None)
             elif change.before is None and len(self._view.slices.store.by_index(BY_POOL, pool)) == 1:
-                self._appeared[pool] = self._clock.monotonic()
+                self._appeared[pool] = self._view.clock.monotonic()
 
 
 def node_of(lease: Lease) -> NodeName | None:

@@ -13,7 +13,6 @@ from draco.controller.loop_watch import CooperativeWork
 from draco.controller.view import BY_POOL, ClusterView
 from draco.health.conditions import condition_of, load
 from draco.health.policy import NodeHealth, ReadyPolicy, SeenGpus, decide_node, first_asked_first, ready
-from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
 from draco.mig_policy.matching import whole_gpus
 from draco.resources.api.claims import DeviceClass
@@ -26,9 +25,8 @@ from draco.resources.api.slices import Device, own_slices
 class HealthDecisions:
     """Decisions by node, made when asked for. Subscribed before anyone who asks because of a change."""
 
-    def __init__(self, view: ClusterView, *, clock: Clock) -> None:
+    def __init__(self, view: ClusterView) -> None:
         self._view = view
-        self._clock = clock
         self._policies: tuple[ReadyPolicy, ...] | None = None
         self._version = 0  # of the policies and classes
         self._known: dict[str, tuple[tuple[object, ...], NodeHealth]] = {}
@@ -43,7 +41,7 @@ class HealthDecisions:
             policies = first_asked_first(self._view.health_policies.store.values())
             if policies:
                 await asyncio.to_thread(load)  # with its grammar this takes a quarter of a second
-            cooperative = CooperativeWork(self._clock)
+            cooperative = CooperativeWork(self._view.clock)
             for policy in policies:
                 for rule in policy.spec.rules:
                     condition_of(rule.condition)  # remembered for `ready`
@@ -62,7 +60,7 @@ class HealthDecisions:
     async def all(self) -> list[NodeHealth]:
         """What is decided of every node that has a GpuNode, by name. Others have the event loop in between."""
         policies = await self.policies()
-        cooperative = CooperativeWork(self._clock)
+        cooperative = CooperativeWork(self._view.clock)
         decisions = []
         for key in sorted(self._view.gpu_nodes.store):
             gpu_node = self._view.gpu_nodes.store.get(key)

@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Final, TypeAlias
 
 from draco.controller.view import BY_DEVICE, BY_POOL, ClusterView
-from draco.kube.clock import Clock
 from draco.kube.events.events import EventRecorder
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import ObjectReference
@@ -28,10 +27,9 @@ _FaultKey: TypeAlias = tuple[object, ...]
 class FaultNoticeReconciler:
     """One node at a time."""
 
-    def __init__(self, view: ClusterView, events: EventRecorder, *, clock: Clock) -> None:
+    def __init__(self, view: ClusterView, events: EventRecorder) -> None:
         self._view = view
         self._events = events
-        self._clock = clock
         self._told: dict[str, set[_FaultKey]] = {}
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -59,7 +57,7 @@ class FaultNoticeReconciler:
         return None
 
     def _is_recent(self, fault: GpuFaultStatus) -> bool:
-        return fault.first_seen is not None and self._clock.now() - fault.first_seen < _RECENT
+        return fault.first_seen is not None and self._view.clock.now() - fault.first_seen < _RECENT
 
     def _tell(self, node: GpuNode, gpu: GpuStatus, fault: GpuFaultStatus) -> None:
         note = (

@@ -16,7 +16,6 @@ from draco.controller.view import ClusterView
 from draco.health.policy import PolicyShare
 from draco.health.policy_status import PolicyTotals, status_of
 from draco.health.requests import is_over, remediates
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.resources.api.health import HealthPolicy, HealthPolicyStatus
 
@@ -27,19 +26,12 @@ class HealthPolicyReconciler:
     """One policy at a time."""
 
     def __init__(
-        self,
-        client: Client,
-        view: ClusterView,
-        decisions: HealthDecisions,
-        remediation: RemediationReconciler,
-        *,
-        clock: Clock,
+        self, client: Client, view: ClusterView, decisions: HealthDecisions, remediation: RemediationReconciler
     ) -> None:
         self._view = view
         self._decisions = decisions
         self._remediation = remediation
-        self._clock = clock
-        self._statuses = PolicyStatuses(client, view.health_policies, clock=clock)
+        self._statuses = PolicyStatuses(client, view.health_policies, clock=view.clock)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every policy that a change may concern."""
@@ -77,4 +69,6 @@ class HealthPolicyReconciler:
         remediating = sum(remediates(each) == uid and not is_over(each) for each in requests)
         # What is remembered of the policy may hold an older status.
         made = msgspec.structs.replace(made, policy=policy)
-        return status_of(made, totals, self._remediation.notes(policy.metadata.name), remediating, self._clock.now())
+        return status_of(
+            made, totals, self._remediation.notes(policy.metadata.name), remediating, self._view.clock.now()
+        )

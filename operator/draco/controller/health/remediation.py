@@ -24,7 +24,6 @@ from draco.health.remediation import (
     plan_remediation,
 )
 from draco.health.requests import expired, is_over, places_of, remediates
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import AlreadyExists, Conflict, NotFound
 from draco.kube.events.events import EventRecorder
@@ -53,20 +52,12 @@ class RemediationReconciler:
     """One node at a time."""
 
     def __init__(
-        self,
-        client: Client,
-        view: ClusterView,
-        decisions: HealthDecisions,
-        events: EventRecorder,
-        *,
-        clock: Clock,
-        opened: Counter,
+        self, client: Client, view: ClusterView, decisions: HealthDecisions, events: EventRecorder, *, opened: Counter
     ) -> None:
         self._client = client
         self._view = view
         self._decisions = decisions
         self._events = events
-        self._clock = clock
         self._opened = opened
         self._notes: dict[str, tuple[RemedyNote, ...]] = {}  # by node
         self._waiting: set[str] = set()  # nodes for which something is asked
@@ -162,7 +153,7 @@ class RemediationReconciler:
         concerned = requests if matches else [each for each in requests if remediates(each)]
         return plan_remediation(
             SeenRemedies(
-                now=self._clock.now(),
+                now=self._view.clock.now(),
                 pool=gpu_node.pool,
                 gpus=gpu_node.status.gpus,
                 published=self._decisions.whole_gpus(gpu_node).keys() if matches or concerned else (),
@@ -198,7 +189,7 @@ class RemediationReconciler:
 
     async def _clear(self) -> float:
         requests = self._view.maintenances.store.values()
-        for request in expired(requests, self._clock.now()):
+        for request in expired(requests, self._view.clock.now()):
             log.info("health.remediation_cleared", request=request.metadata.name)
             with suppress(NotFound, Conflict):
                 await self._client.delete(DEVICE_MAINTENANCES, request.metadata.key, uid=request.metadata.uid)

@@ -12,7 +12,6 @@ from draco.controller.loop_watch import CooperativeWork
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.own_status import PolicyStatuses
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.limits.amounts import Holdings
 from draco.limits.rules import rule_of
@@ -23,20 +22,11 @@ from draco.resources.api.limits import DeviceLimit, DeviceLimitStatus
 class DeviceLimitReconciler:
     """One limit at a time. `guard` is None where Draco allocates nothing."""
 
-    def __init__(
-        self,
-        client: Client,
-        view: ClusterView,
-        held: HeldDevices,
-        guard: LimitGuard | None,
-        *,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, client: Client, view: ClusterView, held: HeldDevices, guard: LimitGuard | None) -> None:
         self._view = view
         self._held = held
         self._guard = guard
-        self._clock = clock
-        self._statuses = PolicyStatuses(client, view.limits, clock=clock)
+        self._statuses = PolicyStatuses(client, view.limits, clock=view.clock)
         self._ratios: dict[str, float] = {}  # by limit
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -83,7 +73,7 @@ class DeviceLimitReconciler:
             classes=self._view.classes_by_name,
             waiting=self.waiting().get(name, 0),
             allocates=self._guard is not None,
-            now=self._clock.now(),
+            now=self._view.clock.now(),
         )
 
     async def _use(self, limit: DeviceLimit, work: CooperativeWork) -> LimitUse:

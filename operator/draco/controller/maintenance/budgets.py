@@ -15,7 +15,6 @@ from draco.controller.loop_watch import CooperativeWork
 from draco.controller.maintenance.fleet import MaintenanceFleet
 from draco.controller.own_status import OwnStatus
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
@@ -56,12 +55,11 @@ _DECIDE_EVERY_S = 0.05
 class MaintenanceAdmission:
     """One decision at a time, about all requests."""
 
-    def __init__(self, client: Client, view: ClusterView, fleet: MaintenanceFleet, *, clock: Clock) -> None:
+    def __init__(self, client: Client, view: ClusterView, fleet: MaintenanceFleet) -> None:
         self._client = client
         self._statuses = OwnStatus(client, view.budgets)
         self._view = view
         self._fleet = fleet
-        self._clock = clock
         self._candidates: dict[str, StartCandidate] = {}
         self._admitted: dict[str, frozenset[PhysicalGpu]] = {}
         self._waiting: Mapping[str, Waiting] = {}
@@ -154,9 +152,9 @@ class MaintenanceAdmission:
 
         Whatever happens within a moment is decided on at once: each decision is about all requests.
         """
-        if (left_s := self._next_at - self._clock.monotonic()) > 0:
+        if (left_s := self._next_at - self._view.clock.monotonic()) > 0:
             return left_s
-        self._next_at = self._clock.monotonic() + _DECIDE_EVERY_S
+        self._next_at = self._view.clock.monotonic() + _DECIDE_EVERY_S
         if not self._caught_up:
             # The leader before may have let requests begin of which no watch has told yet.
             for request in await self._client.list(DEVICE_MAINTENANCES):
@@ -239,7 +237,7 @@ class MaintenanceAdmission:
         made_of = (spec, members, labels, pools)
         known = self._limits.get(name)
         if known is None or known.made_of != made_of:
-            work = CooperativeWork(self._clock)
+            work = CooperativeWork(self._view.clock)
             places: dict[PhysicalGpu, str] = {}
             elsewhere: set[PhysicalGpu] = set()
             without: set[PoolKey] = set()
@@ -277,7 +275,7 @@ class MaintenanceAdmission:
             limit,
             out,
             waiting=decided.waiting_for.get(limit.name, 0),
-            now=self._clock.now(),
+            now=self._view.clock.now(),
             has_class=bool(known),
         )
         if status == budget.status or not await self._view.budgets.is_current(budget):

@@ -15,7 +15,6 @@ from prometheus_client import Counter
 from draco.controller.evictions import NOT_PERMITTED, DisruptionBudgets, Eviction, PodEvictions
 from draco.controller.maintenance.eviction_requests import EvictionRequests
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError
 from draco.kube.events.events import EventRecorder
@@ -54,17 +53,15 @@ class PodDrains:
         events: EventRecorder,
         *,
         evictions: PodEvictions,
-        clock: Clock,
         count: Counter,
         requests: EvictionRequests | None = None,
     ) -> None:
         """`requests` are None where the cluster takes none: then every pod is evicted."""
         self._view = view
         self._events = events
-        self._clock = clock
         self._count = count
         self._evictions = evictions
-        self._budgets = DisruptionBudgets(client, clock=clock)
+        self._budgets = DisruptionBudgets(client, clock=view.clock)
         self._requests = requests
         self._asked: dict[str, AskedPod] = {}  # by the pod's UID
         self._asked_by: dict[str, set[str]] = {}  # by the request's UID
@@ -200,7 +197,7 @@ class PodDrains:
         uid = pod.metadata.uid
         before = self._asked.get(uid)
         self._asked[uid] = AskedPod(
-            at=self._clock.now(), tries=before.tries + 1 if before else 1, refusal=refusal, by_budget=by_budget
+            at=self._view.clock.now(), tries=before.tries + 1 if before else 1, refusal=refusal, by_budget=by_budget
         )
         self._asked_by.setdefault(request.metadata.uid, set()).add(uid)
 

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock, wait_for
+from draco.kube.clock import wait_for
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import TRANSIENT
 from draco.kube.errors import AlreadyExists, ApiError, Conflict, NotFound
@@ -54,7 +54,6 @@ class EvictionRequests:
         kind: Kind[EvictionRequest],
         view: ClusterView,
         *,
-        clock: Clock,
         paused: Callable[[Collection[DeviceKey]], str],
         knows_what_is_paused: Callable[[], bool],
     ) -> None:
@@ -62,19 +61,18 @@ class EvictionRequests:
         self._client = client
         self._kind = kind
         self._view = view
-        self._clock = clock
         self._paused = paused
         self._knows_what_is_paused = knows_what_is_paused
         self._first_asked: dict[str, datetime] = {}  # by the pod's UID
         self._refused: set[str] = set()  # UIDs of pods
         self._withdrawn: dict[str, str] = {}  # by the pod's UID: the request of ours that may still be in the store
         self.informer: Informer[EvictionRequest] = Informer(
-            client, kind, label_selector=f"{LABEL_MANAGED_BY}={MANAGED_BY}", clock=clock
+            client, kind, label_selector=f"{LABEL_MANAGED_BY}={MANAGED_BY}", clock=view.clock
         )
 
     async def known(self, within_s: float) -> None:
         """Return once it is known what the cluster was asked for: before that, pods that it sees to would be evicted."""
-        await wait_for(self.informer.synced, self._clock, within_s)
+        await wait_for(self.informer.synced, self._view.clock, within_s)
 
     def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:
         """Have `wake` called with the key of every request that may have to be withdrawn."""
@@ -100,7 +98,7 @@ class EvictionRequests:
                 continue
             standing = standing_of(request, pod) if request else RequestStanding.UNANSWERED
             found[uid] = RequestedEviction(
-                at=self._first_asked.setdefault(uid, self._clock.now()),
+                at=self._first_asked.setdefault(uid, self._view.clock.now()),
                 standing=RequestStanding.GIVEN_UP if uid in self._refused else standing,
             )
         return found
@@ -120,7 +118,7 @@ class EvictionRequests:
             log.info("drain.request_refused", pod=str(pod.metadata.key), error=str(error))
             self._refused.add(uid)
             made = False
-        self._first_asked.setdefault(uid, self._clock.now())
+        self._first_asked.setdefault(uid, self._view.clock.now())
         if self._is_gone(pod):
             self._forget(uid)
         return made

@@ -11,7 +11,6 @@ from cachetools import LRUCache, TTLCache
 from draco.allocation.fleet.supply import Supply
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.view import BY_POOL, ClusterView
-from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
 from draco.maintenance.selecting.fleet import ClassSupply, FleetPool, FreeGpus, PhysicalGpu, sick_devices
 from draco.maintenance.selecting.rehearsal import PoolSelection, Selected
@@ -31,9 +30,8 @@ _SELECTIONS = 64
 class MaintenanceFleet:
     """All pools that are published."""
 
-    def __init__(self, view: ClusterView, clock: Clock) -> None:
+    def __init__(self, view: ClusterView) -> None:
         self._view = view
-        self._clock = clock
         self._pools: dict[PoolKey, tuple[list[ResourceSlice], FleetPool]] = {}
         self._change = 0
         self._all: tuple[int, list[FleetPool]] = (0, [])
@@ -43,7 +41,7 @@ class MaintenanceFleet:
         self._tests: dict[str, DeviceTest | str] = {}
         self._of_class: dict[tuple[str, PoolKey], tuple[DeviceTest, FleetPool, frozenset[PhysicalGpu]]] = {}
         self._selected: LRUCache[str, tuple[float, Selected]] = LRUCache(_SELECTIONS)
-        self._known_free: TTLCache[None, FreeGpus] = TTLCache(1, _FREE_FOR_S, clock.monotonic)
+        self._known_free: TTLCache[None, FreeGpus] = TTLCache(1, _FREE_FOR_S, view.clock.monotonic)
 
     def pool(self, key: PoolKey) -> FleetPool:
         """One pool as it is published now, also one that is not published at all."""
@@ -58,7 +56,7 @@ class MaintenanceFleet:
         change = self._change
         if self._all[0] == change:
             return self._all[1]
-        work = CooperativeWork(self._clock)
+        work = CooperativeWork(self._view.clock)
         keys = {item.pool for item in self._view.slices.store.values()}
         for gone in self._pools.keys() - keys:
             del self._pools[gone]
@@ -90,7 +88,7 @@ class MaintenanceFleet:
 
     async def select(self, selector: MaintenanceSelector) -> Selected:
         """The devices that a selector means. What was found a moment ago is good enough as long as nothing has begun."""
-        now = self._clock.monotonic()
+        now = self._view.clock.monotonic()
         known = self._selected.get(selector_key := repr(selector))
         if known is None or now - known[0] >= _SELECTED_FOR_S:
             known = self._selected[selector_key] = (now, await self._select(selector))
@@ -99,7 +97,7 @@ class MaintenanceFleet:
     async def _select(self, selector: MaintenanceSelector) -> Selected:
         classes = self._view.classes_by_name
         asked = PoolSelection(test_of(selector, classes))
-        work = CooperativeWork(self._clock)
+        work = CooperativeWork(self._view.clock)
         for pool in await self.pools():
             asked.add(pool)
             await work.pause()
@@ -111,7 +109,7 @@ class MaintenanceFleet:
         if known is None:
             return frozenset()
         test = self.test(name)
-        work = CooperativeWork(self._clock)
+        work = CooperativeWork(self._view.clock)
         found: set[PhysicalGpu] = set()
         for pool in await self.pools():
             found |= pool.gpus.keys() if isinstance(test, str) else self._members(name, test, pool)
@@ -155,7 +153,7 @@ class MaintenanceFleet:
         """Which GPUs new claims can have."""
         if (known := self._known_free.get(None)) is not None:
             return known
-        view, work = self._view, CooperativeWork(self._clock)
+        view, work = self._view, CooperativeWork(self._view.clock)
         nodes = {node.metadata.name: node for node in view.nodes.store.values()}
         sick = sick_devices(view.gpu_nodes.store.values())
         claims = [each for each in view.claims.store.values() if each.status.allocation is not None]

@@ -16,7 +16,6 @@ import structlog
 
 from draco.controller.maintenance.fleet import MaintenanceFleet
 from draco.controller.view import BY_RULED_POOL, WIDE, ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from draco.kube.watch.informer import Informer
@@ -112,14 +111,7 @@ class MaintenanceJobs:
     """The Jobs of all requests. Where the operator may not run any, it says so of those who ask for one."""
 
     def __init__(
-        self,
-        client: Client,
-        view: ClusterView,
-        fleet: MaintenanceFleet,
-        *,
-        namespace: str,
-        permitted: bool,
-        clock: Clock,
+        self, client: Client, view: ClusterView, fleet: MaintenanceFleet, *, namespace: str, permitted: bool
     ) -> None:
         self._client = client
         self._view = view
@@ -131,7 +123,7 @@ class MaintenanceJobs:
 
         def follow(kind: Any) -> Informer[Any]:
             informer: Informer[Any] = Informer(
-                client, kind, namespace=namespace, label_selector=LABEL_MAINTENANCE, clock=clock
+                client, kind, namespace=namespace, label_selector=LABEL_MAINTENANCE, clock=view.clock
             )
             informer.store.add_index(BY_REQUEST, _maintenance_of)
             return informer

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import structlog
 
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import FORBIDDEN_S, Pauses
 from draco.kube.errors import Forbidden, NotFound
@@ -31,11 +30,10 @@ BY_NODE = "maintained node"
 class NodeConditionReconciler:
     """One node at a time."""
 
-    def __init__(self, client: Client, view: ClusterView, *, clock: Clock) -> None:
+    def __init__(self, client: Client, view: ClusterView) -> None:
         self._client = client
         self._view = view
-        self._clock = clock
-        self._forbidden: Pauses[None] = Pauses(clock, first_s=FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
+        self._forbidden: Pauses[None] = Pauses(view.clock, first_s=FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
         view.slices.store.add_index(BY_NODE, _node_of)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -57,7 +55,9 @@ class NodeConditionReconciler:
         before = _own(node)
         slices = self._view.slices.store.by_index(BY_NODE, name)
         pools = {item.pool: self._view.hardware(item.pool) for item in slices}
-        wanted = all_timed(node_conditions(pools, self._view.maintenances.store.values()), before, self._clock.now())
+        wanted = all_timed(
+            node_conditions(pools, self._view.maintenances.store.values()), before, self._view.clock.now()
+        )
         if wanted == before:
             return None
         if (wait_s := self._forbidden.left_s(None)) > 0:

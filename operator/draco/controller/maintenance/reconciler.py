@@ -18,7 +18,6 @@ from draco.controller.maintenance.snapshots import SnapshotReader, publishes
 from draco.controller.own_status import OwnStatus
 from draco.controller.taints.extensions import delete_rule
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
@@ -59,7 +58,6 @@ class MaintenanceReconciler:
         client: Client,
         view: ClusterView,
         *,
-        clock: Clock,
         settle_s: float,
         fleet: MaintenanceFleet,
         admission: MaintenanceAdmission,
@@ -69,14 +67,13 @@ class MaintenanceReconciler:
     ) -> None:
         self._client = client
         self._view = view
-        self._clock = clock
         self._fleet = fleet
         self._admission = admission
-        self._rehearsals = Rehearsals(client, view, fleet, clock=clock)
+        self._rehearsals = Rehearsals(client, view, fleet)
         self._drains = drains
         self._jobs = jobs
         self._snapshots = SnapshotReader(
-            view, clock=clock, settle_s=settle_s, fleet=fleet, admission=admission, drains=drains, jobs=jobs
+            view, settle_s=settle_s, fleet=fleet, admission=admission, drains=drains, jobs=jobs
         )
         self._events = events
         self._statuses = OwnStatus(client, view.maintenances)

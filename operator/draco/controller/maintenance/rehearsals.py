@@ -9,7 +9,6 @@ from draco.controller.evictions import DisruptionBudgets
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.maintenance.fleet import MaintenanceFleet
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.maintenance.gate import SelectionProblem
 from draco.maintenance.selecting.fleet import takes_most
@@ -32,11 +31,10 @@ class Rehearsed(msgspec.Struct, frozen=True):
 class Rehearsals:
     """One request at a time."""
 
-    def __init__(self, client: Client, view: ClusterView, fleet: MaintenanceFleet, *, clock: Clock) -> None:
+    def __init__(self, client: Client, view: ClusterView, fleet: MaintenanceFleet) -> None:
         self._view = view
         self._fleet = fleet
-        self._clock = clock
-        self._budgets = DisruptionBudgets(client, clock=clock, every_s=_BUDGETS_FOR_S)
+        self._budgets = DisruptionBudgets(client, clock=view.clock, every_s=_BUDGETS_FOR_S)
 
     async def of(self, request: DeviceMaintenance) -> Rehearsed:
         """Rehearse the request with what is known now."""
@@ -79,7 +77,7 @@ class Rehearsals:
         else:
             keys = {item.pool for item in self._view.slices.store.values() if selection.may_match(item.pool)}
         found: set[DeviceKey] = set()
-        work = CooperativeWork(self._clock)
+        work = CooperativeWork(self._view.clock)
         for key in keys:
             found.update(scope_devices(scope_of(selection, {key: self._fleet.pool(key).hardware})))
             await work.pause()

@@ -14,7 +14,6 @@ from draco.controller.maintenance.fleet import MaintenanceFleet
 from draco.controller.maintenance.jobs import MaintenanceJobs
 from draco.controller.maintenance.rehearsals import Rehearsed
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.maintenance.budgets.admission import StartCandidate
 from draco.maintenance.draining.drain import DrainInput
 from draco.maintenance.isolating.gpu_node_entries import not_heeded, not_reached
@@ -53,7 +52,6 @@ class SnapshotReader:
         self,
         view: ClusterView,
         *,
-        clock: Clock,
         settle_s: float,
         fleet: MaintenanceFleet,
         admission: MaintenanceAdmission,
@@ -61,7 +59,6 @@ class SnapshotReader:
         jobs: MaintenanceJobs,
     ) -> None:
         self._view = view
-        self._clock = clock
         self._settle = timedelta(seconds=settle_s)
         self._fleet = fleet
         self._admission = admission
@@ -70,7 +67,7 @@ class SnapshotReader:
 
     def read(self, request: DeviceMaintenance, rehearsed: Rehearsed | None) -> MaintenanceSnapshot:
         """What is known of the request now. `rehearsed` is what isolating would do, of one that may begin some time."""
-        now = self._clock.now()
+        now = self._view.clock.now()
         rules = self._view.rules_for(request.metadata.uid)
         isolated = isolated_boards(request, rules)
         selection = (rehearsed.selection if rehearsed else fixed_selection(request, rules)) or MaintenanceSelection(
@@ -153,7 +150,7 @@ class SnapshotReader:
             claim for claim in claims if claim.metadata.key not in own and not devices.isdisjoint(claim.devices_held)
         ]
         paused = self._admission.paused(self._fleet.gpus(devices))
-        return self._drains.read(request, devices, holding, rules, now=self._clock.now(), paused=paused)
+        return self._drains.read(request, devices, holding, rules, now=self._view.clock.now(), paused=paused)
 
     def _idle(self, gpu_nodes: Mapping[PoolKey, GpuNode]) -> set[PoolKey]:
         """The pools whose agents publish nothing now.

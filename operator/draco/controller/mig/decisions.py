@@ -17,7 +17,6 @@ from draco.controller.health.decisions import said_by
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.view import BY_POOL, ClusterView
-from draco.kube.clock import Clock
 from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
 from draco.mig_policy.decide import Ahead, NodeDecision, SeenNode, decide
@@ -47,9 +46,8 @@ class AheadReport(NamedTuple):
 class MigDecisions:
     """Decisions by node, made when asked for. Subscribed before anyone who asks because of a change."""
 
-    def __init__(self, view: ClusterView, *, clock: Clock) -> None:
+    def __init__(self, view: ClusterView) -> None:
         self._view = view
-        self._clock = clock
         self._rules: tuple[Rules, ...] | None = None
         self._permits: dict[str, bool] = {}
         self._permits_hold: tuple[datetime, datetime] = (_NEVER, _NEVER)  # from when to when
@@ -98,7 +96,7 @@ class MigDecisions:
         """
         rules = self.rules
         permits = self._permitted(rules)
-        cooperative = CooperativeWork(self._clock)
+        cooperative = CooperativeWork(self._view.clock)
         decisions = []
         for key in sorted(self._view.gpu_nodes.store):
             gpu_node = self._view.gpu_nodes.store.get(key)
@@ -132,7 +130,7 @@ class MigDecisions:
         """In how many seconds a window for resets opens or closes; None if there is none."""
         self._permitted(self.rules)
         end = self._permits_hold[1]
-        return None if end == _NEVER else min(max(0.0, (end - self._clock.now()).total_seconds()), _LONGEST_WAIT_S)
+        return None if end == _NEVER else min(max(0.0, (end - self._view.clock.now()).total_seconds()), _LONGEST_WAIT_S)
 
     def _decided(self, gpu_node: GpuNode, rules: Sequence[Rules], permits: Mapping[str, bool]) -> NodeDecision:
         name = gpu_node.metadata.name
@@ -155,7 +153,7 @@ class MigDecisions:
 
     def _permitted(self, rules: Sequence[Rules]) -> Mapping[str, bool]:
         """Whether each policy may reset now; the same object as long as that is the same."""
-        now = self._clock.now()
+        now = self._view.clock.now()
         since, end = self._permits_hold
         if not since <= now < end:  # also where the clock was set back
             permits = {each.name: permit(each.policy.spec.reset, now) for each in rules}

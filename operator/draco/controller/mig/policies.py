@@ -13,7 +13,6 @@ from draco.controller.mig.decisions import MigDecisions
 from draco.controller.mig.repair import RepairReconciler
 from draco.controller.own_status import PolicyStatuses
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.mig_policy.summary import PolicyCounts, status_of
 from draco.resources.api.draco import MigPolicy, MigPolicyStatus
@@ -23,19 +22,12 @@ class MigPolicyReconciler:
     """One policy at a time."""
 
     def __init__(
-        self,
-        client: Client,
-        view: ClusterView,
-        decisions: MigDecisions,
-        *,
-        clock: Clock,
-        adviser: RepairReconciler,
+        self, client: Client, view: ClusterView, decisions: MigDecisions, *, adviser: RepairReconciler
     ) -> None:
         self._view = view
         self._decisions = decisions
-        self._clock = clock
         self._adviser = adviser
-        self._statuses = PolicyStatuses(client, view.mig_policies, clock=clock)
+        self._statuses = PolicyStatuses(client, view.mig_policies, clock=view.clock)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every policy that a change may concern."""
@@ -75,4 +67,4 @@ class MigPolicyReconciler:
         # What is remembered of the rules may hold an older status.
         rules = msgspec.structs.replace(rules, policy=policy)
         said = (self._adviser.advice(rules.name), self._decisions.ahead.said.get(rules.name, ""))
-        return status_of(rules, counts, self._clock.now(), " ".join(filter(None, said)))
+        return status_of(rules, counts, self._view.clock.now(), " ".join(filter(None, said)))

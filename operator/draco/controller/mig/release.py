@@ -16,7 +16,6 @@ from prometheus_client import Counter
 from draco.controller.deallocations import Deallocations
 from draco.controller.mig.movable_claims import Movable
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ServerError, Unreachable
 from draco.kube.events.events import EventRecorder
@@ -57,22 +56,14 @@ class ClaimReleases:
     """One plan at a time, claim by claim, each write on top of just what was seen."""
 
     def __init__(
-        self,
-        client: Client,
-        view: ClusterView,
-        events: EventRecorder,
-        *,
-        clock: Clock,
-        count: Counter,
-        patience: ReleaseDelays,
+        self, client: Client, view: ClusterView, events: EventRecorder, *, count: Counter, patience: ReleaseDelays
     ) -> None:
         self._client = client
         self._view = view
         self._events = events
-        self._clock = clock
         self._count = count
         self._patience = patience
-        self._deallocations = Deallocations(client, view, clock=clock)
+        self._deallocations = Deallocations(client, view)
         self._idle_since: dict[ObjectKey, float] = {}
         self._released: dict[str, float] = {}  # when, by UID
         self._latest: dict[str, tuple[float, str]] = {}  # by policy
@@ -86,8 +77,8 @@ class ClaimReleases:
         for event in await self._client.list(EVENTS, field_selector=selector):
             _, last = times_of(event)
             if event.involved_object is not None and last is not None:
-                age_s = max(0.0, (self._clock.now() - last).total_seconds())
-                self._released.setdefault(event.involved_object.uid, self._clock.monotonic() - age_s)
+                age_s = max(0.0, (self._view.clock.now() - last).total_seconds())
+                self._released.setdefault(event.involved_object.uid, self._view.clock.monotonic() - age_s)
 
     def refusal(self, key: ObjectKey) -> str:
         """What the API server said when it refused to let the claim be released last, as a sentence; "" if it did not."""
@@ -96,13 +87,13 @@ class ClaimReleases:
 
     def latest(self) -> Mapping[str, str]:
         """What was last released, as a sentence for each policy, until it is long ago."""
-        now_s, rest_s = self._clock.monotonic(), self._patience.rest_s
+        now_s, rest_s = self._view.clock.monotonic(), self._patience.rest_s
         self._latest = {name: told for name, told in self._latest.items() if now_s - told[0] < rest_s}
         return {name: text for name, (_, text) in self._latest.items()}
 
     def obstacle(self, claim: ResourceClaim, movable: Movable) -> ReleaseObstacle | None:
         """Why the claim may not be released now; None if it may."""
-        key, now_s = claim.metadata.key, self._clock.monotonic()
+        key, now_s = claim.metadata.key, self._view.clock.monotonic()
         if (left_s := self._deallocations.left_s(claim)) > 0:
             return ReleaseObstacle(text="the API server refused it", again_s=left_s)
         released_s = self._released.get(claim.metadata.uid)
@@ -125,7 +116,7 @@ class ClaimReleases:
 
     def pause_s(self) -> float:
         """In how many seconds something may be released; 0 if now. A change on the watch may end the pause."""
-        now_s = self._clock.monotonic()
+        now_s = self._view.clock.monotonic()
         self._released = {uid: at_s for uid, at_s in self._released.items() if now_s - at_s < self._patience.rest_s}
         waits = [_LOOK_AGAIN_S if self.in_flight else 0.0]
         if self._awaited is not None:
@@ -153,7 +144,7 @@ class ClaimReleases:
         return True
 
     async def _release(self, claim: ResourceClaim, release: ClaimRelease, policy: str) -> bool:
-        meta, key, now_s = claim.metadata, claim.metadata.key, self._clock.monotonic()
+        meta, key, now_s = claim.metadata, claim.metadata.key, self._view.clock.monotonic()
         written = _Written(
             uid=meta.uid,
             replaced=meta.resource_version,
@@ -177,17 +168,17 @@ class ClaimReleases:
         if claim is None or claim.metadata.uid != written.uid:
             return True
         if claim.metadata.resource_version == written.replaced:
-            return self._clock.monotonic() >= written.until_s
+            return self._view.clock.monotonic() >= written.until_s
         if written.announce is not None and claim.status.allocation is None:
             written.announce()
             self._give_time(written.pod)
         return True
 
     def _give_time(self, pod: ObjectKey) -> None:
-        self._awaited = (self._clock.monotonic() + _SETTLE_S, pod)
+        self._awaited = (self._view.clock.monotonic() + _SETTLE_S, pod)
 
     def _announce(self, claim: ResourceClaim, release: ClaimRelease, policy: str) -> None:
-        key, now_s = claim.metadata.key, self._clock.monotonic()
+        key, now_s = claim.metadata.key, self._view.clock.monotonic()
         self._released[claim.metadata.uid] = now_s
         self._latest[policy] = (now_s, f"Idle claim {key} was released for pod {release.pod}.")
         self._count.labels(policy).inc()
@@ -218,6 +209,6 @@ class ClaimReleases:
         if after is None or after.status.allocation is None or after.status.reserved_for:
             self._idle_since.pop(change.key, None)
         elif before is None or before.status.allocation != after.status.allocation:
-            self._idle_since[change.key] = self._clock.monotonic()
+            self._idle_since[change.key] = self._view.clock.monotonic()
         else:
-            self._idle_since.setdefault(change.key, self._clock.monotonic())
+            self._idle_since.setdefault(change.key, self._view.clock.monotonic())

@@ -59,21 +59,13 @@ class RepairReconciler:
     """Advice for all waiting pods at once, and releases for one after the other."""
 
     def __init__(
-        self,
-        view: ClusterView,
-        movable: MovableClaims,
-        notes: Notes,
-        releases: ClaimReleases,
-        workers: WorkerPool,
-        *,
-        clock: Clock,
+        self, view: ClusterView, movable: MovableClaims, notes: Notes, releases: ClaimReleases, workers: WorkerPool
     ) -> None:
         self._view = view
         self._movable = movable
         self._notes = NotesByKey(notes, lambda each: ObjectKey(each.namespace, each.name))
         self._releases = releases
         self._workers = workers
-        self._clock = clock
         self._adopted = False
         self._due_s = float("-inf")
         self._next: ObjectKey | None = None
@@ -117,14 +109,14 @@ class RepairReconciler:
         await self._adopt()
         if not (self._view.idle_claims or self._notes.said or self._by_policy):
             return None
-        wait_s = self._due_s - self._clock.monotonic()
+        wait_s = self._due_s - self._view.clock.monotonic()
         if wait_s > 0:
             return wait_s
         if self._releases.in_flight:
             return _PACE_S  # what is known is what was before our own write
-        run = _RepairRun(self._workers, self._clock)
+        run = _RepairRun(self._workers, self._view.clock)
         is_all_seen = await self._look(run)
-        self._due_s = self._clock.monotonic() + max(_PACE_S, _REST * run.worked_s)
+        self._due_s = self._view.clock.monotonic() + max(_PACE_S, _REST * run.worked_s)
         problem: ApiError | None = None
         release_again_s = _KEEP_S
         try:
@@ -136,7 +128,7 @@ class RepairReconciler:
         if problem is not None:
             raise problem
         if not is_all_seen:
-            return max(0.0, self._due_s - self._clock.monotonic())
+            return max(0.0, self._due_s - self._view.clock.monotonic())
         if run.unanswered:
             return min(again_s, _ASK_AGAIN_S)
         return again_s if self._advised or self._by_policy else None
@@ -194,7 +186,7 @@ class RepairReconciler:
 
     async def _release(self) -> float:
         """Release what one pod needs, if that may be done now. Returns in how many seconds more may be done."""
-        run = _RepairRun(self._workers, self._clock)
+        run = _RepairRun(self._workers, self._view.clock)
         pause_s = self._releases.pause_s()
         for pod in sorted(self._advised) if pause_s <= 0 else ():
             release, policies = await self._still_needed(pod, run)
@@ -285,8 +277,8 @@ class RepairReconciler:
         """Take over what another leader left, so that it is taken back when it is no longer so."""
         if self._adopted:
             return
-        await attempted("events.not_adopted", self._notes.adopt, clock=self._clock)
-        await attempted("events.not_adopted", self._releases.adopt, clock=self._clock)
+        await attempted("events.not_adopted", self._notes.adopt, clock=self._view.clock)
+        await attempted("events.not_adopted", self._releases.adopt, clock=self._view.clock)
         self._adopted = True
 
 

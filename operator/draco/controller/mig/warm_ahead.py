@@ -13,7 +13,6 @@ from draco.controller.loop_watch import CooperativeWork
 from draco.controller.mig.decisions import AheadReport, MigDecisions
 from draco.controller.mig.warm_gpus import LookedAt, WarmGpus
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
 from draco.mig_policy.decide import Ahead
 from draco.mig_policy.warm_ahead import WarmDemand, ahead_text, spread
@@ -59,10 +58,9 @@ class _Figures(NamedTuple):
 class WarmAheadReconciler:
     """All policies at once."""
 
-    def __init__(self, view: ClusterView, decisions: MigDecisions, *, clock: Clock) -> None:
+    def __init__(self, view: ClusterView, decisions: MigDecisions) -> None:
         self._view = view
         self._decisions = decisions
-        self._clock = clock
         self._gpus = WarmGpus(view)
         self._measured: dict[_Subject, _Measured] = {}
         self._told: dict[_Subject, _Figures] = {}
@@ -84,13 +82,13 @@ class WarmAheadReconciler:
         terms = {each.metadata.name: each.spec.warm_ahead for each in policies if each.spec.warm_ahead is not None}
         limits = {name: {one.profile: one.count for one in each.limits} for name, each in terms.items()}
         self._gpus.begin()
-        work = CooperativeWork(self._clock)
+        work = CooperativeWork(self._view.clock)
         for decision in await self._decisions.all() if terms else ():
             self._gpus.add(decision, limits)
             await work.pause()
         found = self._gpus.found
         self._measure([each for each in policies if each.metadata.name in terms], found)
-        now_s = self._clock.monotonic()
+        now_s = self._view.clock.monotonic()
         ahead: dict[str, dict[str, list[ProfileCount]]] = {}
         figures: dict[_Subject, _Figures] = {}
         for policy, most in limits.items():
@@ -115,7 +113,7 @@ class WarmAheadReconciler:
         """Have a demand for each profile of each policy, by its terms."""
         measured: dict[_Subject, _Measured] = {}
         begun = set()
-        now_s = self._clock.monotonic()
+        now_s = self._view.clock.monotonic()
         for policy in policies:
             ahead, name = policy.spec.warm_ahead, policy.metadata.name
             for each in ahead.limits if ahead else ():
@@ -138,7 +136,7 @@ class WarmAheadReconciler:
 
     def _recall(self, subjects: set[_Subject]) -> None:
         """What claims say of themselves of the time before."""
-        now, now_s = self._clock.now(), self._clock.monotonic()
+        now, now_s = self._view.clock.now(), self._view.clock.monotonic()
         for claim in self._view.claims.store.values():
             allocation = claim.status.allocation
             at = (allocation.allocation_timestamp if allocation else None) or claim.metadata.creation_timestamp
@@ -153,7 +151,7 @@ class WarmAheadReconciler:
         before = frozenset(change.before.devices_held) if change.before else frozenset()
         taken = [each for each in change.after.devices_held if each not in before]
         for subject in self._subjects(change.after, taken):
-            self._measured[subject].demand.take(self._clock.monotonic())
+            self._measured[subject].demand.take(self._view.clock.monotonic())
 
     def _subjects(self, claim: ResourceClaim, devices: Iterable[DeviceKey]) -> Iterable[_Subject]:
         """What of all that is measured a claim has taken. The claims of a reservation take nothing: those that follow do."""

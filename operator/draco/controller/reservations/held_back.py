@@ -10,7 +10,6 @@ from datetime import datetime
 
 from draco.controller.reservations.takeovers import about_to_take_over
 from draco.controller.view import BY_RESERVATION, UNALLOCATED, ClusterView
-from draco.kube.clock import Clock
 from draco.reservations.claims import reservation_key, reserved_by
 from draco.reservations.plan import is_whole
 from draco.reservations.takeover import LONGEST
@@ -21,9 +20,8 @@ from draco.resources.api.meta import ObjectKey
 class HeldBackClaims:
     """By claim, as of the last `look`."""
 
-    def __init__(self, view: ClusterView, *, clock: Clock) -> None:
+    def __init__(self, view: ClusterView) -> None:
         self._view = view
-        self._clock = clock
         self._keys: set[ObjectKey] = set()
         self._until_s = float("inf")
 
@@ -32,14 +30,14 @@ class HeldBackClaims:
 
     def look(self) -> None:
         """Find out which they are now."""
-        unallocated, now = self._view.claims.store.by_index(UNALLOCATED, True), self._clock.now()
+        unallocated, now = self._view.claims.store.by_index(UNALLOCATED, True), self._view.clock.now()
         taking_over = about_to_take_over(self._view, unallocated, now)
         self._keys = _on_hold(self._view, unallocated, now) | taking_over
         begun = (self._waits_since(each) for each in unallocated if each.metadata.key in taking_over)
         rests_s = [(each + LONGEST - now).total_seconds() for each in begun if each is not None]
         # What is written down as taken over goes on until that is written otherwise.
         left_s = min((each for each in rests_s if each > 0), default=float("inf"))
-        self._until_s = self._clock.monotonic() + left_s
+        self._until_s = self._view.clock.monotonic() + left_s
 
     def _waits_since(self, claim: ResourceClaim) -> datetime | None:
         """As `taken_up` counts: from when its pod was let go."""
@@ -49,7 +47,7 @@ class HeldBackClaims:
 
     def next_s(self) -> float:
         """In how many seconds one of them is not held back any more though nothing changes; infinite for never."""
-        return max(0.0, self._until_s - self._clock.monotonic())
+        return max(0.0, self._until_s - self._view.clock.monotonic())
 
 
 def _on_hold(view: ClusterView, claims: Iterable[ResourceClaim], now: datetime) -> set[ObjectKey]:

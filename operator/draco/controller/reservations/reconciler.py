@@ -19,7 +19,6 @@ from draco.controller.own_status import OwnStatus
 from draco.controller.reservations import takeovers
 from draco.controller.reservations.waiting import WaitingReasons
 from draco.controller.view import BY_TAKER, RESERVED_IN, ClusterView, named
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import Pauses
 from draco.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceTerminating, NotFound
@@ -87,7 +86,6 @@ class ReservationReconciler:
         events: EventRecorder,
         *,
         permitted: bool,
-        clock: Clock,
     ) -> None:
         self._client = client
         self._view = view
@@ -95,13 +93,12 @@ class ReservationReconciler:
         self._decisions = decisions
         self._events = events
         self._permitted = permitted
-        self._clock = clock
         self._statuses = OwnStatus(client, view.reservations)
         self._deleted: dict[str, str] = {}
         """Claims that were deleted here and are not seen to be yet: by UID, the version that was."""
         self._warned: set[str] = set()
         """The UIDs of claims of which it was said that they lose their devices soon."""
-        self._refused: Pauses[str] = Pauses(clock, first_s=_AGAIN_S, longest_s=_REFUSED_LONGEST_S)
+        self._refused: Pauses[str] = Pauses(view.clock, first_s=_AGAIN_S, longest_s=_REFUSED_LONGEST_S)
         """Reservations whose claims the API server does not take, by UID, and what it said."""
 
     def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:
@@ -152,7 +149,7 @@ class ReservationReconciler:
             return None
         if reservation in self._statuses.superseded:
             return None
-        now = self._clock.now()
+        now = self._view.clock.now()
         claims = self._claims(reservation, now)
         idle = idle_claims(reservation, claims, self._longest_idle, now)
         claims = msgspec.structs.replace(claims, lost=idle.lost)
@@ -214,7 +211,7 @@ class ReservationReconciler:
             self._deleted.pop(meta.uid, None)
             return claim
         return msgspec.structs.replace(
-            claim, metadata=msgspec.structs.replace(meta, deletion_timestamp=self._clock.now())
+            claim, metadata=msgspec.structs.replace(meta, deletion_timestamp=self._view.clock.now())
         )
 
     async def _asked(
@@ -328,7 +325,7 @@ class ReservationReconciler:
     async def _say(
         self, reservation: DeviceReservation, claims: ReservedClaims, planned: ReservationPlan, facts: ReservationFacts
     ) -> None:
-        status = status_of(reservation, claims, planned, facts, self._clock.now())
+        status = status_of(reservation, claims, planned, facts, self._view.clock.now())
         if status == reservation.status or not await self._view.reservations.is_current(reservation):
             return
         if status.message != reservation.status.message:

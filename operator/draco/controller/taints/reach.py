@@ -16,7 +16,6 @@ import structlog
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.view import BY_POOL, ClusterView
-from draco.kube.clock import Clock
 from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
 from draco.maintenance.rules import extended_device, extends, maintenance_uid
@@ -54,10 +53,9 @@ class _Selection(NamedTuple):
 class RuleReach:
     """The reach of every rule. `rows` are numbers by rule and effect, as of the last round."""
 
-    def __init__(self, view: ClusterView, *, clock: Clock) -> None:
+    def __init__(self, view: ClusterView) -> None:
         self.rows: Mapping[tuple[str, str], TaintAmounts] = MappingProxyType({})
         self._view = view
-        self._clock = clock
         self.listeners = Listeners[[]]()
         """Called after each round."""
         self._changed = asyncio.Event()
@@ -84,12 +82,12 @@ class RuleReach:
         while True:
             await self._changed.wait()
             took_s = await self.catch_up()
-            await self._clock.sleep(min(took_s * _REST, _LONGEST_REST_S))
+            await self._view.clock.sleep(min(took_s * _REST, _LONGEST_REST_S))
 
     async def catch_up(self) -> float:
         """Take in all that has changed so far. Returns how long that took, without what others did in between."""
         self._changed.clear()
-        cooperative = CooperativeWork(self._clock)
+        cooperative = CooperativeWork(self._view.clock)
         if self._rules_changed:
             self._rules_changed = False
             await self._take_rules(cooperative)

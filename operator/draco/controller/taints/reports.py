@@ -11,7 +11,6 @@ from functools import partial
 from draco.controller.evictions import DisruptionBudgets
 from draco.controller.taints.reach import RuleReach
 from draco.controller.view import BY_TAINTED_POOL, BY_UID, WIDE, ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import attempted
 from draco.kube.events.notes import Notes, NotesByKey
@@ -31,12 +30,11 @@ _BUDGETS_EVERY_S = 300.0
 class TaintRuleReports:
     """One rule at a time."""
 
-    def __init__(self, client: Client, view: ClusterView, reach: RuleReach, notes: Notes, *, clock: Clock) -> None:
-        self._budgets = DisruptionBudgets(client, clock=clock, every_s=0.0)
+    def __init__(self, client: Client, view: ClusterView, reach: RuleReach, notes: Notes) -> None:
+        self._budgets = DisruptionBudgets(client, clock=view.clock, every_s=0.0)
         self._view = view
         self._reach = reach
         self._notes = NotesByKey(notes, lambda each: each.uid)
-        self._clock = clock
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every rule that a change may concern."""
@@ -61,7 +59,7 @@ class TaintRuleReports:
 
     async def adopt(self, wake: Callable[[str], None]) -> None:
         """Take over what another leader said, so that what is no longer so is taken back."""
-        for uid in await attempted("events.not_adopted", self._notes.adopt, clock=self._clock) or ():
+        for uid in await attempted("events.not_adopted", self._notes.adopt, clock=self._view.clock) or ():
             wake(uid)
 
     async def reconcile(self, uid: str) -> float | None:

@@ -15,7 +15,6 @@ from cachetools import TTLCache
 from draco.allocation.ownership.claims import is_for_operator, is_operators
 from draco.controller.view import ClusterView
 from draco.controller.webhook.admission_review import AdmissionRequest, ReviewOutcome, answer_to, read_review
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.resources.api.claims import ResourceClaim
@@ -45,14 +44,12 @@ class PodGates:
     With `autoscaled` no pod gets a gate: autoscalers add no node for a pod that has one.
     """
 
-    def __init__(
-        self, client: Client, view: ClusterView, *, ready: Callable[[], bool], autoscaled: bool, clock: Clock
-    ) -> None:
+    def __init__(self, client: Client, view: ClusterView, *, ready: Callable[[], bool], autoscaled: bool) -> None:
         self._client = client
         self._view = view
         self._ready = ready
         self._autoscaled = autoscaled
-        self._templates: TTLCache[ObjectKey, bool] = TTLCache(_REMEMBERED, _REMEMBERED_S, clock.monotonic)
+        self._templates: TTLCache[ObjectKey, bool] = TTLCache(_REMEMBERED, _REMEMBERED_S, view.clock.monotonic)
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
         view.classes.subscribe(lambda _: self._templates.clear(), reads=is_operators)
 

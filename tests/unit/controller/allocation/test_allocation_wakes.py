@@ -22,7 +22,7 @@ class Woken:
     def __init__(self) -> None:
         self.times, clock = 0, ManualClock()
         self.view = ClusterView(cast("Client", None), None, clock=clock)
-        made = permissive_allocations(self.view, UnaskedWorkers(), clock)
+        made = permissive_allocations(self.view, UnaskedWorkers())
         made.subscribe(self._wake)
 
     def _wake(self, _: str) -> None:

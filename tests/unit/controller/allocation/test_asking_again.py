@@ -63,7 +63,7 @@ class Lab:
         self.view = ClusterView(cast("Client", None), None, clock=self.clock, pod_groups=POD_GROUPS[0])
         self.workers = NeverPoor(self.view)
         self.workers.instead = no_place
-        self.allocations = permissive_allocations(self.view, self.workers, self.clock, self)
+        self.allocations = permissive_allocations(self.view, self.workers, self)
         self.is_woken, self.due_s, self.has_reason = True, 0.0, True
         self.allocations.subscribe(self._wake)
         plain = a_device_class("gpu.draco.dev")

@@ -36,7 +36,7 @@ class World:
         self.error: ApiError | None = None
         self.asked = 0
         self.view = ClusterView(cast("Client", self), None, clock=self.clock)
-        self.gangs = Gangs(cast("Client", self), self.view, clock=self.clock)
+        self.gangs = Gangs(cast("Client", self), self.view)
 
     async def list(self, kind: Kind[Job], *, namespace: str, label_selector: str) -> list[Job]:
         assert (kind, namespace, label_selector) == (JOBS, "default", "jobset.sigs.k8s.io/jobset-name=set")
@@ -284,7 +284,7 @@ class Many:
         self.clock = ManualClock()
         self.read: list[tuple[str, str]] = []
         self.view = ClusterView(cast("Client", self), None, clock=self.clock)
-        self.gangs = Gangs(cast("Client", self), self.view, clock=self.clock)
+        self.gangs = Gangs(cast("Client", self), self.view)
         self.sets = [
             GangKey(GangSource.JOB_SET, namespace, f"set-{index}")
             for namespace, number in namespaces.items()

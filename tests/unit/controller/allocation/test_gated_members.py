@@ -8,7 +8,6 @@ from draco.controller.allocation.reclaiming.useless import UselessAllocations
 from draco.kube.connect.client import Client
 from draco.resources.api.core import Pod, PodStatus
 from tests.builders import a_claim, a_pod
-from tests.doubles.clock import ManualClock
 from tests.unit.controller.allocation.test_waiting_groups import GPU, LABELS, SIZE, World
 from tests.unit.controller.watching import tell
 
@@ -33,7 +32,7 @@ def test_a_group_gets_its_devices_unless_another_gate_holds_a_member(gate: str, 
 @pytest.mark.parametrize(("gate", "useless"), [(OWN, []), (OTHERS, ["a", "b"])])
 def test_what_a_group_has_is_of_no_use_while_another_gate_holds_a_member(gate: str, useless: list[str]) -> None:
     world = World(GPU)
-    gangs = Gangs(Client.__new__(Client), world.view, clock=ManualClock())
+    gangs = Gangs(Client.__new__(Client), world.view)
     found = UselessAllocations(world.view, gangs, in_flight=lambda _: False, refused=lambda _: False)
     found.follow()
     claims = [a_claim(name, device_class="gpu", on=[f"node-0/gpu-{name}"], reserved_for=()) for name in "ab"]

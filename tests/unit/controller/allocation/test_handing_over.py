@@ -46,7 +46,6 @@ class Lab(World):
             self.decisions,
             cast("RegisterStore", self),
             cast("OwnLeadership", self),
-            clock=self.clock,
             settle_s=SETTLE_S,
         )
         self.told = 0

@@ -41,7 +41,7 @@ class Lab:
         self.meanwhile = meanwhile
         self.view = ClusterView(cast("Client", None), None, clock=clock)
         self.workers = Workers(self.view)
-        self.allocations = permissive_allocations(self.view, self.workers, clock, self)
+        self.allocations = permissive_allocations(self.view, self.workers, self)
         plain = a_device_class("gpu.draco.dev")
         meta = msgspec.structs.replace(plain.metadata, labels={LABEL_ALLOCATOR: "operator"})
         self.put(self.view.classes, msgspec.structs.replace(plain, metadata=meta))

@@ -68,11 +68,10 @@ class World:
         self.reconciler = LeakedClaims(
             cast("Client", self),
             self.view,
-            MigDecisions(self.view, clock=self.clock),
+            MigDecisions(self.view),
             cast("Notes", self.said),
             cast("EventRecorder", self),
             metrics=self.metrics,
-            clock=self.clock,
             tell_after_s=TELL_S,
         )
         self.woken: list[ObjectKey] = []

@@ -46,8 +46,8 @@ class World:
         self.view = ClusterView(cast("Client", None), None, clock=self.clock)
         self.said: list[str] = []
         events = cast("EventRecorder", self)
-        self.refusals = NodeRefusals(self.view, events, clock=self.clock, returned=lambda _: False)
-        self.allocations = permissive_allocations(self.view, PromptWorkers(self.view), self.clock, events=self)
+        self.refusals = NodeRefusals(self.view, events, returned=lambda _: False)
+        self.allocations = permissive_allocations(self.view, PromptWorkers(self.view), events=self)
 
     def record(self, regarding: ObjectReference, *, reason: str, **_: str) -> None:
         self.said.append(f"{reason} {regarding.name}")

@@ -47,17 +47,16 @@ class World:
         self.metrics = OperatorMetrics()
         client = cast("Client", self)
         self.view = ClusterView(client, None, clock=self.clock)
-        self.gangs = Gangs(client, self.view, clock=self.clock)
+        self.gangs = Gangs(client, self.view)
         self.losses = PartialLosses(
             client,
             self.view,
-            MigDecisions(self.view, clock=self.clock),
+            MigDecisions(self.view),
             self.gangs,
             cast("Preemptions", self),
             evictions=PodEvictions(client, clock=self.clock),
             events=cast("EventRecorder", self),
             count=self.metrics.losses,
-            clock=self.clock,
         )
         ours = a_device_class("ours")
         labels = {"draco.dev/allocator": "operator"}

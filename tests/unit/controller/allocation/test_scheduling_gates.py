@@ -37,9 +37,7 @@ class World:
         self.clock = ManualClock()
         self.view = ClusterView(cast("Client", self), None, clock=self.clock, pod_groups=POD_GROUPS[0])
         self.terms: GangTerms | UnknownTerms | None = GangTerms(size=3)
-        self.gates = SchedulingGates(
-            cast("Client", self), self.view, lambda _: self.terms, autoscaled=autoscaled, clock=self.clock
-        )
+        self.gates = SchedulingGates(cast("Client", self), self.view, lambda _: self.terms, autoscaled=autoscaled)
         self.woken: list[ObjectKey | GangKey] = []
         self.gates.subscribe(self.woken.append)
         self.patches: list[dict[str, Any]] = []

@@ -37,8 +37,8 @@ class World:
         self.events: list[str] = []
         self.view = ClusterView(cast("Client", self), None, clock=self.clock)
         tell(self.view, A, B)
-        self.takebacks = Deallocations(cast("Client", self), self.view, clock=self.clock)
-        self.returns = AllocationReturns(cast("Client", self), self.view, cast("EventRecorder", self), clock=self.clock)
+        self.takebacks = Deallocations(cast("Client", self), self.view)
+        self.returns = AllocationReturns(cast("Client", self), self.view, cast("EventRecorder", self))
 
     async def patch(self, _: Kind[Any], key: ObjectKey, body: Mapping[str, Any], *, subresource: str) -> None:
         assert subresource == "status"

@@ -10,7 +10,6 @@ from draco.resources.api.core import Pod, PodResourceClaimStatus, PodStatus
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.kinds import DEVICE_RESERVATIONS
 from tests.builders import a_claim, a_pod
-from tests.doubles.clock import ManualClock
 from tests.unit.controller.allocation.test_waiting_groups import GPU, World
 from tests.unit.controller.watching import tell
 
@@ -26,7 +25,7 @@ def using(claim: str | None) -> Pod:
 class Lab:
     def __init__(self) -> None:
         self.view = World(GPU).view
-        gangs = Gangs(Client.__new__(Client), self.view, clock=ManualClock())
+        gangs = Gangs(Client.__new__(Client), self.view)
         self.useless = UselessAllocations(self.view, gangs, in_flight=lambda _: False, refused=lambda _: False)
         self.useless.follow()
 

@@ -30,9 +30,7 @@ class World:
         clock = ManualClock()
         client = cast("Client", None)
         self.view = ClusterView(client, None, clock=clock)
-        self.waiting = WaitingGroups(
-            self.view, Gangs(client, self.view, clock=clock), cast("NodeRefusals", self), lambda _: False
-        )
+        self.waiting = WaitingGroups(self.view, Gangs(client, self.view), cast("NodeRefusals", self), lambda _: False)
         self.put(*classes)
 
     def nodes(self, _: str) -> list[str]:

@@ -51,7 +51,7 @@ class Told(World):
 
     def __init__(self) -> None:
         super().__init__(GPU)
-        self.clock: ManualClock = self.view._clock  # type: ignore[assignment]
+        self.clock: ManualClock = self.view.clock  # type: ignore[assignment]
 
     def tell(self, *objects: object) -> None:
         tell(self.view, *objects)

@@ -29,12 +29,7 @@ class World:
         self.clock = ManualClock()
         self.view = ClusterView(cast("Client", self), None, clock=self.clock)
         self.pending = PendingClaims(
-            self.view,
-            cast("Notes", self),
-            clock=self.clock,
-            pending_after_s=AFTER_S,
-            minor=None,
-            workers=cast("Any", None),
+            self.view, cast("Notes", self), pending_after_s=AFTER_S, minor=None, workers=cast("Any", None)
         )
         self.pending._explanations = cast("Any", self)
         self.pending._adopted.set()

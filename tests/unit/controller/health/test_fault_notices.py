@@ -53,7 +53,7 @@ class World:
         self.restart()
 
     def restart(self) -> None:
-        self.notices = FaultNoticeReconciler(self.view, cast("EventRecorder", self.events), clock=self.clock)
+        self.notices = FaultNoticeReconciler(self.view, cast("EventRecorder", self.events))
 
     async def look(self, *faults: GpuFaultStatus) -> list[str]:
         """Who is told when the first GPU has these faults."""

@@ -48,9 +48,9 @@ def remediation(*objects: Any) -> tuple[RemediationReconciler, Server]:
     view = ClusterView(cast("Client", server), None, clock=clock)
     tell(view, *objects)
     opened = Counter("opened", "Opened.", ["policy"], registry=CollectorRegistry())
-    decisions = HealthDecisions(view, clock=clock)
+    decisions = HealthDecisions(view)
     events = cast("EventRecorder", None)
-    made = RemediationReconciler(cast("Client", server), view, decisions, events, clock=clock, opened=opened)
+    made = RemediationReconciler(cast("Client", server), view, decisions, events, opened=opened)
     return made, server
 
 

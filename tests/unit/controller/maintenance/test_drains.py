@@ -70,7 +70,6 @@ class World:
             self.view,
             cast("EventRecorder", self.server),
             evictions=PodEvictions(client, clock=self.clock),
-            clock=self.clock,
             count=Counter("evicted", "Evicted.", ["outcome"], registry=CollectorRegistry()),
         )
         self.drains.subscribe(lambda _: None)

@@ -85,7 +85,7 @@ class World:
     async def rehearsed(self) -> int:
         clock = ManualClock()
         view = ClusterView(cast("Client", None), TAINT_RULES[0], clock=clock)
-        fleet = MaintenanceFleet(view, clock)
+        fleet = MaintenanceFleet(view)
         tell(view, *self.slices, *self.claims, *self.nodes, *self.gpu_nodes, *self.rules, self.device_class)
         (found,) = await fleet.classes_of([PhysicalGpu(NVIDIA_DRIVER, "node-0", "gpu-0")])
         return len(found.free)

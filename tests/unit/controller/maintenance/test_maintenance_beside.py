@@ -114,12 +114,11 @@ class Lab:
         client, events = cast("Client", self.server), cast("EventRecorder", self.server)
         view = ClusterView(client, TAINT_RULES[0], clock=clock)
         self.view = view
-        fleet = MaintenanceFleet(view, clock)
-        self.admission = MaintenanceAdmission(client, view, fleet, clock=clock)
+        fleet = MaintenanceFleet(view)
+        self.admission = MaintenanceAdmission(client, view, fleet)
         self.reconciler = MaintenanceReconciler(
             client,
             view,
-            clock=clock,
             settle_s=0.1,
             fleet=fleet,
             admission=self.admission,
@@ -128,10 +127,9 @@ class Lab:
                 view,
                 events,
                 evictions=PodEvictions(client, clock=clock),
-                clock=clock,
                 count=Counter("evicted", "Evicted.", ["outcome"], registry=CollectorRegistry()),
             ),
-            jobs=MaintenanceJobs(client, view, fleet, namespace="draco-system", permitted=False, clock=clock),
+            jobs=MaintenanceJobs(client, view, fleet, namespace="draco-system", permitted=False),
             events=events,
         )
         claim = a_claim("claim", on=["node-0/gpu-0"], reserved_for=["pod"])
@@ -188,7 +186,7 @@ async def test_rules_that_are_served_no_more_count_where_a_status_names_them(ser
     over = msgspec.structs.replace(over, status=msgspec.structs.replace(over.status, devices=[left]))
     clock, client = ManualClock(MOMENT), cast("Client", Server(over))
     view = ClusterView(client, TAINT_RULES[0] if served else None, clock=clock)
-    admission = MaintenanceAdmission(client, view, MaintenanceFleet(view, clock), clock=clock)
+    admission = MaintenanceAdmission(client, view, MaintenanceFleet(view))
     spec = MaintenanceBudgetSpec(max_devices=1)
     view.budgets.store.put(MaintenanceBudget(metadata=ObjectMeta(name="one", uid="1"), spec=spec))
     tell(view, over, a_slice("node-0", ["gpu-0", "gpu-1"]))
@@ -348,8 +346,8 @@ class JobLab:
         self.made: list[tuple[Kind[Any], dict[str, Any]]] = []
         self.deleted: list[ObjectKey] = []
         self.view = ClusterView(client, None, clock=clock)
-        fleet = MaintenanceFleet(self.view, clock)
-        self.jobs = MaintenanceJobs(client, self.view, fleet, namespace="draco-system", permitted=True, clock=clock)
+        fleet = MaintenanceFleet(self.view)
+        self.jobs = MaintenanceJobs(client, self.view, fleet, namespace="draco-system", permitted=True)
         for each in (self.jobs._jobs, self.jobs._pods):
             each.synced.set()
         made = a_maintenance(phase=MaintenancePhase.VERIFYING, devices=["node-0/gpu-0"], pool="node-0", device="gpu-0")

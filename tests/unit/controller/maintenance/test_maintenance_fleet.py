@@ -15,7 +15,7 @@ from tests.unit.controller.watching import forget, tell
 async def test_a_class_has_the_gpus_that_it_says_now_and_is_forgotten_with_its_object() -> None:
     clock = ManualClock()
     view = ClusterView(cast("Client", None), TAINT_RULES[1], clock=clock)
-    fleet = MaintenanceFleet(view, clock)
+    fleet = MaintenanceFleet(view)
     tell(view, a_slice("node-0", [a_device("gpu-0")]))
     held = []
     for number in range(20):

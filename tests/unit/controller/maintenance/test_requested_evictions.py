@@ -41,13 +41,12 @@ class World:
         self.maintenance = msgspec.structs.replace(made, spec=spec, status=status)
         client, clock = cast("Client", self), ManualClock(MOMENT)
         view = ClusterView(client, None, clock=clock)
-        fleet = MaintenanceFleet(view, clock)
-        self.admission = admission = MaintenanceAdmission(client, view, fleet, clock=clock)
+        fleet = MaintenanceFleet(view)
+        self.admission = admission = MaintenanceAdmission(client, view, fleet)
         self.requests = EvictionRequests(
             client,
             EVICTION_REQUESTS,
             view,
-            clock=clock,
             paused=lambda devices: admission.paused(fleet.gpus(devices)),
             knows_what_is_paused=lambda: admission.knows_what_is_paused,
         )

@@ -32,7 +32,7 @@ def blocked() -> World:
 def movable(world: World, *claims: ResourceClaim) -> set[str]:
     """Those of the claims that may be moved."""
     world.put(*claims)
-    asked = MovableClaims(world.view, MigDecisions(world.view, clock=world.clock))
+    asked = MovableClaims(world.view, MigDecisions(world.view))
     return {key.name for key in asked.among([each.metadata.key for each in claims])}
 
 

@@ -22,6 +22,7 @@ from draco.resources.api.draco import MigPolicy, MigReset, ResetPermit
 from draco.resources.api.meta import LabelSelector, ObjectKey, TimeWindow
 from tests.builders import a_gpu_uuid, a_mig_node, a_mig_policy, a_node, a_slice
 from tests.doubles.clock import ManualClock, WorkClock
+from tests.doubles.views import ClockedView
 from tests.unit.controller.watching import tell
 
 H100 = BOARDS["H100-80GB"]
@@ -34,8 +35,8 @@ class World:
     def __init__(self, now: datetime = NOON, *, work_clock: Clock | None = None) -> None:
         self.clock = ManualClock(now)
         self.view = ClusterView(cast("Client", self), None, clock=self.clock)
-        self.decisions = MigDecisions(self.view, clock=work_clock or self.clock)
-        self.health = HealthDecisions(self.view, clock=work_clock or self.clock)
+        view = ClockedView(self.view, work_clock or self.clock)
+        self.decisions, self.health = MigDecisions(view), HealthDecisions(view)
 
     async def get(self, _: Any, key: ObjectKey) -> MigPolicy:
         """What an API server would say that has what the watch has told of."""

@@ -14,6 +14,7 @@ from draco.kube.listeners import Listeners
 from draco.resources.api.draco import MigPolicy, MigPolicyStatus
 from tests.builders import a_mig_node, a_mig_policy, a_node
 from tests.doubles.clock import WorkClock
+from tests.doubles.views import ClockedView
 from tests.unit.controller.mig.test_mig_decisions import H100, World
 
 NODES = 40
@@ -45,13 +46,8 @@ def a_reconciler(clock: WorkClock, policies: int = 1) -> tuple[MigPolicyReconcil
     for number in range(policies):
         policy = a_mig_policy(f"policy-{number}")
         world.put(msgspec.structs.replace(policy, status=MigPolicyStatus(observed_generation=1)))
-    reconciler = MigPolicyReconciler(
-        cast("Client", Accepting()),
-        world.view,
-        world.decisions,
-        clock=clock,
-        adviser=cast("RepairReconciler", Silent()),
-    )
+    view, adviser = ClockedView(world.view, clock), cast("RepairReconciler", Silent())
+    reconciler = MigPolicyReconciler(cast("Client", Accepting()), view, world.decisions, adviser=adviser)
     return reconciler, a_mig_policy("policy-0").metadata.uid
 
 

@@ -72,11 +72,7 @@ def layouts(world: World, server: Server) -> GpuNodeReconciler:
 
 def policies(world: World, server: Server, adviser: Adviser | None = None) -> MigPolicyReconciler:
     return MigPolicyReconciler(
-        cast("Client", server),
-        world.view,
-        world.decisions,
-        clock=world.clock,
-        adviser=cast("RepairReconciler", adviser or Adviser()),
+        cast("Client", server), world.view, world.decisions, adviser=cast("RepairReconciler", adviser or Adviser())
     )
 
 

@@ -89,7 +89,7 @@ class World:
         self.clock = ManualClock()
         self.said = Said()
         self.view = ClusterView(cast("Client", None), None, clock=self.clock)
-        decisions = MigDecisions(self.view, clock=self.clock)
+        decisions = MigDecisions(self.view)
         self.workers = PromptWorkers(self.view)
         self.server = Server()
         self.happenings = Happenings()
@@ -97,17 +97,11 @@ class World:
             cast("Client", self.server),
             self.view,
             cast("EventRecorder", self.happenings),
-            clock=self.clock,
             count=OperatorMetrics().claims_released,
             patience=ReleaseDelays(),
         )
         self.reconciler = RepairReconciler(
-            self.view,
-            MovableClaims(self.view, decisions),
-            cast("Notes", self.said),
-            self.releases,
-            self.workers,
-            clock=self.clock,
+            self.view, MovableClaims(self.view, decisions), cast("Notes", self.said), self.releases, self.workers
         )
         on = GpuMig(capable=True, enabled=True)
         policy = a_mig_policy(repair=MigRepair(max_moves=max_moves, idle_claims=idle_claims))

@@ -56,7 +56,7 @@ class Lab(World):
     def __init__(self, *gpus: GpuMig, policy: MigPolicy | None = None) -> None:
         super().__init__()
         self.put(a_mig_node(board=H100, gpus=gpus or (ON, ON)), a_node(), policy or a_policy())
-        self.reconciler = WarmAheadReconciler(self.view, self.decisions, clock=self.clock)
+        self.reconciler = WarmAheadReconciler(self.view, self.decisions)
         self.writes = 0
         self._claims = 0
 
@@ -65,8 +65,8 @@ class Lab(World):
         fresh = World(self.clock.now())
         fresh.put(*self.view.gpu_nodes.store.values(), *self.view.nodes.store.values())
         fresh.put(*self.view.mig_policies.store.values(), *self.view.claims.store.values())
-        self.view, self.decisions = fresh.view, fresh.decisions
-        self.reconciler = WarmAheadReconciler(self.view, self.decisions, clock=self.clock)
+        self.view, self.decisions, self.clock = fresh.view, fresh.decisions, fresh.clock
+        self.reconciler = WarmAheadReconciler(self.view, self.decisions)
 
     def node(self) -> GpuNode:
         found = self.view.gpu_nodes.store.get(ObjectKey("", "node-0"))

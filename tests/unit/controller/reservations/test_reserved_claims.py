@@ -46,10 +46,9 @@ class World:
             cast("Client", self),
             self.view,
             reasons,
-            MigDecisions(self.view, clock=clock),
+            MigDecisions(self.view),
             cast("EventRecorder", None),
             permitted=True,
-            clock=clock,
         )
         self.reconciler.subscribe(lambda _: None)
         meta = ObjectMeta(name=KEY.name, namespace=KEY.namespace, uid="evening", resource_version="1")
@@ -99,7 +98,7 @@ class RefusingWorld(World):
 
     def __init__(self) -> None:
         super().__init__(told_first=True)
-        self.clock = self.reconciler._clock
+        self.clock = self.view.clock
         self.made = 0
         self.gone(self.view.claims, self.claim)
         self.view.classes._publish(self.view.classes.store.put(DRACOS))

@@ -40,13 +40,7 @@ class World:
         client = cast("Client", self)
         self.woken: list[ObjectKey] = []
         ReservationReconciler(
-            client,
-            self.view,
-            reasons,
-            MigDecisions(self.view, clock=clock),
-            cast("EventRecorder", None),
-            permitted=True,
-            clock=clock,
+            client, self.view, reasons, MigDecisions(self.view), cast("EventRecorder", None), permitted=True
         ).subscribe(self.woken.append)
         meta = ObjectMeta(name=KEY.name, namespace=KEY.namespace, uid="evening")
         self.reservation = DeviceReservation(metadata=meta, spec=DeviceReservationSpec(count=2))

@@ -22,6 +22,7 @@ from draco.resources.kinds import TAINT_RULES
 from draco.resources.names import NVIDIA_DRIVER, PoolKey
 from tests.builders import a_claim, a_device_key, a_maintenance, a_pod, a_rule, a_slice
 from tests.doubles.clock import ManualClock
+from tests.doubles.views import ClockedView
 from tests.unit.controller.test_view import a_view
 
 OTHER = "gpu.example.com"
@@ -46,7 +47,7 @@ async def rows(reach: RuleReach) -> dict[str, TaintAmounts]:
 
 async def test_the_reach_of_a_rule_is_its_devices_their_claims_and_their_pods() -> None:
     view = a_view()
-    reach = RuleReach(view, clock=ManualClock())
+    reach = RuleReach(view)
     put(view.slices, a_slice("node-0", ["gpu-0", "gpu-1"]), a_slice("node-1", ["gpu-0"], driver=OTHER))
     put(view.claims, a_claim("train", on=["node-0/gpu-0"]), a_claim("look", on=["node-0/gpu-0"], admin_access=True))
     put(view.pods, *(a_pod(name, claims=["train"], node="node-0") for name in ("one", "two")))
@@ -66,7 +67,7 @@ async def test_a_rule_on_a_gpu_reaches_the_claims_on_its_partitions_and_its_exte
     None
 ):
     view = a_view()
-    reach = RuleReach(view, clock=ManualClock())
+    reach = RuleReach(view)
     put(view.slices, a_slice("node-0", ["gpu-0", "gpu-1", *PARTS[:4]]))
     put(view.claims, *(a_claim(f"on-{number}", on=[f"node-0/{PARTS[number]}"]) for number in range(7)))
     rule = a_rule("broken", driver=NVIDIA_DRIVER, pool="node-0", device="gpu-0")
@@ -77,7 +78,7 @@ async def test_a_rule_on_a_gpu_reaches_the_claims_on_its_partitions_and_its_exte
 
 async def test_a_rule_on_a_partition_that_is_gone_reaches_what_its_extensions_taint() -> None:
     view = a_view()
-    reach = RuleReach(view, clock=ManualClock())
+    reach = RuleReach(view)
     larger = a_device_key("node-0/gpu-0-mig-3g40gb-9-0")
     put(view.slices, a_slice("node-0", [larger.device]))
     put(view.claims, a_claim("on-it", on=[str(larger)]))
@@ -93,7 +94,7 @@ async def test_a_rule_on_a_partition_that_is_gone_reaches_what_its_extensions_ta
 
 async def test_what_reaches_over_two_pools_is_counted_once() -> None:
     view = a_view()
-    reach = RuleReach(view, clock=ManualClock())
+    reach = RuleReach(view)
     put(view.rules, a_rule("all"))
     both, more = a_claim("both", on=["node-0/gpu-0", f"{OTHER}/node-0/nic-0"]), a_claim("more", on=["node-1/gpu-0"])
     put(view.claims, both, more)
@@ -105,7 +106,7 @@ async def test_what_reaches_over_two_pools_is_counted_once() -> None:
 
 async def test_what_an_agent_has_not_replaced_yet_is_still_reached() -> None:
     view = a_view()
-    reach = RuleReach(view, clock=ManualClock())
+    reach = RuleReach(view)
     put(view.slices, *(a_slice(devices=[each], name=each, of=2) for each in ("gpu-0", "gpu-1")))
     put(view.rules, a_rule("pool", driver=NVIDIA_DRIVER, pool="node-0"), a_rule("all"))
     assert await rows(reach) == {"pool": (2, 0, 0), "all": (2, 0, 0)}
@@ -117,7 +118,7 @@ async def test_what_an_agent_has_not_replaced_yet_is_still_reached() -> None:
 
 async def test_a_change_costs_its_own_pool_only(monkeypatch: pytest.MonkeyPatch) -> None:
     view = a_view()
-    reach = RuleReach(view, clock=ManualClock())
+    reach = RuleReach(view)
     put(view.slices, *(a_slice(f"node-{number}") for number in range(50)))
     put(view.rules, a_rule("all"))
     await reach.catch_up()
@@ -136,7 +137,7 @@ async def test_a_change_costs_its_own_pool_only(monkeypatch: pytest.MonkeyPatch)
 
 async def test_a_scrape_reads_what_is_known_and_counts_nothing() -> None:
     view, metrics = a_view(), OperatorMetrics()
-    reach = RuleReach(view, clock=ManualClock())
+    reach = RuleReach(view)
     register_reach(metrics, reach)
     put(view.slices, a_slice("node-0"))
     put(view.rules, a_rule("broken", driver=NVIDIA_DRIVER))
@@ -149,7 +150,7 @@ async def test_a_scrape_reads_what_is_known_and_counts_nothing() -> None:
 
 async def test_labels_are_bounded_and_peoples_rules_come_first() -> None:
     view = a_view()
-    reach = RuleReach(view, clock=ManualClock())
+    reach = RuleReach(view)
     put(view.slices, a_slice("node-0"))
     put(view.rules, rule_for(a_maintenance(), a_device_key("node-0/gpu-1")))
     put(view.rules, *(a_rule(f"rule-{number:03}", pool="node-0") for number in range(NAMED_RULES + 10)))
@@ -160,7 +161,7 @@ async def test_labels_are_bounded_and_peoples_rules_come_first() -> None:
 
 async def test_it_follows_by_itself_and_rests_after_hard_work() -> None:
     view, clock = a_view(), ManualClock()
-    reach = RuleReach(view, clock=clock)
+    reach = RuleReach(ClockedView(view, clock))
     task = asyncio.create_task(reach.run())
     try:
         await clock.advance(0)
@@ -198,7 +199,7 @@ async def test_others_have_the_loop_while_many_rules_are_counted_on_many_devices
     rules: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view, work = a_view(), CountedWork(monkeypatch)
-    reach = RuleReach(view, clock=work)
+    reach = RuleReach(ClockedView(view, work))
     put(view.slices, *(a_slice(f"node-{number}", [f"gpu-{n}" for n in range(8)]) for number in range(400)))
     exact = [{"driver": NVIDIA_DRIVER, "pool": f"node-{number % 400}", "device": "gpu-3"} for number in range(rules)]
     put(view.rules, *(a_rule(f"rule-{number}", **each) for number, each in enumerate(exact)), a_rule("all"))
@@ -292,7 +293,7 @@ def brute_force(view: ClusterView) -> dict[str, TaintAmounts]:
 def test_counting_change_by_change_is_counting_at_once(steps: list[tuple[str, str, Any]]) -> None:
     async def walk() -> None:
         view = a_view()
-        reach = RuleReach(view, clock=ManualClock())
+        reach = RuleReach(view)
         for step in steps:
             if step[0] == "count":
                 await reach.catch_up()

@@ -39,9 +39,7 @@ class World:
         self.clock = ManualClock()
         self.view = ClusterView(cast("Client", self), None, clock=self.clock)
         tell(self.view, a_class("ours", "operator"), a_class("theirs", ""))
-        self.gates = PodGates(
-            cast("Client", self), self.view, ready=lambda: ready, autoscaled=autoscaled, clock=self.clock
-        )
+        self.gates = PodGates(cast("Client", self), self.view, ready=lambda: ready, autoscaled=autoscaled)
         self.templates = {name: a_claim(name, device_class=name) for name in ("ours", "theirs")}
         self.reads = self.under_way = self.most_under_way = 0
         self.failure: ApiError | None = None

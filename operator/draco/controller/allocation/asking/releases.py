@@ -9,7 +9,6 @@ from typing import Final
 from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.gangs import gang_of
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
@@ -24,11 +23,10 @@ _LONGEST_S: Final = 2.0
 class Releases:
     """Follows the claims that Draco allocates, and their pods."""
 
-    def __init__(self, view: ClusterView, *, clock: Clock) -> None:
+    def __init__(self, view: ClusterView) -> None:
         self.freed = 0
         """How many claims have lost their devices."""
         self._view = view
-        self._clock = clock
         self._leaving: dict[ObjectKey, Pod | None] = {}
         """Claims that still have devices, and no pod any more that stays, with the last one as far as it was seen."""
         self._since_s = self._last_s = float("-inf")
@@ -51,7 +49,7 @@ class Releases:
         if before is None or not is_free or not self._has_devices(before):
             return
         self.freed += 1
-        now_s = self._clock.monotonic()
+        now_s = self._view.clock.monotonic()
         if now_s > self._last_s + _STILL_S:
             self._since_s = now_s
         self._last_s = now_s

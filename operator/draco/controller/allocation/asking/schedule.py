@@ -14,7 +14,6 @@ from draco.controller.allocation.asking.releases import Releases
 from draco.controller.allocation.waiting_group import WaitingGroup
 from draco.controller.view import ClusterView
 from draco.controller.workers.contract import WorkerPool
-from draco.kube.clock import Clock
 from draco.kube.connect.retry import doubling_s
 from draco.placing.groups.group import GroupPlacement
 from draco.resources.api.meta import ObjectKey
@@ -64,14 +63,13 @@ class AskingSchedule:
         *,
         preempts_in_s: Callable[[WaitingGroup], float],
         refused_until_s: Callable[[str, float], float],
-        clock: Clock,
     ) -> None:
         """`preempts_in_s` tells when others may leave for a group, `refused_until_s` until when nodes are out for a pod."""
         self._workers = workers
+        self._clock = view.clock
         self._preempts_in_s = preempts_in_s
         self._refused_until_s = refused_until_s
-        self._clock = clock
-        self._releases = Releases(view, clock=clock)
+        self._releases = Releases(view)
         self._rest_s = _SOONEST_S
         self._calm_s = float("-inf")
         self._without_place: dict[str, NoPlace] = {}

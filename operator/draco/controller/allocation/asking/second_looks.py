@@ -15,7 +15,6 @@ from draco.allocation.ownership.handover import GpuPlace
 from draco.controller.allocation.asking.basis import Basis
 from draco.controller.allocation.asking.schedule import SECOND_LOOK_S, NoPlace
 from draco.controller.view import BY_DEVICE, UNALLOCATED, ClusterView
-from draco.kube.clock import Clock
 from draco.resources.names import DeviceKey
 
 log = structlog.get_logger(__name__)
@@ -24,9 +23,8 @@ log = structlog.get_logger(__name__)
 class SecondLooks:
     """Of the one decision that follows the other."""
 
-    def __init__(self, view: ClusterView, *, clock: Clock, count: Counter) -> None:
+    def __init__(self, view: ClusterView, *, count: Counter) -> None:
         self._view = view
-        self._clock = clock
         self._count = count
         self._is_woken = True
         """Whether something has changed since the look began that goes on, or else the last one."""
@@ -45,7 +43,7 @@ class SecondLooks:
 
     def begin(self) -> None:
         """A look begins: because something has changed, because a time has come, or without a reason."""
-        self._began_s = self._clock.monotonic()
+        self._began_s = self._view.clock.monotonic()
         self._reason_s = self._began_s if self._is_woken else self._due_s
         self._is_woken, self._due_s = False, float("-inf")  # what fails is tried again for that reason
 
@@ -70,7 +68,7 @@ class SecondLooks:
     def due(self, groups: Iterable[str], basis: Basis) -> None:
         """These groups are to be asked about now, as nobody has yet, or as something has changed since."""
         # A change, or the end of a pause, that this look has met on its way is a reason for it as well.
-        has_reason = self._is_woken or self._clock.monotonic() >= self._reason_s
+        has_reason = self._is_woken or self._view.clock.monotonic() >= self._reason_s
         if not has_reason and (found := list(groups)):
             self._count.inc()
             log.warning("allocation.not_woken", groups=found, known=str(basis))
@@ -83,7 +81,7 @@ class SecondLooks:
             group=group,
             devices=[f"{each.pool}/{each.device}" for each in devices],
             known=str(basis),
-            before_s=round(self._clock.monotonic() - before.at_s, 1),
+            before_s=round(self._view.clock.monotonic() - before.at_s, 1),
             said=before.why_not,
             known_then=str(before.basis),
         )

@@ -27,7 +27,6 @@ from draco.controller.allocation.ownership.register import (
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.listeners import Listeners
 from draco.kube.watch.informer import Informer
@@ -70,7 +69,6 @@ class HandoverReconciler:
         store: RegisterStore,
         leadership: OwnLeadership,
         *,
-        clock: Clock,
         settle_s: float,
     ) -> None:
         self._client = client
@@ -78,10 +76,9 @@ class HandoverReconciler:
         self._decisions = decisions
         self._store = store
         self._leadership = leadership
-        self._clock = clock
         self._handovers = Handovers(settle_s)
         self.register: Informer[AllocationRegister] = Informer(
-            client, ALLOCATION_REGISTERS, field_selector=f"metadata.name={ALLOCATION_REGISTER}", clock=clock
+            client, ALLOCATION_REGISTERS, field_selector=f"metadata.name={ALLOCATION_REGISTER}", clock=view.clock
         )
         """Only wakes: what it says is read."""
         self.owned: frozenset[GpuPlace] = frozenset()
@@ -162,7 +159,7 @@ class HandoverReconciler:
         """Take the next step for each GPU. Raises ApiError."""
         register = await self._read()
         registered = register.places if register else frozenset()
-        cooperative = CooperativeWork(self._clock)
+        cooperative = CooperativeWork(self._view.clock)
         known = registered | (self._to_taint or frozenset())
         told = {node: _told(self._gpu_node(node)) for node in {each.pool for each in known}}
         wanted = await self._wanted(cooperative)
@@ -176,7 +173,7 @@ class HandoverReconciler:
         left = self._left(places, registered, published)
         leads = register is not None and self._is_entered and register.leader == self._entered
         seen = HandoverInput(wanted=wanted, tainted=tainted, registered=registered, leads=leads, left=left)
-        plan = self._handovers.plan(seen, self._clock.monotonic())
+        plan = self._handovers.plan(seen, self._view.clock.monotonic())
         # What Draco stops giving out, it stops before anybody else may begin.
         self._take_up(plan.owned & self.owned, plan.taint)
         if register is None:
@@ -186,7 +183,7 @@ class HandoverReconciler:
                 return _NOT_LEADING_S
             register = await self._write(register, plan.register)
             seen = msgspec.structs.replace(seen, registered=register.places, leads=True)
-            plan = self._handovers.plan(seen, self._clock.monotonic())
+            plan = self._handovers.plan(seen, self._view.clock.monotonic())
         if not await self._has_seen_all(plan.owned - self.owned):
             return _BEHIND_S
         self._take_up(plan.owned, plan.taint)

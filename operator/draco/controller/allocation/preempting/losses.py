@@ -19,7 +19,6 @@ from draco.controller.allocation.preempting.preemption import Preemptions
 from draco.controller.evictions import NOT_PERMITTED, DisruptionBudgets, PodEvictions, refused
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import Backoff
 from draco.kube.events.events import EventRecorder
@@ -75,7 +74,6 @@ class PartialLosses:
         evictions: PodEvictions,
         events: EventRecorder,
         count: Counter,
-        clock: Clock,
     ) -> None:
         self._client = client
         self._view = view
@@ -83,10 +81,9 @@ class PartialLosses:
         self._gangs = gangs
         self._preemptions = preemptions
         self._evictions = evictions
-        self._budgets = DisruptionBudgets(client, clock=clock)
+        self._budgets = DisruptionBudgets(client, clock=view.clock)
         self._events = events
         self._count = count
-        self._clock = clock
         self._short: dict[GangKey, _Shortage] = {}
 
     @property
@@ -128,9 +125,9 @@ class PartialLosses:
         if found is None or found.is_whole or not self._may_be_released(found.held):
             self._short.pop(gang, None)
             return _again_s(gang, found)
-        now_s, shortage = self._clock.monotonic(), self._short.get(gang)
+        now_s, shortage = self._view.clock.monotonic(), self._short.get(gang)
         if shortage is None and found.is_short:
-            backoff = Backoff(self._clock, base_s=_AGAIN_S, cap_s=_LONGEST_S)
+            backoff = Backoff(self._view.clock, base_s=_AGAIN_S, cap_s=_LONGEST_S)
             shortage = self._short[gang] = _Shortage(now_s + AFTER_S, backoff)
         if shortage is None or not shortage.is_of(found):
             if found.missing:  # nobody takes the place of the one that is gone; otherwise it is about to start
@@ -141,7 +138,7 @@ class PartialLosses:
         if self._preemptions.of(str(gang)) is not None:
             return _AGAIN_S  # others may be leaving for it
         await self._release(gang, shortage)
-        return max(0.0, shortage.due_s - self._clock.monotonic())
+        return max(0.0, shortage.due_s - self._view.clock.monotonic())
 
     def _standing(
         self, gang: GangKey, pods: Sequence[Pod], claim_of: Callable[[ObjectKey], ResourceClaim | None]
@@ -161,7 +158,7 @@ class PartialLosses:
         claims = {each.metadata.key: each for each in await self._client.list(CLAIMS, namespace=gang.namespace)}
         pods = [pod for pod in known if gang_of(pod) == gang]
         await self._budgets.read({gang.namespace})
-        shortage.due_s = self._clock.monotonic() + _AGAIN_S
+        shortage.due_s = self._view.clock.monotonic() + _AGAIN_S
         found = self._standing(gang, pods, claims.get)
         if found is None or not shortage.is_of(found) or not self._may_be_released(found.held):
             return
@@ -170,7 +167,7 @@ class PartialLosses:
             self._announce(gang, going, found.missing)
         if staying:
             shortage.is_begun = shortage.is_begun or bool(going)
-            shortage.due_s = self._clock.monotonic() + shortage.backoff.next()
+            shortage.due_s = self._view.clock.monotonic() + shortage.backoff.next()
             self._refuse(gang, staying, found.missing)
 
     async def _evict(
@@ -198,7 +195,7 @@ class PartialLosses:
         """The pods that run, if they may leave by the rules of preemption, and take no others with them."""
         pods = {pod.metadata.key: pod for pod in known if gang_of(pod) == gang}
         seen = VictimInput(
-            now=self._clock.now(),
+            now=self._view.clock.now(),
             claims=found.held,
             permits=is_made_for_a_pod,
             pods_of=lambda key: [pod for pod in known if key in pod.claims],

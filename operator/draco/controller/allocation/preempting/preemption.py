@@ -22,7 +22,6 @@ from draco.controller.view import BY_TAKER, ClusterView
 from draco.controller.workers.contract import WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import PlanPreemption, PreemptionAnswer
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import doubling_s
 from draco.kube.listeners import Listeners
@@ -80,21 +79,13 @@ class Preemptions:
     """Nominations by group. A group in the way of whose eviction something stands is left alone for a while."""
 
     def __init__(
-        self,
-        client: Client,
-        view: ClusterView,
-        handover: HandoverReconciler,
-        workers: WorkerPool,
-        gangs: Gangs,
-        *,
-        clock: Clock,
+        self, client: Client, view: ClusterView, handover: HandoverReconciler, workers: WorkerPool, gangs: Gangs
     ) -> None:
         self._view = view
         self._handover = handover
         self._workers = workers
         self._gangs = gangs
-        self._clock = clock
-        self._budgets = DisruptionBudgets(client, clock=clock)
+        self._budgets = DisruptionBudgets(client, clock=view.clock)
         self._nominations: dict[str, Nomination] = {}
         self._next_s: dict[str, float] = {}
         self._timed: set[str] = set()  # those that are planned for again even if nothing changes
@@ -141,7 +132,7 @@ class Preemptions:
         self._next_s = {uid: each for uid, each in self._next_s.items() if uid in uids}
         self._timed &= set(uids)
         self._tries = {uid: each for uid, each in self._tries.items() if uid in uids}
-        now_s = self._clock.monotonic()
+        now_s = self._view.clock.monotonic()
         self._spared_until_s = {uid: until_s for uid, until_s in self._spared_until_s.items() if until_s > now_s}
 
     def drop(self, uid: str) -> None:
@@ -174,7 +165,7 @@ class Preemptions:
 
     def _rest_s(self, uid: str) -> float:
         """In how many seconds it may be planned for."""
-        now_s, nomination = self._clock.monotonic(), self._nominations.get(uid)
+        now_s, nomination = self._view.clock.monotonic(), self._nominations.get(uid)
         return max(self._next_s.get(uid, now_s) - now_s, self._leaving_s(nomination) if nomination else 0.0)
 
     async def plan(
@@ -195,7 +186,7 @@ class Preemptions:
         below = [each for each in seen.victims if each.priority < priority]
         lower = {key for each in below for key in each.pods}
         if not below and not seen.leaving_for(priority):
-            self._next_s[uid] = self._clock.monotonic() + _AGAIN_S
+            self._next_s[uid] = self._view.clock.monotonic() + _AGAIN_S
             self._timed.discard(uid)
             self.drop(uid)
             return False
@@ -225,7 +216,7 @@ class Preemptions:
 
     def spare(self, pods: Iterable[Pod]) -> None:
         """Ask these pods to leave for nobody for a while: their eviction was refused."""
-        until_s = self._clock.monotonic() + _LONGEST_S
+        until_s = self._view.clock.monotonic() + _LONGEST_S
         self._spared_until_s.update((each.metadata.uid, until_s) for each in pods)
 
     def evicted(self, uid: str, going: Iterable[Pod], *, has_taken: bool = False) -> None:
@@ -236,7 +227,7 @@ class Preemptions:
         nomination = self._nominations.get(uid)
         if nomination is None:
             return
-        now_s = self._clock.monotonic()
+        now_s = self._view.clock.monotonic()
         nomination.asked, nomination.unused = [], []
         nomination.going |= {each.metadata.uid: (each.metadata.key, now_s) for each in going}
         if not nomination.going and not has_taken:
@@ -301,7 +292,7 @@ class Preemptions:
     async def _evictable(self, waiting: WaitingGroup, priority: int, names: set[str]) -> Evictable:
         """What may become free for the group, as the budgets of these namespaces are."""
         await self._budgets.read(names)
-        now_s = self._clock.monotonic()
+        now_s = self._view.clock.monotonic()
         spared = {uid for uid, until_s in self._spared_until_s.items() if until_s > now_s}
         found = evictable(self._seen(self._budgets.of(names), spared))
         own = {each.metadata.key for each in waiting.group.placed}
@@ -330,7 +321,7 @@ class Preemptions:
             )
 
         return VictimInput(
-            now=self._clock.now(),
+            now=self._view.clock.now(),
             claims=[
                 each
                 for each in self._view.claims.store.values()
@@ -355,19 +346,19 @@ class Preemptions:
         """How long the pods that were evicted are waited for yet, or those that are to be."""
         if nomination.is_pending:
             return 1.0
-        now_s, rest_s = self._clock.monotonic(), 0.0
+        now_s, rest_s = self._view.clock.monotonic(), 0.0
         for uid, (key, at_s) in nomination.going.items():
             pod = self._view.pods.store.get(key)
             if pod is None or pod.metadata.uid != uid:
                 continue
             deleted = pod.metadata.deletion_timestamp
             # The moment of deletion has the grace period in it already.
-            left_s = at_s - now_s if deleted is None else (deleted - self._clock.now()).total_seconds()
+            left_s = at_s - now_s if deleted is None else (deleted - self._view.clock.now()).total_seconds()
             rest_s = max(rest_s, left_s + _ACCEPTED_S)
         return rest_s
 
     def _wait(self, uid: str, seconds: float) -> None:
-        self._next_s[uid] = self._clock.monotonic() + seconds
+        self._next_s[uid] = self._view.clock.monotonic() + seconds
         self._timed.add(uid)
 
     def _changed(self, uid: str) -> None:

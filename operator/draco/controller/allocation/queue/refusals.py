@@ -11,7 +11,6 @@ import structlog
 
 from draco.allocation.ownership.claims import nodes_of
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.retry import doubling_s
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
@@ -32,14 +31,11 @@ _LONGEST_S = 300.0
 class NodeRefusals:
     """By the pod's UID, until the pod is gone."""
 
-    def __init__(
-        self, view: ClusterView, events: EventRecorder, *, clock: Clock, returned: Callable[[ObjectKey], bool]
-    ) -> None:
+    def __init__(self, view: ClusterView, events: EventRecorder, *, returned: Callable[[ObjectKey], bool]) -> None:
         """`returned` tells whether it is Draco itself that is taking a claim's allocation back: that says nothing of its node."""
         self._returned = returned
         self._view = view
         self._events = events
-        self._clock = clock
         self._until_s: dict[str, dict[str, float]] = {}
         self._times: dict[str, int] = {}
 
@@ -50,7 +46,7 @@ class NodeRefusals:
 
     def nodes(self, uid: str) -> list[str]:
         """The nodes that are out for the pod, by name."""
-        now_s = self._clock.monotonic()
+        now_s = self._view.clock.monotonic()
         return sorted(name for name, until_s in self._until_s.get(uid, {}).items() if until_s > now_s)
 
     def until_s(self, uid: str, since_s: float) -> float:
@@ -74,7 +70,7 @@ class NodeRefusals:
         uid = pod.metadata.uid
         times = self._times[uid] = self._times.get(uid, 0) + 1
         pause_s = doubling_s(_FIRST_S, times - 1, _LONGEST_S)
-        self._until_s.setdefault(uid, {}).update(dict.fromkeys(nodes, self._clock.monotonic() + pause_s))
+        self._until_s.setdefault(uid, {}).update(dict.fromkeys(nodes, self._view.clock.monotonic() + pause_s))
         log.info("allocation.taken_back", claim=str(claim.metadata.key), pod=str(pod.metadata.key), nodes=nodes)
         note = (
             f"Pod {pod.metadata.name} could not run on {listed(nodes)}, where this claim was allocated; Draco tries other nodes "

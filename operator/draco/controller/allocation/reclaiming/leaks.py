@@ -27,7 +27,6 @@ from draco.controller.deallocations import Deallocations
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes, NotesByKey
@@ -66,7 +65,6 @@ class LeakedClaims:
         events: EventRecorder,
         *,
         metrics: OperatorMetrics,
-        clock: Clock,
         tell_after_s: float,
     ) -> None:
         self._client = client
@@ -75,9 +73,8 @@ class LeakedClaims:
         self._notes = NotesByKey(notes, lambda each: ObjectKey(each.namespace, each.name))
         self._events = events
         self._count = metrics.leaks_released
-        self._clock = clock
         self._tell_after_s = tell_after_s
-        self._deallocations = Deallocations(client, view, clock=clock)
+        self._deallocations = Deallocations(client, view)
         self._since_s: dict[ObjectKey, dict[str, float]] = {}  # by PodGroup and the claim's UID
         self._unreserved_s: dict[str, float] = {}  # since when, by the claim's UID
         self._adopted = False
@@ -118,7 +115,7 @@ class LeakedClaims:
         """Say what is to be said of the PodGroup, and take back what may be. Raises ApiError."""
         await self._adopt()
         group, leaked = self._pod_group(key), self._leaked(key)
-        now_s = self._clock.monotonic()
+        now_s = self._view.clock.monotonic()
         before = self._since_s.pop(key, {})
         if self._view.pod_groups is None or group is None or not leaked:
             await self._notes.withdraw(key)
@@ -165,7 +162,7 @@ class LeakedClaims:
     async def _tell(self, kind: Kind[PodGroup], group: PodGroup, leaked: list[ResourceClaim], since_s: float) -> float:
         key, regarding = group.metadata.key, kind.reference(group.metadata)
         await self._notes.withdraw_unless_of(regarding)
-        for_s = self._clock.monotonic() - since_s
+        for_s = self._view.clock.monotonic() - since_s
         if for_s < self._tell_after_s and key not in self._notes.said:  # what the leader before said is so still
             return self._tell_after_s - for_s
         text = cause_and_fix(key, leaked, int(self._tell_after_s // 60))
@@ -197,7 +194,7 @@ class LeakedClaims:
         after = release_after(self._decisions.policies_of(claim.devices_held))
         if after is None:
             return _POLICIES_S
-        now_s, uid = self._clock.monotonic(), claim.metadata.uid
+        now_s, uid = self._view.clock.monotonic(), claim.metadata.uid
         if claim.status.reserved_for:
             if self._unreserved_s.pop(uid, None) is not None:
                 since_s = self._since_s[group][uid] = now_s  # somebody had use for it, though no pod was seen

@@ -7,7 +7,6 @@ import structlog
 
 from draco.controller.deallocations import Deallocations
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError
 from draco.kube.events.events import EventRecorder
@@ -29,11 +28,10 @@ _CHANGED_S = 1.0
 class AllocationReturns:
     """By claim, those that are on their way."""
 
-    def __init__(self, client: Client, view: ClusterView, events: EventRecorder, *, clock: Clock) -> None:
+    def __init__(self, client: Client, view: ClusterView, events: EventRecorder) -> None:
         self._view = view
         self._events = events
-        self._clock = clock
-        self._deallocations = Deallocations(client, view, clock=clock)
+        self._deallocations = Deallocations(client, view)
         self._replaced: dict[ObjectKey, tuple[str, float]] = {}
         self._again_s = float("-inf")
 
@@ -47,12 +45,12 @@ class AllocationReturns:
         """
         dues = [until_s for _, until_s in self._replaced.values()]
         dues += [self._again_s] if self._again_s > since_s else []
-        left_s = max(0.0, min(dues, default=float("inf")) - self._clock.monotonic())
+        left_s = max(0.0, min(dues, default=float("inf")) - self._view.clock.monotonic())
         return min(self._deallocations.next_s(since_s), left_s)
 
     def settle(self) -> None:
         """Forget what the watch has delivered, or what is not answered for too long."""
-        now_s = self._clock.monotonic()
+        now_s = self._view.clock.monotonic()
         self._replaced = {
             key: (version, until_s)
             for key, (version, until_s) in self._replaced.items()
@@ -66,11 +64,11 @@ class AllocationReturns:
         if self._deallocations.left_s(claim) > 0:
             return
         meta = claim.metadata
-        self._replaced[meta.key] = (meta.resource_version, self._clock.monotonic() + _UNANSWERED_S)
+        self._replaced[meta.key] = (meta.resource_version, self._view.clock.monotonic() + _UNANSWERED_S)
         try:
             if not await self._deallocations.take_back(claim):
                 self._replaced.pop(meta.key, None)  # nothing of ours is on its way
-                self._again_s = self._clock.monotonic() + _CHANGED_S
+                self._again_s = self._view.clock.monotonic() + _CHANGED_S
                 return
         except ApiError as error:
             log.warning("allocation.not_given_back", claim=str(meta.key), error=str(error), again_in_s=_UNANSWERED_S)

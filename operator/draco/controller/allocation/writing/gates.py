@@ -14,7 +14,6 @@ import structlog
 from draco.allocation.ownership.claims import is_for_operator, is_operators
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms, pod_group_of
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import FORBIDDEN_S, Pauses
 from draco.kube.errors import Forbidden, Invalid, NotFound
@@ -50,7 +49,6 @@ class SchedulingGates:
         terms: Callable[[GangKey], GangTerms | UnknownTerms | None],
         *,
         autoscaled: bool,
-        clock: Clock,
     ) -> None:
         self._client = client
         self._view = view
@@ -59,7 +57,7 @@ class SchedulingGates:
         self._requests = asyncio.Semaphore(REQUESTS_AT_ONCE)
         self._off: set[str] = set()
         """UIDs of pods whose gate is off though the watch has not told of it yet."""
-        self._forbidden: Pauses[str] = Pauses(clock, first_s=FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)  # by UID
+        self._forbidden: Pauses[str] = Pauses(view.clock, first_s=FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)  # by UID
 
     @property
     def trouble(self) -> str:

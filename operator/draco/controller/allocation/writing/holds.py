@@ -11,7 +11,6 @@ import structlog
 
 from draco.allocation.ownership.holds import holding, releasing, unattended_nodes
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import FORBIDDEN_S, Pauses
 from draco.kube.errors import Forbidden, NotFound
@@ -32,12 +31,11 @@ _BY_POOL = "pool of a claim without a pod"
 class ScaleDownHolds:
     """One node at a time."""
 
-    def __init__(self, client: Client, view: ClusterView, *, clock: Clock) -> None:
+    def __init__(self, client: Client, view: ClusterView) -> None:
         self._client = client
         self._view = view
-        self._clock = clock
         self._since_s: dict[str, tuple[bool, float]] = {}  # by node: whether it is needed, and since when
-        self._forbidden: Pauses[None] = Pauses(clock, first_s=FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
+        self._forbidden: Pauses[None] = Pauses(view.clock, first_s=FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
         view.claims.store.add_index(_BY_POOL, _pools)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -65,7 +63,7 @@ class ScaleDownHolds:
         if not change:
             self._since_s.pop(name, None)
             return None
-        now_s = self._clock.monotonic()
+        now_s = self._view.clock.monotonic()
         before = self._since_s.get(name)
         if before is None or before[0] is not needed:
             before = self._since_s[name] = (needed, now_s)

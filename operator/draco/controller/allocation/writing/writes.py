@@ -13,7 +13,6 @@ import structlog
 from prometheus_client import Counter
 
 from draco.controller.view import ClusterView
-from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import Pauses, doubling_s
 from draco.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound
@@ -88,21 +87,18 @@ class _Refused(NamedTuple):
 class AllocationWrites:
     """By claim. What is here counts as allocated, whatever the watch says."""
 
-    def __init__(
-        self, client: Client, view: ClusterView, events: EventRecorder, *, clock: Clock, count: Counter
-    ) -> None:
+    def __init__(self, client: Client, view: ClusterView, events: EventRecorder, *, count: Counter) -> None:
         self._client = client
         self._view = view
         self._events = events
-        self._clock = clock
         self._count = count
         self.ended = 0
         """How many writes have ended, in whatever way: what they held is free from then on, or as the watch says."""
         self._writes: dict[ObjectKey, _Write] = {}
         self._protected: dict[ObjectKey, tuple[str, str]] = {}
         """Claims with the finalizer that the watch has not delivered: the version without it, and the one with it."""
-        self._refused: Pauses[_Refused] = Pauses(clock, first_s=_REFUSED_S, longest_s=_REFUSED_LONGEST_S)
-        self._outdated: Pauses[_Version] = Pauses(clock, first_s=_OUTDATED_S, longest_s=_OUTDATED_LONGEST_S)
+        self._refused: Pauses[_Refused] = Pauses(view.clock, first_s=_REFUSED_S, longest_s=_REFUSED_LONGEST_S)
+        self._outdated: Pauses[_Version] = Pauses(view.clock, first_s=_OUTDATED_S, longest_s=_OUTDATED_LONGEST_S)
 
     @property
     def trouble(self) -> str:
@@ -138,13 +134,13 @@ class AllocationWrites:
 
     def next_s(self, since_s: float) -> float:
         """In how many seconds a write is to be made again; infinite where all are answered. `since_s` as of Pauses."""
-        now_s = self._clock.monotonic()
+        now_s = self._view.clock.monotonic()
         unanswered = [max(0.0, each.again_s - now_s) for each in self._writes.values() if each.again_s is not None]
         return min([*unanswered, self._refused.next_s(since_s), self._outdated.next_s(since_s)])
 
     def unanswered(self) -> Iterable[ObjectKey]:
         """What is to be made again now."""
-        now_s = self._clock.monotonic()
+        now_s = self._view.clock.monotonic()
         return [key for key, each in self._writes.items() if each.again_s is not None and each.again_s <= now_s]
 
     def settle(self) -> None:
@@ -185,8 +181,8 @@ class AllocationWrites:
 
     async def write(self, claim: ResourceClaim, result: AllocationResult) -> None:
         """Allocate the claim so. Raises nothing: what became of it is seen by whether it is here."""
-        now_s, seen = self._clock.monotonic(), claim.metadata.resource_version
-        stamped = msgspec.structs.replace(result, allocation_timestamp=self._clock.now())
+        now_s, seen = self._view.clock.monotonic(), claim.metadata.resource_version
+        stamped = msgspec.structs.replace(result, allocation_timestamp=self._view.clock.now())
         before, fresh = self._protected.get(claim.metadata.key, (seen, seen))
         version = fresh if before == seen else seen
         self._writes[claim.metadata.key] = _Write(claim, allocated(claim, stamped), version, now_s)
@@ -232,7 +228,7 @@ class AllocationWrites:
             except ApiError as unknown:
                 self._postpone(write, unknown)
                 return
-            if not isinstance(error, Conflict) and self._clock.monotonic() - write.at_s < _IN_TRANSIT_S:
+            if not isinstance(error, Conflict) and self._view.clock.monotonic() - write.at_s < _IN_TRANSIT_S:
                 self._postpone(write, error)
                 return
         self._drop(write, str(error))
@@ -264,7 +260,7 @@ class AllocationWrites:
 
     def _postpone(self, write: _Write, error: ApiError) -> None:
         pause_s = doubling_s(1.0, write.tries - 1, _LONGEST_S)
-        write.again_s = self._clock.monotonic() + pause_s
+        write.again_s = self._view.clock.monotonic() + pause_s
         log.info("allocation.unanswered", claim=str(write.key), error=str(error), again_in_s=pause_s)
 
     def _announce(self, write: _Write) -> None:
