@@ -53,19 +53,19 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
 
     dra: bool
     """resource.k8s.io/v1 is served."""
-    taint_rules: Kind[DeviceTaintRule] | None
+    taint_rules: Kind[DeviceTaintRule] | None = None
     """The newest DeviceTaintRule that is served.
 
     An API server that serves it stores rules even when their feature gate is off; whether the scheduler acts on a rule shows
     only in what the scheduler does.
     """
-    partitionable_devices: bool | None
+    partitionable_devices: bool | None = None
     """Counters that devices of all slices of a pool draw on are kept."""
-    binding_conditions: bool | None
+    binding_conditions: bool | None = None
     """Binding conditions of devices are kept."""
-    device_taints: bool | None
+    device_taints: bool | None = None
     """Taints of devices in slices are kept."""
-    device_status: bool | None
+    device_status: bool | None = None
     """Claims have status.devices. That it is served is known, that it is kept only where binding conditions are."""
     eviction_requests: Kind[EvictionRequest] | None = None
     """EvictionRequest, where it is served and these credentials may do with it what maintenance needs. Only the operator asks."""
@@ -134,14 +134,7 @@ async def discover(client: Client, *, node_name: str = "", driver: str = _PROBE_
     """
     served = await _resources(client, SLICES)
     if "resourceslices" not in served:
-        return Features(
-            dra=False,
-            taint_rules=None,
-            partitionable_devices=None,
-            binding_conditions=None,
-            device_taints=None,
-            device_status=None,
-        )
+        return Features(dra=False)
     rules = None
     for kind in TAINT_RULES:
         if kind.plural in await _resources(client, kind):

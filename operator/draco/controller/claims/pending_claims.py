@@ -8,8 +8,9 @@ them so.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -108,21 +109,17 @@ class PendingClaims:
     def unmet(self) -> dict[tuple[str, str, str], float]:
         """Devices, by class, product and profile, that waiting claims want and no node could give even if nobody used it."""
         found: Counter[tuple[str, str, str]] = Counter()
-        for each in self._all_unmet():
+        for each in chain.from_iterable(self._unmet.values()):
             found[each.device_class, each.product, each.profile] += each.count
         return {**found}
 
     def most_unmet(self) -> dict[tuple[str, str, str], float]:
         """The most of these that one claim wants on one node."""
         found: dict[tuple[str, str, str], float] = {}
-        for each in self._all_unmet():
+        for each in chain.from_iterable(self._unmet.values()):
             key = (each.device_class, each.product, each.profile)
             found[key] = max(found.get(key, 0), each.count)
         return found
-
-    def _all_unmet(self) -> Iterator[UnmetDevices]:
-        for each in self._unmet.values():
-            yield from each
 
     async def follow(self, wake: Callable[[PendingSubject], None], backlog: Callable[[], int]) -> None:
         """Take over what another leader left, then have `wake` called whenever a change elsewhere alters what is to be said."""

@@ -7,8 +7,9 @@ wakes them; what the spec says is `plan`'s.
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
+import msgspec
 import structlog
 
 from draco.controller.gpu_nodes.plan import isolation_of, overrides_of, plan_spec, promised_devices, sorted_spec
@@ -139,15 +140,7 @@ class GpuNodeReconciler:
         # come back.
         seen = gpu_node.metadata.as_seen
         key = gpu_node.metadata.key
-        whole: dict[str, Any] = {
-            "gpus": planned.gpus,
-            "promised": planned.promised,
-            "isolated": planned.isolated,
-            "health": planned.health,
-            "repaired": planned.repaired,
-            "operatorAllocated": planned.operator_allocated,
-            "decided": planned.decided,
-        }
+        whole = {each.encode_name: getattr(planned, each.name) for each in msgspec.structs.fields(planned)}
         applied = {name: value for name, value in whole.items() if value or name == "gpus"}
         written = await self._client.apply(
             GPU_NODES, key, {"metadata": seen, "spec": applied}, manager=FIELD_MANAGER_OPERATOR

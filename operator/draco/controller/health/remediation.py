@@ -13,7 +13,7 @@ from prometheus_client import Counter
 
 from draco.controller.health.decisions import HealthDecisions, said_by
 from draco.controller.own_status import SupersededVersions
-from draco.controller.view import ClusterView
+from draco.controller.view import BY_UID, ClusterView
 from draco.health.policy import NodeHealth, RuleMatch
 from draco.health.remediation import (
     RemediationPlan,
@@ -226,7 +226,7 @@ class RemediationReconciler:
                 self._events.record(about, type="Warning", reason=LEFT_REASON, action=EVENT_ACTION, note=note)
 
     def _policy(self, uid: str) -> HealthPolicy | None:
-        return next((each for each in self._view.health_policies.store.values() if each.metadata.uid == uid), None)
+        return next(iter(self._view.health_policies.store.by_index(BY_UID, uid)), None)
 
     def _record(self, policy: HealthPolicy, kind: EventType, reason: str, note: str) -> None:
         meta = policy.metadata

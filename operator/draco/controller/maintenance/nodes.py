@@ -10,7 +10,7 @@ import structlog
 
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
-from draco.kube.connect.retry import FORBIDDEN_S, Pauses
+from draco.kube.connect.retry import FORBIDDEN_LONGEST_S, FORBIDDEN_S, Pauses
 from draco.kube.errors import Forbidden, NotFound
 from draco.maintenance.isolating.node_conditions import REASON, TYPES, node_conditions
 from draco.resources.api.core import Node
@@ -22,8 +22,6 @@ from draco.resources.names import FIELD_MANAGER_OPERATOR
 
 log = structlog.get_logger(__name__)
 
-_FORBIDDEN_LONGEST_S = 300.0
-"""How long nothing is tried after the API server refused, at most."""
 BY_NODE = "maintained node"
 
 
@@ -33,7 +31,7 @@ class NodeConditionReconciler:
     def __init__(self, client: Client, view: ClusterView) -> None:
         self._client = client
         self._view = view
-        self._forbidden: Pauses[None] = Pauses(view.clock, first_s=FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
+        self._forbidden: Pauses[None] = Pauses(view.clock, first_s=FORBIDDEN_S, longest_s=FORBIDDEN_LONGEST_S)
         view.slices.store.add_index(BY_NODE, _node_of)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:

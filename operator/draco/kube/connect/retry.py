@@ -20,9 +20,9 @@ R = TypeVar("R")
 
 TRANSIENT = (TooManyRequests, ServerError, Unreachable)
 """Failures that may pass on their own."""
-FORBIDDEN_S = 5.0
-"""How soon to try again what was refused with 403, and then later each time: an API server that has just started refuses all,
-and a role is mended by a person."""
+FORBIDDEN_S, FORBIDDEN_LONGEST_S = 5.0, 300.0
+"""How soon to try again what was refused with 403, and then later each time, up to the second: an API server that has just
+started refuses all, and a role is mended by a person."""
 
 
 def doubling_s(base_s: float, times: int, cap_s: float) -> float:

@@ -19,7 +19,7 @@ import structlog
 
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.connect.retry import FORBIDDEN_S, Pauses
+from draco.kube.connect.retry import FORBIDDEN_LONGEST_S, FORBIDDEN_S, Pauses
 from draco.kube.errors import ApiError, Forbidden, Invalid, NamespaceTerminating, NotFound
 from draco.kube.events.events import EventWriter, cut, event_name
 from draco.kube.events.shares import EventContent, EventSubject, EventType
@@ -36,8 +36,6 @@ _CHANGES = RateLimit(burst=3, refill_s=30.0)
 """So many changes of one note are written as they come; after them, one in so many seconds."""
 _KEEP_ALIVE_S = 1200.0
 """A note that stays is written again after this, well before the API server forgets Events (an hour)."""
-_REFUSED_LONGEST_S = 300.0
-"""How long a note that the API server refused is not tried again, at most."""
 _PACE_S = 0.02
 """At least so long between any two notes: a thousand claims that wait must not drown the API server."""
 
@@ -63,7 +61,7 @@ class Notes:
         self._reason = reason
         self._action = action
         self._said: dict[str, _Note] = {}  # by UID, as below
-        self._refused: Pauses[str] = Pauses(clock, first_s=FORBIDDEN_S, longest_s=_REFUSED_LONGEST_S)
+        self._refused: Pauses[str] = Pauses(clock, first_s=FORBIDDEN_S, longest_s=FORBIDDEN_LONGEST_S)
         self._next_write_s = 0.0
 
     async def adopt(self) -> list[ObjectReference]:

@@ -15,7 +15,7 @@ from draco.allocation.ownership.claims import is_for_operator, is_operators
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms, pod_group_of
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
-from draco.kube.connect.retry import FORBIDDEN_S, Pauses
+from draco.kube.connect.retry import FORBIDDEN_LONGEST_S, FORBIDDEN_S, Pauses
 from draco.kube.errors import Forbidden, Invalid, NotFound
 from draco.kube.watch.store import Change
 from draco.resources.api.core import Pod
@@ -31,8 +31,6 @@ REQUESTS_AT_ONCE: Final = 64
 """Of all groups together: more would keep the operator's other requests waiting, those for its Lease among them."""
 _AGAIN_S = 10.0
 """How soon to try again with a pod that changed meanwhile, should its watch not tell."""
-_FORBIDDEN_LONGEST_S = 300.0
-"""How long a pod is left alone after the API server refused, at most."""
 
 
 class SchedulingGates:
@@ -57,7 +55,7 @@ class SchedulingGates:
         self._requests = asyncio.Semaphore(REQUESTS_AT_ONCE)
         self._off: set[str] = set()
         """UIDs of pods whose gate is off though the watch has not told of it yet."""
-        self._forbidden: Pauses[str] = Pauses(view.clock, first_s=FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)  # by UID
+        self._forbidden: Pauses[str] = Pauses(view.clock, first_s=FORBIDDEN_S, longest_s=FORBIDDEN_LONGEST_S)  # by UID
 
     @property
     def trouble(self) -> str:

@@ -12,7 +12,7 @@ import structlog
 from draco.allocation.ownership.holds import holding, releasing, unattended_nodes
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
-from draco.kube.connect.retry import FORBIDDEN_S, Pauses
+from draco.kube.connect.retry import FORBIDDEN_LONGEST_S, FORBIDDEN_S, Pauses
 from draco.kube.errors import Forbidden, NotFound
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
@@ -23,8 +23,6 @@ log = structlog.get_logger(__name__)
 
 HOLD_AFTER_S = 2.0
 RELEASE_AFTER_S = 30.0
-_FORBIDDEN_LONGEST_S = 300.0
-"""How long nothing is tried after the API server refused, at most."""
 _BY_POOL = "pool of a claim without a pod"
 
 
@@ -35,7 +33,7 @@ class ScaleDownHolds:
         self._client = client
         self._view = view
         self._since_s: dict[str, tuple[bool, float]] = {}  # by node: whether it is needed, and since when
-        self._forbidden: Pauses[None] = Pauses(view.clock, first_s=FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
+        self._forbidden: Pauses[None] = Pauses(view.clock, first_s=FORBIDDEN_S, longest_s=FORBIDDEN_LONGEST_S)
         view.claims.store.add_index(_BY_POOL, _pools)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
