@@ -27,9 +27,9 @@ from draco.endpoints import http_app, serving
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import persistently
+from draco.kube.delegation import serving_metrics
 from draco.kube.discovery import PARTITIONABLE, Features, differences, discover, serves, until_changed
 from draco.kube.errors import ApiError
-from draco.kube.secure_metrics import serving_metrics
 from draco.resources.kinds import GPU_NODES
 
 log = structlog.get_logger()

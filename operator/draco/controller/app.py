@@ -29,9 +29,9 @@ from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connect
 from draco.kube.connect.retry import retry
+from draco.kube.delegation import serving_metrics
 from draco.kube.discovery import Features, differences, discover_for_operator, kubernetes_minor, until_changed
 from draco.kube.election import LeaderElection, LeaseTerms
-from draco.kube.secure_metrics import serving_metrics
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
 from draco.resources.names import ANNOTATION_TROUBLES, FIELD_MANAGER_OPERATOR

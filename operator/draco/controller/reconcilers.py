@@ -31,9 +31,8 @@ from draco.controller.maintenance.reconciler import MaintenanceReconciler
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig import repair
 from draco.controller.mig.decisions import MigDecisions
-from draco.controller.mig.movable_claims import MovableClaims
 from draco.controller.mig.policies import MigPolicyReconciler
-from draco.controller.mig.release import ClaimReleases
+from draco.controller.mig.release import ClaimReleases, MovableClaims
 from draco.controller.mig.repair import RepairReconciler
 from draco.controller.mig.warm_ahead import WarmAheadReconciler
 from draco.controller.reconciling import Reconciling

@@ -1,21 +1,26 @@
 """Who may read an endpoint: asked of the API server, which knows the caller's token and what its bearer may do.
 
 Owns the two questions (TokenReview and SubjectAccessReview), what is remembered of the answers, and how much may be asked. Anyone
-who reaches the port can send tokens that nobody knows, so each address has few looked up, and all together not many more. Serves
-nothing itself: that is `endpoints`.
+who reaches the port can send tokens that nobody knows, so each address has few looked up, and all together not many more. Owns
+also how metrics are served over TLS to those who may read them; the endpoint itself is `endpoints`'.
 """
 
 import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import msgspec
 import structlog
 from cachetools import LRUCache, TTLCache
+from prometheus_client import CollectorRegistry
 
-from draco.endpoints import Refusal
+from draco.certificates import Certificate, CertificateMetrics
+from draco.endpoints import Refusal, metrics_app, serving
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Forbidden, Unauthorized
 from draco.kube.rate_limit import Budget, RateLimit
+from draco.options import MetricsSettings
 from draco.resources.kinds import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS
 
 log = structlog.get_logger(__name__)
@@ -131,3 +136,33 @@ class DelegatedAccess:
                 "subjectaccessreviews",
             )
         return Refusal(503, "the API server does not answer who you are; try again", retry_after_s=5)
+
+
+@asynccontextmanager
+async def serving_metrics(
+    settings: MetricsSettings,
+    metrics: Callable[[], CollectorRegistry],
+    *,
+    certificates: CertificateMetrics,
+    client: Client,
+    clock: Clock,
+) -> AsyncIterator[int]:
+    """Serve metrics over TLS until left; yields the port. Raises PortTaken.
+
+    `metrics` is called for each scrape; `certificates` shows what is the matter with the certificate. Without a usable one nobody
+    is answered, and the program does its work all the same: it looks for one until there is.
+    """
+    certificate = Certificate(settings.certificates, use="metrics", name=settings.name)
+    app = metrics_app(metrics, DelegatedAccess(client, clock))
+    async with (
+        certificate.kept_fresh(certificates, sleep=clock.sleep, now=clock.now),
+        serving(
+            app,
+            settings.host,
+            settings.port,
+            tls=certificate.context,
+            what="metrics over TLS",
+            option="--metrics-listen",
+        ) as port,
+    ):
+        yield port

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from draco.certificates import CertificateMetrics
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
-from draco.kube.secure_metrics import serving_metrics
+from draco.kube.delegation import serving_metrics
 from draco.options import MetricsSettings
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.pki import Authority

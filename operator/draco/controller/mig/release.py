@@ -1,20 +1,22 @@
 """Takes back the allocations of idle claims, where their MigPolicy permits it.
 
-Owns what has to be known for it: since when a claim has been idle, which were released lately, and which own writes have not come
-back on the watch yet. A release clears `status.allocation`, as kube-controller-manager does when a claim's last consumer is gone,
-and the API server drops the device status with it; how it is written is `takebacks`'. Nothing is ever allocated here. Which
-claims stand in the way is the caller's; which of them may go is `mig_policy.release_policy`.
+Owns which claims may be moved, by the policies of the GPUs that they are on (`MovableClaims`), and what has to be known of them:
+since when a claim has been idle, which were released lately, and which own writes have not come back on the watch yet. A release
+clears `status.allocation`, as kube-controller-manager does when a claim's last consumer is gone, and the API server drops the
+device status with it; how it is written is `deallocations`'. Nothing is ever allocated here. Which claims stand in the way is the
+caller's; which of them may go is `mig_policy.release_policy`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import structlog
 from prometheus_client import Counter
 
 from draco.controller.deallocations import Deallocations
-from draco.controller.mig.movable_claims import Movable
+from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import ServerError, Unreachable
@@ -23,10 +25,12 @@ from draco.kube.events.notes import times_of
 from draco.kube.watch.store import Change
 from draco.mig_policy.release_policy import IdleClaim, ReleaseDelays, ReleaseObstacle, obstacle, prepared_on, users
 from draco.mig_policy.releases import ClaimRelease
+from draco.reservations.claims import reservation_key, reserved_by
 from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.draco import GpuNode, IdleClaims, MigMode
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, EVENTS
-from draco.resources.names import FIELD_MANAGER_OPERATOR
+from draco.resources.names import ATTRIBUTE_PARENT_UUID, FIELD_MANAGER_OPERATOR, DeviceKey
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +44,73 @@ _LOOK_AGAIN_S = 2.0
 """How soon to look whether a write has been seen, should nothing wake us."""
 _SETTLE_S = 30.0
 """How long a scheduler has to give the pod what was released for it, before anything is released for others."""
+
+
+class Movable(NamedTuple):
+    """An idle claim, the policy of its GPUs with what that permits, and the nodes of its devices."""
+
+    policy: str
+    most: int
+    permit: IdleClaims
+    nodes: tuple[GpuNode, ...]
+
+
+class _Home(NamedTuple):
+    """Where a device is: its GPU's UUID ("" if it is no partition) and its node."""
+
+    gpu: str
+    node: str
+
+
+class MovableClaims:
+    """Computed each time: what it rests on is remembered by the decisions."""
+
+    def __init__(self, view: ClusterView, decisions: MigDecisions) -> None:
+        self._view = view
+        self._decisions = decisions
+
+    def among(self, claims: Iterable[ObjectKey]) -> dict[ObjectKey, Movable]:
+        """Those that are idle, and all of whose devices are partitions of GPUs that one policy lets be repaired."""
+        repairs = {each.name: each.policy.spec.repair for each in self._decisions.rules}
+        movable: dict[ObjectKey, Movable] = {}
+        for key in claims:
+            claim = self._view.claims.store.get(key)
+            if (
+                claim is None
+                or claim.status.allocation is None
+                or claim.status.reserved_for
+                or self._is_reserved(claim)
+            ):
+                continue
+            homes = {self._home(device) for device in claim.devices_held}
+            policies = {self._policy_of(home) for home in homes}
+            policy = next(iter(policies)) if len(policies) == 1 else ""
+            if policy in repairs and repairs[policy].max_moves > 0:
+                names = sorted({ObjectKey("", home.node) for home in homes})
+                nodes = tuple(node for name in names if (node := self._view.gpu_nodes.store.get(name)))
+                movable[key] = Movable(policy, repairs[policy].max_moves, repairs[policy].idle_claims, nodes)
+        return movable
+
+    def _is_reserved(self, claim: ResourceClaim) -> bool:
+        """Whether a DeviceReservation keeps its devices for pods to come: idle is what it is there for."""
+        key = reservation_key(claim)
+        reservation = self._view.reservations.store.get(key) if key else None
+        return reservation is not None and reservation.metadata.uid == reserved_by(claim)
+
+    def _policy_of(self, home: _Home) -> str:
+        """The policy that divides the GPU as claims ask for it; "" if there is none."""
+        decision = self._decisions.of(home.node) if home.gpu else None
+        for gpu in decision.gpus if decision else ():
+            if gpu.uuid == home.gpu and gpu.wanted is not None and gpu.wanted.mode is MigMode.DYNAMIC:
+                return gpu.policy
+        return ""
+
+    def _home(self, device: DeviceKey) -> _Home:
+        found = self._view.published(device)
+        if found is None:
+            return _Home("", "")
+        published, node = found
+        return _Home(published.text(ATTRIBUTE_PARENT_UUID, device.driver), node)
 
 
 class _Written(msgspec.Struct, frozen=True, kw_only=True):

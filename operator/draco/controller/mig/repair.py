@@ -13,8 +13,7 @@ from functools import partial
 import structlog
 
 from draco.controller.loop_watch import CooperativeWork
-from draco.controller.mig.movable_claims import Movable, MovableClaims
-from draco.controller.mig.release import ClaimReleases
+from draco.controller.mig.release import ClaimReleases, Movable, MovableClaims
 from draco.controller.view import ClusterView
 from draco.controller.workers.contract import WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from draco.controller.mig.decisions import MigDecisions
-from draco.controller.mig.movable_claims import MovableClaims
+from draco.controller.mig.release import MovableClaims
 from draco.kube.errors import Forbidden, Invalid, Unreachable
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Event, EventSeries, ObjectReference

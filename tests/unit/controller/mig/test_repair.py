@@ -10,8 +10,7 @@ import pytest
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig import repair
 from draco.controller.mig.decisions import MigDecisions
-from draco.controller.mig.movable_claims import MovableClaims
-from draco.controller.mig.release import ClaimReleases
+from draco.controller.mig.release import ClaimReleases, MovableClaims
 from draco.controller.mig.repair import RepairReconciler
 from draco.controller.view import ClusterView
 from draco.controller.workers.messages import Answer, FindRelease, OverBudget, Question

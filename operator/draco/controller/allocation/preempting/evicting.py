@@ -40,7 +40,7 @@ class PreemptionEvictions:
         preemptions: Preemptions,
         evictions: PodEvictions,
         events: EventRecorder,
-        takebacks: Deallocations,
+        deallocations: Deallocations,
         *,
         count: Counter,
     ) -> None:
@@ -48,7 +48,7 @@ class PreemptionEvictions:
         self._preemptions = preemptions
         self._evictions = evictions
         self._events = events
-        self._deallocations = takebacks
+        self._deallocations = deallocations
         self._count = count
 
     @property

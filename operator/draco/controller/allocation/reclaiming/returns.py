@@ -1,6 +1,6 @@
 """Gives allocations back that nobody has a use for: their group cannot start, or their devices have left.
 
-What is on its way counts as allocated until the watch has delivered it. How it is written is `takebacks`'.
+What is on its way counts as allocated until the watch has delivered it. How it is written is `deallocations`'.
 """
 
 import structlog
