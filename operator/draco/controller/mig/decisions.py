@@ -52,7 +52,6 @@ class MigDecisions:
         self._permits: dict[str, bool] = {}
         self._permits_hold: tuple[datetime, datetime] = (_NEVER, _NEVER)  # from when to when
         self._known: dict[str, tuple[tuple[object, ...], NodeDecision]] = {}
-        self._gpu_counts: Counter[tuple[str, str]] = Counter()  # of the GPUs in what is known
         self._all_decided = False  # once at least
         self._ahead: dict[str, Ahead] | None = None  # by node; None: not measured here yet
         self.when_ahead = Listeners[[str]]()
@@ -113,7 +112,9 @@ class MigDecisions:
             return {}
         policies = (each.metadata for each in self._view.mig_policies.store.values())
         names = [meta.name for meta in policies if meta.deletion_timestamp is None]
-        return {(name, state.value): self._gpu_counts[name, state.value] for name in names for state in LayoutState}
+        gpus = (gpu for _, decision in self._known.values() for gpu in decision.gpus)
+        counts = Counter((gpu.policy, gpu.condition.state) for gpu in gpus)
+        return {(name, state.value): counts[name, state] for name in names for state in LayoutState}
 
     def keep_ahead(self, ahead: Mapping[str, Ahead], report: AheadReport) -> None:
         """Take up what GPUs are to keep idle by demand, by node."""
@@ -142,9 +143,7 @@ class MigDecisions:
         if known is not None and len(known[0]) == len(basis) and all(map(is_, known[0], basis)):
             return known[1]
         decision = decide(SeenNode.of(gpu_node, node, slices), rules, permits, ahead)
-        self._forget(name)
         self._known[name] = (basis, decision)
-        self._gpu_counts.update(_gpu_counts(decision))
         return decision
 
     def _slices(self, gpu_node: GpuNode) -> list[ResourceSlice]:
@@ -165,16 +164,10 @@ class MigDecisions:
 
     def _forget_rules(self, _: Change[MigPolicy]) -> None:
         self._rules = None
-        self._gpu_counts = +self._gpu_counts  # without those of policies that have lost all their GPUs
 
     def _forget_node(self, change: Change[GpuNode]) -> None:
         if change.after is None:
-            self._forget(change.key.name)
-
-    def _forget(self, node: str) -> None:
-        known = self._known.pop(node, None)
-        if known is not None:
-            self._gpu_counts.subtract(_gpu_counts(known[1]))
+            self._known.pop(change.key.name, None)
 
 
 def register_mig(metrics: OperatorMetrics, decisions: MigDecisions) -> None:
@@ -197,7 +190,3 @@ def register_mig(metrics: OperatorMetrics, decisions: MigDecisions) -> None:
         ["policy", "profile"],
         lambda: decisions.ahead.counts,
     )
-
-
-def _gpu_counts(decision: NodeDecision) -> Iterable[tuple[str, str]]:
-    return ((gpu.policy, gpu.condition.state.value) for gpu in decision.gpus if gpu.policy)
