@@ -123,11 +123,20 @@ class ClusterView:
         """By which everybody goes who looks at the view."""
         shared = Shared()
 
+        self.collections: dict[str, Collection[Any]] = {}
+        """All of them, by kind."""
+        self.own_kinds: dict[Kind[Any], OwnKind[Any]] = {}
+        """What people write: Kopf watches these, informers the others."""
+
         def follow(kind: Kind[Any]) -> Informer[Any]:
-            return Informer(client, kind, clock=clock, keep=shared.of)
+            informer: Informer[Any] = Informer(client, kind, clock=clock, keep=shared.of)
+            self.collections[kind.kind] = informer
+            return informer
 
         def own(kind: Kind[Any]) -> OwnKind[Any]:
-            return OwnKind(client, kind, clock=clock, keep=shared.of)
+            found: OwnKind[Any] = OwnKind(client, kind, clock=clock, keep=shared.of)
+            self.collections[kind.kind] = self.own_kinds[kind] = found
+            return found
 
         self.taint_rules = taint_rules
         self.claims: Informer[ResourceClaim] = follow(CLAIMS)
@@ -141,37 +150,13 @@ class ClusterView:
         self.budgets: OwnKind[MaintenanceBudget] = own(MAINTENANCE_BUDGETS)
         self.health_policies: OwnKind[HealthPolicy] = own(HEALTH_POLICIES)
         self.mig_policies: OwnKind[MigPolicy] = own(MIG_POLICIES)
-        self.limits: OwnKind[DeviceLimit] = own(DEVICE_LIMITS)
         self.reservations: OwnKind[DeviceReservation] = own(DEVICE_RESERVATIONS)
+        self.limits: OwnKind[DeviceLimit] = own(DEVICE_LIMITS)
         self.rules: Informer[DeviceTaintRule] | None = follow(taint_rules) if taint_rules else None
         self.rule_store: Store[DeviceTaintRule] = self.rules.store if self.rules else Store()
         """The taint rules; empty for ever where the cluster does not serve them."""
         self.pod_groups: Informer[PodGroup] | None = follow(pod_groups) if pod_groups else None
         """Watched where Draco allocates and the cluster serves them."""
-        self.own_kinds: dict[Kind[Any], OwnKind[Any]] = {
-            each.kind: each
-            for each in (
-                self.maintenances,
-                self.budgets,
-                self.health_policies,
-                self.mig_policies,
-                self.reservations,
-                self.limits,
-            )
-        }
-        """What people write: Kopf watches these, informers the others."""
-        followed: list[Collection[Any]] = [
-            self.claims,
-            self.slices,
-            self.pods,
-            self.nodes,
-            self.classes,
-            self.gpu_nodes,
-            self.namespaces,
-        ]
-        followed += [*self.own_kinds.values(), *([self.rules] if self.rules else [])]
-        followed += [self.pod_groups] if self.pod_groups else []
-        self.collections = {each.kind.kind: each for each in followed}
 
         self._add_indexes()
 
