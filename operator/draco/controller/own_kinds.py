@@ -20,7 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from draco.kube.clock import Clock, wait_for
-from draco.kube.connect.client import PAGE_SIZE, Client, Undecodable
+from draco.kube.connect.client import Client, Undecodable
 from draco.kube.connect.retry import Backoff, asked_to_wait_s
 from draco.kube.errors import ApiError, NotFound
 from draco.kube.watch.collection import Collection
@@ -167,16 +167,8 @@ class OwnKind(Collection[T]):
     async def _list(self) -> float:
         """List, and return after how long to do so again."""
         self.counts.lists += 1
-        listed = await list_all(
-            self._client,
-            self.kind,
-            namespace="",
-            params={},
-            timeout_s=self._settings.list_timeout_s,
-            page_size=PAGE_SIZE,
-            keep=self._keep,
-        )
-        self.take(listed)
+        timeout_s = self._settings.list_timeout_s
+        self.take(await list_all(self._client, self.kind, timeout_s=timeout_s, keep=self._keep))
         if self._unwatched_since is None:
             return self._settings.list_every_s
         if self._clock.monotonic() - self._asked_again > self._settings.unwatched_after_s:

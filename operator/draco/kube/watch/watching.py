@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from draco.kube.connect.client import Client, Undecodable, decode, decode_page, identify, token_of
+from draco.kube.connect.client import PAGE_SIZE, Client, Undecodable, decode, decode_page, identify, token_of
 from draco.kube.errors import ApiError, ApiStatus, Expired, TooManyRequests, from_status
 from draco.kube.watch.store import ApiObject
 from draco.resources.api.foreign import read
@@ -90,10 +90,10 @@ async def list_all(
     client: Client,
     kind: Kind[T],
     *,
-    namespace: str,
-    params: Mapping[str, str],
     timeout_s: float,
-    page_size: int,
+    namespace: str = "",
+    params: Mapping[str, str] | None = None,
+    page_size: int = PAGE_SIZE,
     keep: Callable[[T], T] = lambda obj: obj,
 ) -> ListedCollection[T]:
     """Read the collection as of now, in pages, the first of `page_size` objects. What `keep` makes of each is kept.
