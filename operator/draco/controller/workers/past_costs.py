@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 from cachetools import LRUCache
 
+from draco.allocation.ownership.claims import classes_of
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import Answer, Failed, OutOfMemory, OverBudget, Question, claims_of, pods_of
 from draco.kube.clock import Clock
@@ -43,13 +44,7 @@ class Experience:
     def key(self, question: Question) -> bytes:
         """A digest of what the cost of the question depends on."""
         claims = claims_of(question)
-        names = {
-            asked.device_class_name
-            for claim in claims
-            for request in claim.spec.devices.requests
-            for asked in (request.exactly, *request.first_available)
-            if asked is not None
-        }
+        names = {name for claim in claims for name in classes_of(claim)}
         classes = [self._followed.class_spec(name) for name in sorted(names)]
         of_pods = [(pod.spec.node_selector, pod.spec.affinity, pod.spec.tolerations) for pod in pods_of(question)]
         kind = type(question).__name__
