@@ -29,7 +29,7 @@ def fleet_of(view: ClusterView) -> Fleet:
     """What the view knows, as a fleet."""
     return Fleet.of(
         slices=view.slices.store.values(),
-        rules=view.rule_store.values(),
+        rules=view.rules.store.values(),
         nodes=view.nodes.store.values(),
         classes=view.classes.store.values(),
         claims=view.claims.store.values(),

@@ -21,7 +21,6 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.watch.collection import Collection
 from draco.kube.watch.informer import Informer
-from draco.kube.watch.store import Store
 from draco.maintenance.rules import (
     extended_device,
     extended_from,
@@ -55,8 +54,10 @@ from draco.resources.kinds import (
     MIG_POLICIES,
     NAMESPACES,
     NODES,
+    POD_GROUPS,
     PODS,
     SLICES,
+    TAINT_RULES,
     Kind,
 )
 from draco.resources.names import LABEL_RESERVATION, DeviceKey, PoolKey
@@ -152,11 +153,15 @@ class ClusterView:
         self.mig_policies: OwnKind[MigPolicy] = own(MIG_POLICIES)
         self.reservations: OwnKind[DeviceReservation] = own(DEVICE_RESERVATIONS)
         self.limits: OwnKind[DeviceLimit] = own(DEVICE_LIMITS)
-        self.rules: Informer[DeviceTaintRule] | None = follow(taint_rules) if taint_rules else None
-        self.rule_store: Store[DeviceTaintRule] = self.rules.store if self.rules else Store()
-        """The taint rules; empty for ever where the cluster does not serve them."""
-        self.pod_groups: Informer[PodGroup] | None = follow(pod_groups) if pod_groups else None
-        """Watched where Draco allocates and the cluster serves them."""
+        self.rules: Collection[DeviceTaintRule] = (
+            follow(taint_rules) if taint_rules else Collection(TAINT_RULES[0], clock=clock)
+        )
+        """Empty for ever where the cluster does not serve them."""
+        self.pod_groups: Collection[PodGroup] = (
+            follow(pod_groups) if pod_groups else Collection(POD_GROUPS[0], clock=clock)
+        )
+        """Followed where Draco allocates and the cluster serves them; else empty for ever."""
+        self.reads_pod_groups = pod_groups is not None
 
         self._add_indexes()
 
@@ -174,7 +179,7 @@ class ClusterView:
         self._supply: SupplyCounts | None = None
         self._supply_at = float("-inf")
         self._outdated = True
-        counted: list[Collection[Any]] = [self.claims, self.slices, self.nodes, *([self.rules] if self.rules else [])]
+        counted: list[Collection[Any]] = [self.claims, self.slices, self.nodes, self.rules]
         for each in counted:
             each.subscribe(self._outdate)
 
@@ -209,18 +214,18 @@ class ClusterView:
         self.mig_policies.store.add_index(BY_UID, lambda policy: [policy.metadata.uid])
         self.limits.store.add_index(BY_UID, lambda limit: [limit.metadata.uid])
         self.health_policies.store.add_index(BY_UID, lambda policy: [policy.metadata.uid])
-        self.rule_store.add_index(BY_MAINTENANCE, lambda rule: [uid] if (uid := maintenance_uid(rule)) else [])
-        self.rule_store.add_index(BY_UID, lambda rule: [rule.metadata.uid])
-        self.rule_store.add_index(BY_EXTENDED, lambda rule: [uid] if (uid := extends(rule)) else [])
-        self.rule_store.add_index(BY_EXTENDED_DEVICE, lambda rule: [name] if (name := extended_from(rule)) else [])
-        self.rule_store.add_index(
+        self.rules.store.add_index(BY_MAINTENANCE, lambda rule: [uid] if (uid := maintenance_uid(rule)) else [])
+        self.rules.store.add_index(BY_UID, lambda rule: [rule.metadata.uid])
+        self.rules.store.add_index(BY_EXTENDED, lambda rule: [uid] if (uid := extends(rule)) else [])
+        self.rules.store.add_index(BY_EXTENDED_DEVICE, lambda rule: [name] if (name := extended_from(rule)) else [])
+        self.rules.store.add_index(
             BY_EXTENDED_POOL,
             lambda rule: [device.pool_key] if (device := extended_device(rule)) else [],
         )
-        self.rule_store.add_index(FENCES, lambda rule: [True] if is_fence(rule) else [])
-        self.rule_store.add_index(BY_DEVICE, _maintained_device_of)
-        self.rule_store.add_index(BY_TAINTED_POOL, lambda rule: [] if is_draco_own(rule) else _pool_of(rule))
-        self.rule_store.add_index(BY_RULED_POOL, _pool_of)
+        self.rules.store.add_index(FENCES, lambda rule: [True] if is_fence(rule) else [])
+        self.rules.store.add_index(BY_DEVICE, _maintained_device_of)
+        self.rules.store.add_index(BY_TAINTED_POOL, lambda rule: [] if is_draco_own(rule) else _pool_of(rule))
+        self.rules.store.add_index(BY_RULED_POOL, _pool_of)
 
     @property
     def idle_claims(self) -> list[ObjectKey]:
@@ -247,7 +252,7 @@ class ClusterView:
         if self._supply is None or (self._outdated and now - self._supply_at >= self._supply_every_s):
             nodes = {node.metadata.name: node for node in self.nodes.store.values()}
             self._supply = count_supply(
-                self.slices.store.values(), self.rule_store.values(), self.claims.store.values(), nodes
+                self.slices.store.values(), self.rules.store.values(), self.claims.store.values(), nodes
             )
             self._supply_at = now
             self._outdated = False
@@ -263,7 +268,7 @@ class ClusterView:
 
     def extended_to(self, device: DeviceKey) -> frozenset[DeviceKey]:
         """The devices on which there are extensions of rules that name this one."""
-        rules = self.rule_store.by_index(BY_EXTENDED_DEVICE, str(device))
+        rules = self.rules.store.by_index(BY_EXTENDED_DEVICE, str(device))
         selectors = (rule.spec.device_selector for rule in rules)
         return frozenset(named for each in selectors if each is not None and (named := each.named))
 
@@ -288,7 +293,7 @@ class ClusterView:
 
     def rules_for(self, uid: str) -> list[DeviceTaintRule]:
         """The taint rules that serve the maintenance request with this UID, by name."""
-        return sorted(self.rule_store.by_index(BY_MAINTENANCE, uid), key=lambda rule: rule.metadata.name)
+        return sorted(self.rules.store.by_index(BY_MAINTENANCE, uid), key=lambda rule: rule.metadata.name)
 
     @property
     def classes_by_name(self) -> dict[str, DeviceClass]:

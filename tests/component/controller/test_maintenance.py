@@ -296,7 +296,7 @@ async def test_a_rule_made_anew_under_its_name_is_not_deleted_for_the_one_before
     view = ClusterView(lab.client, RULES, clock=SystemClock())
     made = await lab.client.create(RULES, rule_for(a_maintenance(), DeviceKey(lab.driver, lab.pool, "gpu-3")))
     past = msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, uid="an-earlier-one"))
-    view.rule_store.put(past)
+    view.rules.store.put(past)
     try:
         await a_reconciler(lab.client, view).reconcile(maintenance_uid(past))
         assert (await lab.client.get(RULES, made.metadata.key)).metadata.uid == made.metadata.uid

@@ -113,7 +113,6 @@ def test_only_live_pods_that_have_not_started_are_pending(pod: object, pending: 
 
 def test_a_rule_that_hits_everything_is_warned_of_once() -> None:
     view = a_view()
-    assert view.rules is not None
     with capture_logs() as logs:
         warn_of_wide_rules(view)
         for rule in (a_rule("wide"), a_rule("narrow", driver=NVIDIA_DRIVER)):
@@ -127,10 +126,10 @@ def test_a_rule_that_hits_everything_is_warned_of_once() -> None:
 def test_rules_of_a_request_are_found_by_its_uid_and_by_device() -> None:
     view, request = a_view(), a_maintenance(driver=NVIDIA_DRIVER)
     rule = rule_for(request, a_device_key("node-0/gpu-0"))
-    view.rule_store.put(rule)
-    view.rule_store.put(a_rule("foreign", driver=NVIDIA_DRIVER, pool="node-0", device="gpu-0"))
+    view.rules.store.put(rule)
+    view.rules.store.put(a_rule("foreign", driver=NVIDIA_DRIVER, pool="node-0", device="gpu-0"))
     assert view.rules_for(request.metadata.uid) == [rule]
-    assert view.rule_store.by_index("device", a_device_key("node-0/gpu-0")) == [rule]
+    assert view.rules.store.by_index("device", a_device_key("node-0/gpu-0")) == [rule]
 
 
 def test_a_cluster_without_taint_rules_has_a_view_without_them() -> None:

@@ -137,13 +137,13 @@ class Gangs:
     def terms(self, gang: GangKey) -> GangTerms | UnknownTerms | None:
         """What is wanted of the group; None if its pods need not start together."""
         pods, pod_group = self.pods(gang), self._pod_group(gang)
-        if gang.source is GangSource.POD_GROUP and self._view.pod_groups is None:
+        if gang.source is GangSource.POD_GROUP and not self._view.reads_pod_groups:
             return UnknownTerms(_NO_VERSION)
         parallelism = self._parallelism(gang, pods) if gang.source is GangSource.JOB_SET else {}
         return terms_of(gang, pods, pod_group, parallelism)
 
     def _pod_group(self, gang: GangKey) -> PodGroup | None:
-        if gang.source is not GangSource.POD_GROUP or self._view.pod_groups is None:
+        if gang.source is not GangSource.POD_GROUP:
             return None
         return self._view.pod_groups.store.get(ObjectKey(gang.namespace, gang.name))
 

@@ -39,11 +39,6 @@ class DecisionSources(NamedTuple):
 Wake = Callable[..., None]
 
 
-def _by_pod_groups(known: DecisionSources, wake: Wake) -> None:
-    if known.view.pod_groups is not None:
-        known.view.pod_groups.subscribe(wake)
-
-
 def _by_claims_on_their_way(known: DecisionSources, wake: Wake) -> None:
     def changed(change: Change[ResourceClaim]) -> None:
         if known.writes.remembers(change.key):
@@ -57,7 +52,7 @@ WAKES: Final[Mapping[str, Callable[[DecisionSources, Wake], object]]] = {
     "claims": lambda known, wake: known.view.claims.subscribe(wake, reads=_what_waits),
     "claims of which a write is remembered": _by_claims_on_their_way,
     "pods": lambda known, wake: known.view.pods.subscribe(wake, reads=_concern),
-    "PodGroups": _by_pod_groups,
+    "PodGroups": lambda known, wake: known.view.pod_groups.subscribe(wake),
     "reservations": lambda known, wake: known.view.reservations.subscribe(wake),
     "topologies of DeviceClasses": lambda known, wake: known.view.classes.subscribe(
         wake, reads=lambda each: each.metadata.annotations.get(ANNOTATION_TOPOLOGY)

@@ -70,8 +70,7 @@ class FencingReconciler:
         self._view.nodes.subscribe(look, reads=lambda node: node.metadata.uid)
         self._view.gpu_nodes.subscribe(lambda change: self._gpu_node_changed(change, look))
         self._view.slices.subscribe(lambda change: self._slice_changed(change, look))
-        if self._view.rules:
-            self._view.rules.subscribe(lambda change: look() if any(map(is_fence, change.versions)) else None)
+        self._view.rules.subscribe(lambda change: look() if any(map(is_fence, change.versions)) else None)
 
     def all_keys(self) -> set[str]:
         """The one key."""
@@ -93,7 +92,7 @@ class FencingReconciler:
         """What is to be written of rules."""
         yield from (partial(self._fence, kind, node) for node in plan.fence)
         wanted = {rule.metadata.name: rule for node in plan.keep if (rule := self._rule_for(node))}
-        for rule in self._view.rule_store.by_index(FENCES, True):
+        for rule in self._view.rules.store.by_index(FENCES, True):
             want = wanted.get(rule.metadata.name)
             if want is None:
                 yield partial(self._lift, kind, rule)
@@ -114,7 +113,7 @@ class FencingReconciler:
     @property
     def fenced(self) -> int:
         """How many nodes are fenced."""
-        return len(self._view.rule_store.by_index(FENCES, True))
+        return len(self._view.rules.store.by_index(FENCES, True))
 
     def _rule_for(self, node: NodeName) -> DeviceTaintRule | None:
         pool, gpu_node = self._leases.pool(node), self._leases.gpu_node(node)

@@ -96,7 +96,7 @@ class AgentLeases:
 
     def is_fenced(self, pool: PoolKey) -> bool:
         """Whether there is a rule that fences the pool."""
-        rule = self._view.rule_store.get(ObjectKey("", fence_name(pool)))
+        rule = self._view.rules.store.get(ObjectKey("", fence_name(pool)))
         return rule is not None and is_fence(rule)
 
     def _nodes(self) -> list[NodeName]:

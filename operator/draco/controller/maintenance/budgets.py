@@ -140,8 +140,7 @@ class MaintenanceAdmission:
         self._view.classes.subscribe(lambda _: wake(KEY))
         self._view.slices.subscribe(lambda _: wake(KEY), reads=lambda item: item.spec)
         self._view.nodes.subscribe(lambda _: wake(KEY), reads=lambda node: node.metadata.labels)
-        if self._view.rules:
-            self._view.rules.subscribe(lambda change: _rule_changed(change, wake))
+        self._view.rules.subscribe(lambda change: _rule_changed(change, wake))
 
     def all_keys(self) -> set[str]:
         """The one decision."""
@@ -216,14 +215,14 @@ class MaintenanceAdmission:
         found: set[PhysicalGpu] = set()
         kept: set[PhysicalGpu] = set()
         for request in requests:
-            if self._view.rules is None and unseen_rules(request):
+            if self._view.taint_rules is None and unseen_rules(request):
                 found |= self._fleet.gpus(request.status.devices)
             if has_begun(request):
                 gpus = self._fleet.gpus(request.status.devices)
                 found |= gpus
                 if not request.is_returning:
                     kept |= gpus
-        for rule in self._view.rule_store.values():
+        for rule in self._view.rules.store.values():
             device = maintained_device(rule) if maintenance_uid(rule) else None
             if device is not None and rule.spec.taint.effect in BLOCKING_EFFECTS:
                 found |= self._fleet.gpus([MaintainedDevice(**device._asdict(), uuid=isolated_board(rule))])

@@ -157,7 +157,7 @@ class MaintenanceFleet:
         nodes = {node.metadata.name: node for node in view.nodes.store.values()}
         sick = sick_devices(view.gpu_nodes.store.values())
         claims = [each for each in view.claims.store.values() if each.status.allocation is not None]
-        found = FreeGpus(Supply(rules=view.rule_store.values(), claims=claims, nodes=nodes, sick=sick))
+        found = FreeGpus(Supply(rules=view.rules.store.values(), claims=claims, nodes=nodes, sick=sick))
         for pool in await self.pools():
             found.add(pool)
             await work.pause()

@@ -78,7 +78,7 @@ class GpuProbing:
         if names[0] not in hardware.published:
             parts = ((each, read_partition_name(each)) for each in hardware.published)
             names = sorted(each for each, part in parts if part is not None and part.parent == names[0])
-        rules = [rule for where in (pool, WIDE) for rule in self._view.rule_store.by_index(BY_RULED_POOL, where)]
+        rules = [rule for where in (pool, WIDE) for rule in self._view.rules.store.by_index(BY_RULED_POOL, where)]
         found = []
         for name in names:
             if (device := hardware.published_as(name)) is not None:

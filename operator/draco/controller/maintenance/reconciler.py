@@ -91,8 +91,7 @@ class MaintenanceReconciler:
         self._view.classes.subscribe_keys(wake, lambda _: _uids(self._at_work()))
         self._view.gpu_nodes.subscribe_keys(wake, lambda item: self._in_pools({item.pool}), reads=_of_gpu_node)
         self._view.nodes.subscribe_keys(wake, self._of_node, reads=lambda node: node.ready)
-        if self._view.rules:
-            self._view.rules.subscribe_keys(wake, self._of_rule)
+        self._view.rules.subscribe_keys(wake, self._of_rule)
         self._view.budgets.subscribe_keys(wake, lambda _: _uids(self._at_work()), reads=lambda budget: budget.spec)
         self._admission.listeners.add(wake)
         self._drains.subscribe(wake)
@@ -101,7 +100,7 @@ class MaintenanceReconciler:
     def all_keys(self) -> set[str]:
         """Every request there is, and every one that left a rule behind."""
         uids = {request.metadata.uid for request in self._view.maintenances.store.values()}
-        uids |= {maintenance_uid(rule) for rule in self._view.rule_store.values()}
+        uids |= {maintenance_uid(rule) for rule in self._view.rules.store.values()}
         return uids - {""}
 
     async def reconcile(self, uid: str) -> float | None:

@@ -167,7 +167,7 @@ class SnapshotReader:
 
     def _fenced(self, pools: Iterable[PoolKey]) -> set[PoolKey]:
         """The pools whose agents are lost: what they reported last may be from before the work."""
-        rules = {pool: self._view.rule_store.get(ObjectKey("", fence_name(pool))) for pool in pools}
+        rules = {pool: self._view.rules.store.get(ObjectKey("", fence_name(pool))) for pool in pools}
         return {pool for pool, rule in rules.items() if rule is not None and is_fence(rule)}
 
     def _classes_for(

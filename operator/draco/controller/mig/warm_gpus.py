@@ -52,7 +52,7 @@ class WarmGpus:
         """Start a look."""
         self._before, self._now = self._now, {}
         self._exact, self._wide, self.found = defaultdict(list), [], LookedAt()
-        for rule in self._view.rule_store.values():
+        for rule in self._view.rules.store.values():
             selector = rule.spec.device_selector
             if selector is None or rule.spec.taint.effect not in BLOCKING_EFFECTS:
                 continue

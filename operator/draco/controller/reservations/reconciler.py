@@ -133,8 +133,7 @@ class ReservationReconciler:
             wake, all_keys, reads=lambda each: (each.spec.allocator, each.spec.reservations)
         )
         self._view.slices.subscribe(of_supply, reads=lambda item: item.spec)
-        if self._view.rules is not None:
-            self._view.rules.subscribe(of_supply, reads=lambda rule: rule.spec)
+        self._view.rules.subscribe(of_supply, reads=lambda rule: rule.spec)
         self._waiting.when_known.add(wake)
 
     def all_keys(self) -> set[ObjectKey]:

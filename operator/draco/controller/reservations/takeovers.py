@@ -120,7 +120,7 @@ def _is_open(view: ClusterView, result: DeviceRequestAllocationResult) -> bool:
     published = view.published(result.key)
     if published is None:
         return False
-    rules = chain.from_iterable(view.rule_store.by_index(BY_RULED_POOL, each) for each in (result.key.pool_key, WIDE))
+    rules = chain.from_iterable(view.rules.store.by_index(BY_RULED_POOL, each) for each in (result.key.pool_key, WIDE))
     ruled = (
         rule.spec.taint for rule in rules if rule.spec.device_selector and rule.spec.device_selector.matches(result.key)
     )

@@ -30,12 +30,11 @@ class TaintExtensionReconciler:
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every rule that a change may concern."""
         self._view.slices.subscribe_keys(wake, self._extended_in, reads=lambda item: item.spec)
-        if self._view.rules:
-            self._view.rules.subscribe_keys(wake, lambda rule: [extends(rule) or rule.metadata.uid])
+        self._view.rules.subscribe_keys(wake, lambda rule: [extends(rule) or rule.metadata.uid])
 
     def all_keys(self) -> set[str]:
         """Every rule that names one device, and every one that left an extension behind."""
-        rules = self._view.rule_store.values()
+        rules = self._view.rules.store.values()
         return {rule.metadata.uid for rule in rules if extended_device(rule)} | {extends(rule) for rule in rules} - {""}
 
     async def reconcile(self, uid: str) -> None:
@@ -53,8 +52,8 @@ class TaintExtensionReconciler:
 
     def plan(self, uid: str, kind: Kind[DeviceTaintRule]) -> ExtensionPlan:
         """What the rule with this UID needs, by what is known now."""
-        in_place = self._view.rule_store.by_index(BY_EXTENDED, uid)
-        original = next(iter(self._view.rule_store.by_index(BY_UID, uid)), None)
+        in_place = self._view.rules.store.by_index(BY_EXTENDED, uid)
+        original = next(iter(self._view.rules.store.by_index(BY_UID, uid)), None)
         if original is None:
             # All rules come by one watch, in their order: an extension is never known before what it extends.
             return plan_orphans(uid, in_place)
@@ -63,7 +62,7 @@ class TaintExtensionReconciler:
         return plan_extensions(original, in_place, self._view.hardware(pool), kind=kind)
 
     def _extended_in(self, item: ResourceSlice) -> list[str]:
-        return [rule.metadata.uid for rule in self._view.rule_store.by_index(BY_EXTENDED_POOL, item.pool)]
+        return [rule.metadata.uid for rule in self._view.rules.store.by_index(BY_EXTENDED_POOL, item.pool)]
 
 
 async def delete_rule(client: Client, kind: Kind[DeviceTaintRule], rule: DeviceTaintRule) -> None:

@@ -68,8 +68,7 @@ class RuleReach:
         view.slices.subscribe(self._slice_changed, reads=lambda item: item.spec)
         view.claims.subscribe(self._claim_changed, reads=lambda claim: claim.devices_held)
         view.pods.subscribe(self._pod_changed, reads=lambda pod: pod.claims)
-        if view.rules:
-            view.rules.subscribe(self._rule_changed)
+        view.rules.subscribe(self._rule_changed)
 
     def of(self, rule: DeviceTaintRule) -> TaintAmounts | None:
         """What the rule hits, as of the last round; None if that was before the rule was there."""
@@ -103,7 +102,7 @@ class RuleReach:
     async def _take_rules(self, cooperative: CooperativeWork) -> None:
         """Count what new rules select, and forget what only rules that are gone selected."""
         wanted: set[_Selection] = set()
-        for rule in self._view.rule_store.values():
+        for rule in self._view.rules.store.values():
             if selection := _selection(rule):
                 wanted.add(selection)
             await cooperative.pause()
@@ -185,7 +184,7 @@ class RuleReach:
 
     async def _make_rows(self, cooperative: CooperativeWork) -> dict[tuple[str, str], TaintAmounts]:
         rules: list[tuple[bool, str, str, _Selection]] = []
-        for rule in self._view.rule_store.values():
+        for rule in self._view.rules.store.values():
             if selection := _selection(rule):
                 effect = rule.spec.taint.effect if rule.spec.taint.effect in EFFECTS else OTHERS
                 rules.append((bool(maintenance_uid(rule)), rule.metadata.name, effect, selection))
@@ -290,5 +289,4 @@ def warn_of_wide_rules(view: ClusterView) -> None:
                 remedy="name driver, pool or device in spec.deviceSelector, or delete the rule",
             )
 
-    if view.rules:
-        view.rules.subscribe(look)
+    view.rules.subscribe(look)

@@ -38,8 +38,6 @@ class TaintRuleReports:
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every rule that a change may concern."""
-        if self._view.rules is None:
-            return
 
         def wake_wide() -> None:
             for uid in self._tainting([WIDE]):
@@ -55,7 +53,7 @@ class TaintRuleReports:
 
     def all_keys(self) -> set[str]:
         """Every rule that is not Draco's own."""
-        return {rule.metadata.uid for rule in self._view.rule_store.values() if not is_draco_own(rule)}
+        return {rule.metadata.uid for rule in self._view.rules.store.values() if not is_draco_own(rule)}
 
     async def adopt(self, wake: Callable[[str], None]) -> None:
         """Take over what another leader said, so that what is no longer so is taken back."""
@@ -64,7 +62,7 @@ class TaintRuleReports:
 
     async def reconcile(self, uid: str) -> float | None:
         """Say of the rule what it does now, or take back what was said of one that is gone."""
-        rule = next(iter(self._view.rule_store.by_index(BY_UID, uid)), None)
+        rule = next(iter(self._view.rules.store.by_index(BY_UID, uid)), None)
         kind = self._view.taint_rules
         if rule is None or kind is None:
             await self._notes.withdraw(uid)
@@ -108,7 +106,7 @@ class TaintRuleReports:
 
     def _tainting(self, pools: Iterable[Hashable]) -> list[str]:
         """The UIDs of rules that name one of these pools, or of WIDE ones."""
-        rules = self._view.rule_store
+        rules = self._view.rules.store
         return [rule.metadata.uid for pool in pools for rule in rules.by_index(BY_TAINTED_POOL, pool)]
 
 

@@ -15,7 +15,7 @@ import structlog
 from draco.allocation.ownership.claims import is_operators
 from draco.controller.workers.messages import Changes, PutObject, Remove, SkippedObject
 from draco.kube.listeners import Listeners
-from draco.kube.watch.informer import Informer
+from draco.kube.watch.collection import Collection
 from draco.kube.watch.store import ApiObject, Change
 from draco.resources.api.claims import DeviceClass, DeviceClassSpec, ResourceClaim
 from draco.resources.api.core import Node
@@ -41,7 +41,7 @@ class FollowedFleet:
         """Called after each change that can alter what a claim is allocated."""
         self.when_unsaid = Listeners[[]]()
         """Called whenever there is something to hand on."""
-        self._informers: dict[str, Informer[Any]] = {}
+        self._informers: dict[str, Collection[Any]] = {}
         self._matters: dict[str, Callable[[Any], object]] = {}
         self._unsaid: OrderedDict[tuple[str, ObjectKey], int] = (
             OrderedDict()
@@ -51,17 +51,16 @@ class FollowedFleet:
     def follow(
         self,
         *,
-        slices: Informer[ResourceSlice],
-        rules: Informer[DeviceTaintRule] | None,
-        nodes: Informer[Node],
-        classes: Informer[DeviceClass],
-        claims: Informer[ResourceClaim],
+        slices: Collection[ResourceSlice],
+        rules: Collection[DeviceTaintRule],
+        nodes: Collection[Node],
+        classes: Collection[DeviceClass],
+        claims: Collection[ResourceClaim],
     ) -> None:
         """Take in what these informers know and everything that they come to know."""
         self._follow(slices, lambda item: item.spec)
         slices.subscribe(self._count_devices)
-        if rules:
-            self._follow(rules, lambda rule: rule.spec)
+        self._follow(rules, lambda rule: rule.spec)
         self._follow(nodes, _of_node)
         self._follow(classes, lambda item: (item.spec, is_operators(item)))
         self._follow(claims, _of_claim)
@@ -119,7 +118,7 @@ class FollowedFleet:
             self._left_out[what.kind, what.key] = what.error
             log.warning("fleet.left_out", kind=what.kind, key=str(what.key), error=what.error)
 
-    def _follow(self, informer: Informer[T], matters: Callable[[T], object]) -> None:
+    def _follow(self, informer: Collection[T], matters: Callable[[T], object]) -> None:
         kind = informer.kind.kind
         self._informers[kind] = informer
         self._matters[kind] = matters

@@ -135,7 +135,7 @@ class Lab:
         claim = a_claim("claim", on=["node-0/gpu-0"], reserved_for=["pod"])
         pod = a_pod("pod", node="node-0", claims=["claim"], status=PodStatus(phase="Running"))
         self.limit("h100", paused=paused)
-        view.rule_store.put(rule_for(self.request, GPU))
+        view.rules.store.put(rule_for(self.request, GPU))
         tell(
             view,
             a_serving_node(),
@@ -232,7 +232,6 @@ async def test_a_lost_agent_is_not_believed_until_it_is_back() -> None:
     fence = fence_for(a_gpu_node("node-0"), GPU.pool_key)
     tell(lab.view, fence)
     assert said_by_agents(lab) == ("node-0",)
-    assert lab.view.rules is not None
     woken.clear()
     lab.view.rules.apply(Removal(fence.metadata.key))
     assert woken == [lab.request.metadata.uid]

@@ -206,9 +206,9 @@ async def test_what_is_kept_leaves_tainted_gpus_alone() -> None:
     assert await lab.kept() == {"gpu-0": 1}
     rules = [a_rule(each, driver="gpu.nvidia.com", pool="node-0", device=each) for each in names[:7]]
     for each in rules[:6]:
-        lab.view.rule_store.put(each)
+        lab.view.rules.store.put(each)
     assert await lab.kept() == {"gpu-0": 1}
-    lab.view.rule_store.put(rules[6])
+    lab.view.rules.store.put(rules[6])
     assert await lab.kept() == {"gpu-1": 1}
 
 
@@ -218,7 +218,7 @@ async def test_a_rule_about_all_of_a_node_leaves_nothing_there(effect: str, whol
     lab = Lab()
     lab.put(a_slice(devices=[a_device(small(0, 0)), a_device(small(1, 0))]))
     lab.take(small(0, 6), small(0, 5))
-    lab.view.rule_store.put(a_rule(effect=effect, **({"pool": "node-0"} if whole_pool else {})))
+    lab.view.rules.store.put(a_rule(effect=effect, **({"pool": "node-0"} if whole_pool else {})))
     assert await lab.kept() == {}
 
 

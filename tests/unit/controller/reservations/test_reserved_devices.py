@@ -64,7 +64,6 @@ class World:
         self.put(self.view.rules, rule)
 
     def lift(self, rule: DeviceTaintRule) -> None:
-        assert self.view.rules is not None
         self.view.rules._publish(self.view.rules.store.remove(rule.metadata.key))
 
     def yield_first(self) -> None:

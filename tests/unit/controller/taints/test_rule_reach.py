@@ -14,7 +14,7 @@ from draco.controller.metrics import OperatorMetrics
 from draco.controller.taints import reach as rule_reach
 from draco.controller.taints.reach import NAMED_RULES, OTHERS, RuleReach, register_reach
 from draco.controller.view import ClusterView
-from draco.kube.watch.informer import Informer
+from draco.kube.watch.collection import Collection
 from draco.maintenance.rules import extension_for, plan_extensions, rule_for
 from draco.maintenance.taint_impact import TaintAmounts
 from draco.resources.api.taints import DeviceTaintRule
@@ -29,14 +29,12 @@ OTHER = "gpu.example.com"
 PARTS = [f"gpu-0-mig-1g10gb-19-{start}" for start in range(7)]
 
 
-def put(informer: Informer[Any] | None, *objects: Any) -> None:
-    assert informer is not None
+def put(informer: Collection[Any], *objects: Any) -> None:
     for obj in objects:
         informer._publish(informer.store.put(obj))
 
 
-def drop(informer: Informer[Any] | None, obj: Any) -> None:
-    assert informer is not None
+def drop(informer: Collection[Any], obj: Any) -> None:
     informer._publish(informer.store.remove(obj.metadata.key))
 
 
@@ -274,7 +272,7 @@ def brute_force(view: ClusterView) -> dict[str, TaintAmounts]:
         return view.hardware(PoolKey(*device[:2])).overlap(device.device, selector.device)
 
     found = {}
-    for rule in view.rule_store.values():
+    for rule in view.rules.store.values():
         devices = {
             f"{s.spec.driver}/{s.spec.pool.name}/{d.name}" for s in view.slices.store.values() for d in s.spec.devices
         }

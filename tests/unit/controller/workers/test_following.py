@@ -11,7 +11,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
-from draco.kube.watch.informer import Informer
+from draco.kube.watch.collection import Collection
 from draco.kube.watch.watching import ListedCollection
 from draco.placing.groups.group import ClaimGroup, GroupMember
 from draco.placing.groups.place import place
@@ -29,15 +29,15 @@ def view() -> ClusterView:
     return ClusterView(Client(Connection("http://127.0.0.1:1")), TAINT_RULES[0], clock=ManualClock())
 
 
-def put(informer: Informer[Any], obj: Any) -> None:
+def put(informer: Collection[Any], obj: Any) -> None:
     informer._publish(informer.store.put(obj))
 
 
-def remove(informer: Informer[Any], *name: str) -> None:
+def remove(informer: Collection[Any], *name: str) -> None:
     informer._publish(informer.store.remove(ObjectKey("", *name) if len(name) == 1 else ObjectKey(*name)))
 
 
-def relist(informer: Informer[Any], objects: Iterable[Any]) -> None:
+def relist(informer: Collection[Any], objects: Iterable[Any]) -> None:
     informer.take(ListedCollection({obj.metadata.key: obj for obj in objects}, "2", []))
 
 
@@ -61,7 +61,6 @@ def content(fleet: Fleet) -> dict[str, Any]:
 
 
 def test_every_change_of_every_kind_reaches_the_fleet(view: ClusterView) -> None:
-    assert view.rules is not None
     put(view.slices, a_slice("node-0"))
     put(view.slices, a_slice("node-1"))
     put(view.slices, a_slice("node-1", ["gpu-0"]))
@@ -148,7 +147,7 @@ def test_only_changes_that_can_alter_an_explanation_count(view: ClusterView) -> 
     woken: list[int] = []
     view.followed.listeners.add(lambda: woken.append(view.followed.version))
 
-    def counts(informer: Informer[Any], obj: Any) -> bool:
+    def counts(informer: Collection[Any], obj: Any) -> bool:
         before = len(woken)
         put(informer, obj)
         return len(woken) > before
@@ -211,7 +210,6 @@ def test_what_has_been_said_is_known_while_more_changes(view: ClusterView) -> No
 
 def test_a_question_after_any_change_is_answered_by_what_has_changed(view: ClusterView) -> None:
     """Though what nodes are like is remembered from one question to the next."""
-    assert view.rules is not None
     devices = [ours(name) for name in ("gpu-0", "gpu-1")]
     put(view.classes, a_device_class())
     put(view.nodes, a_node("node-0"))

@@ -109,8 +109,7 @@ class PartialLosses:
             reads=lambda claim: claim.status.allocation is None,
         )
         self._view.mig_policies.subscribe_keys(wake, lambda _: self.all_keys(), reads=lambda policy: policy.spec)
-        if self._view.pod_groups is not None:
-            self._view.pod_groups.subscribe(lambda change: wake(GangKey(GangSource.POD_GROUP, *change.key)))
+        self._view.pod_groups.subscribe(lambda change: wake(GangKey(GangSource.POD_GROUP, *change.key)))
 
     def all_keys(self) -> set[GangKey]:
         """All groups that have pods."""
@@ -234,7 +233,7 @@ class PartialLosses:
         self._record(self._pod_group(gang) or PODS.reference(first.metadata), "Warning", KEPT_REASON, note)
 
     def _pod_group(self, gang: GangKey) -> ObjectReference | None:
-        if gang.source is not GangSource.POD_GROUP or self._view.pod_groups is None:
+        if gang.source is not GangSource.POD_GROUP:
             return None
         group = self._view.pod_groups.store.get(ObjectKey(gang.namespace, gang.name))
         return self._view.pod_groups.kind.reference(group.metadata) if group is not None else None

@@ -35,7 +35,7 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.scheduling import PodGroup
-from draco.resources.kinds import CLAIMS, PODS, Kind
+from draco.resources.kinds import CLAIMS, PODS
 from draco.resources.texts import agreeing, counted, listed
 
 log = structlog.get_logger(__name__)
@@ -103,8 +103,7 @@ class LeakedClaims:
         self._view.claims.subscribe_keys(wake, lambda claim: [each.key for each in keepers(claim)])
         self._view.pods.subscribe_keys(wake, self._concerned, reads=lambda pod: (is_there(pod), pod.claims))
         self._view.mig_policies.subscribe_keys(wake, lambda _: list(self._since_s), reads=lambda policy: policy.spec)
-        if self._view.pod_groups is not None:
-            self._view.pod_groups.subscribe(lambda change: wake(change.key))
+        self._view.pod_groups.subscribe(lambda change: wake(change.key))
 
     def all_keys(self) -> set[ObjectKey]:
         """The PodGroups that keep claims, and, so that Events of a leader before are found, any name at all."""
@@ -114,17 +113,17 @@ class LeakedClaims:
     async def reconcile(self, key: ObjectKey) -> float | None:
         """Say what is to be said of the PodGroup, and take back what may be. Raises ApiError."""
         await self._adopt()
-        group, leaked = self._pod_group(key), self._leaked(key)
+        group, leaked = self._view.pod_groups.store.get(key), self._leaked(key)
         now_s = self._view.clock.monotonic()
         before = self._since_s.pop(key, {})
-        if self._view.pod_groups is None or group is None or not leaked:
+        if group is None or not leaked:
             await self._notes.withdraw(key)
             self._forget(before)
             return None
         since = self._since_s[key] = {uid: before.get(uid, now_s) for uid in (each.metadata.uid for each in leaked)}
         self._forget(before.keys() - since.keys())
         waits = [await self._release(claim, key, since[claim.metadata.uid]) for claim in leaked]
-        return min(await self._tell(self._view.pod_groups.kind, group, leaked, min(since.values())), *waits)
+        return min(await self._tell(group, leaked, min(since.values())), *waits)
 
     def _forget(self, uids: Iterable[str]) -> None:
         for uid in uids:
@@ -138,13 +137,10 @@ class LeakedClaims:
                 await self._notes.withdraw(key)
         self._adopted = True
 
-    def _pod_group(self, key: ObjectKey) -> PodGroup | None:
-        return self._view.pod_groups.store.get(key) if self._view.pod_groups is not None else None
-
     def _leaked(self, key: ObjectKey) -> list[ResourceClaim]:
         claims = self._view.claims.store.by_index(_BY_KEEPER, key)
         classes = self._view.classes_by_name if claims else {}
-        found = [each for each in claims if is_leaked(each, classes, self._pod_group, self._pods(each))]
+        found = [each for each in claims if is_leaked(each, classes, self._view.pod_groups.store.get, self._pods(each))]
         return sorted(found, key=lambda claim: claim.metadata.name)
 
     def _pods(self, claim: ResourceClaim) -> Iterable[Pod]:
@@ -159,8 +155,8 @@ class LeakedClaims:
             claim = self._view.claims.store.get(key)
             yield from (each.key for each in (keepers(claim) if claim else ()))
 
-    async def _tell(self, kind: Kind[PodGroup], group: PodGroup, leaked: list[ResourceClaim], since_s: float) -> float:
-        key, regarding = group.metadata.key, kind.reference(group.metadata)
+    async def _tell(self, group: PodGroup, leaked: list[ResourceClaim], since_s: float) -> float:
+        key, regarding = group.metadata.key, self._view.pod_groups.kind.reference(group.metadata)
         await self._notes.withdraw_unless_of(regarding)
         for_s = self._view.clock.monotonic() - since_s
         if for_s < self._tell_after_s and key not in self._notes.said:  # what the leader before said is so still

@@ -53,8 +53,7 @@ class UselessAllocations:
             self._claim_changed, reads=lambda claim: (claim.status.allocation, claim.metadata.deletion_timestamp)
         )
         view.slices.subscribe(self._slice_changed)
-        if view.pod_groups is not None:
-            view.pod_groups.subscribe(self._group_changed)
+        view.pod_groups.subscribe(self._group_changed)
 
     def found(self) -> Iterator[tuple[ResourceClaim, str]]:
         """Claims whose allocations are to be taken back, and why. What is found is looked at again the next time."""

@@ -92,8 +92,7 @@ class SchedulingGates:
         )
         self._view.pods.subscribe(pod_changed)
         self._view.classes.subscribe_keys(wake, lambda _: self.all_keys(), reads=is_operators)
-        if self._view.pod_groups is not None:
-            self._view.pod_groups.subscribe(lambda change: wake(GangKey(GangSource.POD_GROUP, *change.key)))
+        self._view.pod_groups.subscribe(lambda change: wake(GangKey(GangSource.POD_GROUP, *change.key)))
 
     def all_keys(self) -> set[ObjectKey | GangKey]:
         """All pods with the gate, or their PodGroups."""
