@@ -21,15 +21,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.watch.collection import Collection
 from draco.kube.watch.informer import Informer
-from draco.maintenance.rules import (
-    extended_device,
-    extended_from,
-    extends,
-    is_draco_own,
-    is_fence,
-    maintained_device,
-    maintenance_uid,
-)
+from draco.maintenance.rules import extended_device, extended_from, extends, is_draco_own, is_fence, maintenance_uid
 from draco.reservations.claims import reserved_by
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod
@@ -104,8 +96,8 @@ BY_RULED_POOL = "ruled pool"
 """All taint rules, likewise."""
 WIDE = "wide"
 _REMEMBERED_POOLS = 512
-BY_USE = "use"
 IDLE = "idle"
+"""Claims that are allocated and reserved for nobody, all under one value."""
 
 
 class ClusterView:
@@ -186,7 +178,7 @@ class ClusterView:
     def _add_indexes(self) -> None:
         self.claims.store.add_index(BY_DEVICE, lambda claim: claim.devices_held)
         self.claims.store.add_index(
-            BY_USE, lambda claim: [IDLE] if claim.status.allocation and not claim.status.reserved_for else []
+            IDLE, lambda claim: [True] if claim.status.allocation and not claim.status.reserved_for else []
         )
         self.claims.store.add_index(BY_POOL, lambda claim: dict.fromkeys(held.pool_key for held in claim.devices_held))
         self.claims.store.add_index(
@@ -210,12 +202,9 @@ class ClusterView:
         self.slices.store.add_index(BY_POOL, lambda item: [item.pool])
         self.pods.store.add_index(BY_CLAIM, lambda pod: pod.claims)
         self.pods.store.add_index(BY_GANG, lambda pod: [gang] if (gang := gang_of(pod)) else [])
-        self.maintenances.store.add_index(BY_UID, lambda request: [request.metadata.uid])
-        self.mig_policies.store.add_index(BY_UID, lambda policy: [policy.metadata.uid])
-        self.limits.store.add_index(BY_UID, lambda limit: [limit.metadata.uid])
-        self.health_policies.store.add_index(BY_UID, lambda policy: [policy.metadata.uid])
+        for each in (*self.own_kinds.values(), self.rules):
+            each.store.add_index(BY_UID, lambda item: [item.metadata.uid])
         self.rules.store.add_index(BY_MAINTENANCE, lambda rule: [uid] if (uid := maintenance_uid(rule)) else [])
-        self.rules.store.add_index(BY_UID, lambda rule: [rule.metadata.uid])
         self.rules.store.add_index(BY_EXTENDED, lambda rule: [uid] if (uid := extends(rule)) else [])
         self.rules.store.add_index(BY_EXTENDED_DEVICE, lambda rule: [name] if (name := extended_from(rule)) else [])
         self.rules.store.add_index(
@@ -223,14 +212,13 @@ class ClusterView:
             lambda rule: [device.pool_key] if (device := extended_device(rule)) else [],
         )
         self.rules.store.add_index(FENCES, lambda rule: [True] if is_fence(rule) else [])
-        self.rules.store.add_index(BY_DEVICE, _maintained_device_of)
         self.rules.store.add_index(BY_TAINTED_POOL, lambda rule: [] if is_draco_own(rule) else _pool_of(rule))
         self.rules.store.add_index(BY_RULED_POOL, _pool_of)
 
     @property
     def idle_claims(self) -> list[ObjectKey]:
         """Claims that are allocated but reserved for nobody."""
-        return [claim.metadata.key for claim in self.claims.store.by_index(BY_USE, IDLE)]
+        return [claim.metadata.key for claim in self.claims.store.by_index(IDLE, True)]
 
     def published(self, device: DeviceKey) -> tuple[Device, str] | None:
         """A device as its pool publishes it now, and the node it is for ("" if that is not one)."""
@@ -372,8 +360,3 @@ def _pool_of(rule: DeviceTaintRule) -> Iterable[Hashable]:
     if selector is None:
         return []
     return [PoolKey(selector.driver, selector.pool) if selector.driver and selector.pool else WIDE]
-
-
-def _maintained_device_of(rule: DeviceTaintRule) -> Iterable[Hashable]:
-    device = maintained_device(rule) if maintenance_uid(rule) else None
-    return [device] if device else []

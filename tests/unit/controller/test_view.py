@@ -123,13 +123,12 @@ def test_a_rule_that_hits_everything_is_warned_of_once() -> None:
     assert (warning["event"], warning["rule"]) == ("taint_rule.hits_everything", "wide")
 
 
-def test_rules_of_a_request_are_found_by_its_uid_and_by_device() -> None:
+def test_rules_of_a_request_are_found_by_its_uid() -> None:
     view, request = a_view(), a_maintenance(driver=NVIDIA_DRIVER)
     rule = rule_for(request, a_device_key("node-0/gpu-0"))
     view.rules.store.put(rule)
     view.rules.store.put(a_rule("foreign", driver=NVIDIA_DRIVER, pool="node-0", device="gpu-0"))
     assert view.rules_for(request.metadata.uid) == [rule]
-    assert view.rules.store.by_index("device", a_device_key("node-0/gpu-0")) == [rule]
 
 
 def test_a_cluster_without_taint_rules_has_a_view_without_them() -> None:
