@@ -6,6 +6,7 @@ devices for metrics. Writes nothing and decides nothing.
 
 from collections import Counter
 from collections.abc import Hashable, Iterable
+from itertools import chain
 from typing import Any
 
 from cachetools import LRUCache
@@ -282,6 +283,11 @@ class ClusterView:
     def rules_for(self, uid: str) -> list[DeviceTaintRule]:
         """The taint rules that serve the maintenance request with this UID, by name."""
         return sorted(self.rules.store.by_index(BY_MAINTENANCE, uid), key=lambda rule: rule.metadata.name)
+
+    def rule_taints(self, device: DeviceKey) -> list[DeviceTaint]:
+        """What taint rules put on a device."""
+        rules = chain.from_iterable(self.rules.store.by_index(BY_RULED_POOL, each) for each in (device.pool_key, WIDE))
+        return [each.spec.taint for each in rules if (by := each.spec.device_selector) and by.matches(device)]
 
     @property
     def classes_by_name(self) -> dict[str, DeviceClass]:

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from draco.controller.maintenance.fleet import MaintenanceFleet
-from draco.controller.view import BY_RULED_POOL, WIDE, ClusterView
+from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from draco.kube.watch.informer import Informer
@@ -78,13 +78,11 @@ class GpuProbing:
         if names[0] not in hardware.published:
             parts = ((each, read_partition_name(each)) for each in hardware.published)
             names = sorted(each for each, part in parts if part is not None and part.parent == names[0])
-        rules = [rule for where in (pool, WIDE) for rule in self._view.rules.store.by_index(BY_RULED_POOL, where)]
         found = []
         for name in names:
             if (device := hardware.published_as(name)) is not None:
                 key = DeviceKey(*pool, name)
-                hits = (each.spec.taint for each in rules if (by := each.spec.device_selector) and by.matches(key))
-                found.append(OfferedDevice(key, device, (*device.taints, *hits)))
+                found.append(OfferedDevice(key, device, (*device.taints, *self._view.rule_taints(key))))
         others = {
             each.spec.taint.key for each in self._view.maintenances.store.values() if each.status.phase not in OVER
         }

@@ -5,7 +5,7 @@ each GPU what others had of it at the last look. Writes nothing.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 
 from draco.controller.view import BY_POOL, ClusterView
@@ -18,8 +18,8 @@ from draco.mig_policy.warm_ahead import WarmGpu, beside_fixed
 from draco.resources.api.draco import GpuMig, GpuNode, GpuStatus, InstanceUse, MigState, ProfileCount
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device
-from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintSelector
-from draco.resources.names import DeviceKey, PoolKey, gpu_name, read_partition_name
+from draco.resources.api.taints import BLOCKING_EFFECTS
+from draco.resources.names import DeviceKey, gpu_name, read_partition_name
 
 
 class LookedAt:
@@ -44,22 +44,12 @@ class WarmGpus:
         self._view = view
         self._before: dict[str, State] = {}
         self._now: dict[str, State] = {}
-        self._exact: dict[PoolKey, list[DeviceTaintSelector]] = {}
-        self._wide: list[DeviceTaintSelector] = []
         self.found = LookedAt()
 
     def begin(self) -> None:
         """Start a look."""
         self._before, self._now = self._now, {}
-        self._exact, self._wide, self.found = defaultdict(list), [], LookedAt()
-        for rule in self._view.rules.store.values():
-            selector = rule.spec.device_selector
-            if selector is None or rule.spec.taint.effect not in BLOCKING_EFFECTS:
-                continue
-            if selector.driver and selector.pool:
-                self._exact[PoolKey(selector.driver, selector.pool)].append(selector)
-            else:
-                self._wide.append(selector)
+        self.found = LookedAt()
 
     def add(self, decision: NodeDecision, policies: Mapping[str, Collection[str]]) -> None:
         """Look at the GPUs of a node that these policies have; for each policy, the profiles that it keeps by demand."""
@@ -109,15 +99,14 @@ class WarmGpus:
         isolated = {each.uuid for each in gpu_node.spec.isolated if not read_partition_name(each.device)}
         if "" in isolated or (node is not None and (node.spec.unschedulable or not node.ready)):
             return frozenset(each.device for each in gpu_node.status.gpus)
-        rules = [*self._exact.get(pool, ()), *self._wide]
         devices = list(chain.from_iterable(each.spec.devices for each in self._view.current_slices_of(pool)))
         published = {gpu_name(each.name) for each in devices}
-        free = {gpu_name(each.name) for each in devices if not _is_tainted(each, DeviceKey(*pool, each.name), rules)}
+        free = {gpu_name(each.name) for each in devices if not self._is_tainted(each, DeviceKey(*pool, each.name))}
         return frozenset((published - free) | {each.device for each in gpu_node.status.gpus if each.uuid in isolated})
 
-
-def _is_tainted(device: Device, key: DeviceKey, rules: Sequence[DeviceTaintSelector]) -> bool:
-    return any(each.sets_aside for each in device.taints) or any(each.matches(key) for each in rules)
+    def _is_tainted(self, device: Device, key: DeviceKey) -> bool:
+        is_ruled = any(each.effect in BLOCKING_EFFECTS for each in self._view.rule_taints(key))
+        return is_ruled or any(each.sets_aside for each in device.taints)
 
 
 def _takes_claims(gpu: GpuStatus, mig: GpuMig, decision: GpuDecision) -> bool:

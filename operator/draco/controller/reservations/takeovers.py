@@ -6,19 +6,10 @@ allocation of a claim that is due is the allocator's to write, before it decides
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from itertools import chain, islice
+from itertools import islice
 from typing import Final
 
-from draco.controller.view import (
-    BY_DEVICE,
-    BY_NAMED,
-    BY_RESERVATION,
-    BY_RULED_POOL,
-    BY_TAKER,
-    TAKING_OVER,
-    WIDE,
-    ClusterView,
-)
+from draco.controller.view import BY_DEVICE, BY_NAMED, BY_RESERVATION, BY_TAKER, TAKING_OVER, ClusterView
 from draco.placing.groups.group import placeholder
 from draco.reservations.claims import reserved_by
 from draco.reservations.plan import ReservedClaims, names_to_look_at
@@ -120,11 +111,7 @@ def _is_open(view: ClusterView, result: DeviceRequestAllocationResult) -> bool:
     published = view.published(result.key)
     if published is None:
         return False
-    rules = chain.from_iterable(view.rules.store.by_index(BY_RULED_POOL, each) for each in (result.key.pool_key, WIDE))
-    ruled = (
-        rule.spec.taint for rule in rules if rule.spec.device_selector and rule.spec.device_selector.matches(result.key)
-    )
-    aside = [taint for taint in (*published[0].taints, *ruled) if taint.sets_aside]
+    aside = [taint for taint in (*published[0].taints, *view.rule_taints(result.key)) if taint.sets_aside]
     return all(any(each.tolerates(taint) for each in result.tolerations) for taint in aside)
 
 
