@@ -22,7 +22,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.watch.collection import Collection
 from draco.kube.watch.informer import Informer
-from draco.maintenance.rules import extended_device, extended_from, extends, is_draco_own, is_fence, maintenance_uid
+from draco.maintenance.rules import extended_device, extended_from, extends, fence_name, is_draco_own, is_fence, maintenance_uid
 from draco.reservations.claims import reserved_by
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod
@@ -283,6 +283,11 @@ class ClusterView:
     def rules_for(self, uid: str) -> list[DeviceTaintRule]:
         """The taint rules that serve the maintenance request with this UID, by name."""
         return sorted(self.rules.store.by_index(BY_MAINTENANCE, uid), key=lambda rule: rule.metadata.name)
+
+    def is_fenced(self, pool: PoolKey) -> bool:
+        """Whether there is a rule that fences the pool: its agent is lost."""
+        rule = self.rules.store.get(ObjectKey("", fence_name(pool)))
+        return rule is not None and is_fence(rule)
 
     def rule_taints(self, device: DeviceKey) -> list[DeviceTaint]:
         """What taint rules put on a device."""

@@ -187,12 +187,12 @@ class FencingReconciler:
     def _gpu_node_changed(self, change: Change[GpuNode], look: Callable[[], None]) -> None:
         pool = self._leases.pool(NodeName(change.key.name))
         made_or_gone = change.differs(lambda each: each.metadata.uid)
-        if made_or_gone or (pool is not None and self._leases.is_fenced(pool)):
+        if made_or_gone or (pool is not None and self._view.is_fenced(pool)):
             look()
 
     def _slice_changed(self, change: Change[ResourceSlice], look: Callable[[], None]) -> None:
         made_or_gone = None in (change.before, change.after)
-        if made_or_gone or any(self._leases.is_fenced(item.pool) for item in change.versions):
+        if made_or_gone or any(self._view.is_fenced(item.pool) for item in change.versions):
             look()
 
 

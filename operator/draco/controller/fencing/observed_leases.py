@@ -20,7 +20,6 @@ from draco.kube.connect.client import Client
 from draco.kube.listeners import Listeners
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
-from draco.maintenance.rules import fence_name, is_fence
 from draco.resources.api.core import Lease, LeaseSpec, Node
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.meta import ObjectKey, is_true
@@ -94,11 +93,6 @@ class AgentLeases:
         self._take(node, lease)
         return True
 
-    def is_fenced(self, pool: PoolKey) -> bool:
-        """Whether there is a rule that fences the pool."""
-        rule = self._view.rules.store.get(ObjectKey("", fence_name(pool)))
-        return rule is not None and is_fence(rule)
-
     def _nodes(self) -> list[NodeName]:
         reported = (NodeName(each.metadata.name) for each in self._view.gpu_nodes.store.values())
         return list(dict.fromkeys([*self._seen, *reported]))
@@ -109,7 +103,7 @@ class AgentLeases:
         gpu_node = self.gpu_node(node)
         reports = gpu_node is not None and self._exists(node)
         offers = reports and bool(parts)
-        fenced = self.is_fenced(pool)
+        fenced = self._view.is_fenced(pool)
         unseen = AgentSigns(
             node=node, lease_s=DEFAULT_LEASE_S, silent_s=None, reports=reports, offers=offers, fenced=fenced
         )
@@ -148,7 +142,7 @@ class AgentLeases:
             return
         renewed = now if self.informer.synced.is_set() or before is not None else None
         self._seen[node] = SeenLease(lease.spec, driver, since=now, renewed=renewed)
-        if before is None or now - before.since >= before.lease_s / 2 or self.is_fenced(PoolKey(driver, node)):
+        if before is None or now - before.since >= before.lease_s / 2 or self._view.is_fenced(PoolKey(driver, node)):
             self.listeners.tell()
 
     def _node_changed(self, change: Change[Node]) -> None:

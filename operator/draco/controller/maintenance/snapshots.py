@@ -129,7 +129,8 @@ class SnapshotReader:
             drain=self._draining(request, scope, claims.values(), rules, own=own) if has_begun(request) else None,
             work=self._jobs.look(request, Purpose.WORK),
             verification=self._jobs.look(request, Purpose.VERIFICATION),
-            agents=_agents_say(scope, isolated, nodes, idle | untold | self._fenced(nodes)),
+            # What agents that are lost reported last may be from before the work.
+            agents=_agents_say(scope, isolated, nodes, idle | untold | set(filter(self._view.is_fenced, nodes))),
         )
 
     def _candidate(self, request: DeviceMaintenance, scope: MaintenanceScope) -> StartCandidate:
@@ -164,11 +165,6 @@ class SnapshotReader:
             for pool, gpu_node in gpu_nodes.items()
             if not ((node := nodes[pool]) and node.ready and publishes(gpu_node))
         }
-
-    def _fenced(self, pools: Iterable[PoolKey]) -> set[PoolKey]:
-        """The pools whose agents are lost: what they reported last may be from before the work."""
-        rules = {pool: self._view.rules.store.get(ObjectKey("", fence_name(pool))) for pool in pools}
-        return {pool for pool, rule in rules.items() if rule is not None and is_fence(rule)}
 
     def _classes_for(
         self, devices: Iterable[DeviceKey], pools: Mapping[PoolKey, PoolHardware], names: Iterable[str]
