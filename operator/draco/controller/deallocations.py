@@ -65,8 +65,7 @@ class Deallocations:
             return False
         except (Forbidden, Invalid) as error:
             # Since 1.36 a missing right to resourceclaims/binding comes as Invalid too.
-            known = self._view.claims.store.get(meta.key)
-            if known is None or known.metadata.uid != meta.uid:
+            if not self._view.claims.store.still_has(claim):
                 return False  # deleted meanwhile: nobody would ever forget the refusal
             again_s = self._refused.begin(meta.uid, str(error))
             log.warning(

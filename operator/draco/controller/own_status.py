@@ -65,8 +65,7 @@ class SupersededVersions(Generic[T]):
 
     def add(self, seen: T, written: T) -> None:
         """`written` has replaced `seen`. A write that changed nothing never comes back."""
-        known = self._objects.store.get(seen.metadata.key)
-        is_there = known is not None and known.metadata.uid == seen.metadata.uid
+        is_there = self._objects.store.still_has(seen)
         if is_there and written.metadata.resource_version != seen.metadata.resource_version:
             self._versions[seen.metadata.uid] = seen.metadata.resource_version
 

@@ -22,7 +22,15 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.watch.collection import Collection
 from draco.kube.watch.informer import Informer
-from draco.maintenance.rules import extended_device, extended_from, extends, fence_name, is_draco_own, is_fence, maintenance_uid
+from draco.maintenance.rules import (
+    extended_device,
+    extended_from,
+    extends,
+    fence_name,
+    is_draco_own,
+    is_fence,
+    maintenance_uid,
+)
 from draco.reservations.claims import reserved_by
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod

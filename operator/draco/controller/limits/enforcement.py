@@ -84,8 +84,7 @@ class LimitGuard:
         limits = frozenset(each.limit for each in refusals)
         for claim in claims:
             key, before = claim.metadata.key, self._refused.get(claim.metadata.key)
-            known = self._view.claims.store.get(key)
-            if known is None or known.metadata.uid != claim.metadata.uid:
+            if not self._view.claims.store.still_has(claim):
                 continue  # deleted while it was decided about
             after = _Refused(claim.metadata.uid, limits, text) if refusals else None
             if after is not None and (before is None or (before.uid, before.limits) != (after.uid, after.limits)):

@@ -119,7 +119,7 @@ class EvictionRequests:
             self._refused.add(uid)
             made = False
         self._first_asked.setdefault(uid, self._view.clock.now())
-        if self._is_gone(pod):
+        if not self._view.pods.store.still_has(pod):  # the watch has told of its end: nobody would forget it later
             self._forget(uid)
         return made
 
@@ -144,7 +144,7 @@ class EvictionRequests:
         else:
             log.info("drain.request_withdrawn", request=str(key), pod=target.name if target else "")
         self._forget(uid)
-        if pod and not self._is_gone(pod):
+        if pod and self._view.pods.store.still_has(pod):
             self._withdrawn[uid] = request.metadata.uid
         return None
 
@@ -156,11 +156,6 @@ class EvictionRequests:
     def _forget(self, uid: str) -> None:
         self._first_asked.pop(uid, None)
         self._refused.discard(uid)
-
-    def _is_gone(self, pod: Pod) -> bool:
-        """Whether the watch has told of its end: whatever is remembered of it from then on, nobody would forget."""
-        known = self._view.pods.store.get(pod.metadata.key)
-        return known is None or known.metadata.uid != pod.metadata.uid
 
     def _is_paused(self, maintenance: DeviceMaintenance) -> bool:
         return bool(self._paused([each.key for each in maintenance.status.devices]))

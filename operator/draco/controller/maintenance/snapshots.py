@@ -19,7 +19,6 @@ from draco.maintenance.draining.drain import DrainInput
 from draco.maintenance.isolating.gpu_node_entries import not_heeded, not_reached
 from draco.maintenance.progress import Purpose
 from draco.maintenance.readiness import age_of
-from draco.maintenance.rules import fence_name, is_fence
 from draco.maintenance.selecting.matching import (
     MaintenanceScope,
     MaintenanceSelection,

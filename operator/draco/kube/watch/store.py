@@ -92,6 +92,11 @@ class Store(Generic[T]):
         """The object of that name."""
         return self._objects.get(key)
 
+    def still_has(self, obj: T) -> bool:
+        """Whether this very object is there, in whatever version, and not another of its name."""
+        known = self._objects.get(obj.metadata.key)
+        return known is not None and known.metadata.uid == obj.metadata.uid
+
     def values(self) -> list[T]:
         """All objects."""
         return list(self._objects.values())
