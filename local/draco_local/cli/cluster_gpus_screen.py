@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus.boards import BOARDS
-from draco_local.simulator.gpus.state import Failure, GpuInstance, GpuProcess, GpuState, NodeState
+from draco_local.simulator.gpus.state import Failure, GpuInstance, GpuProcess, GpuState, SimulatedNodeState
 
 
-def lines(state: NodeState) -> Iterator[str]:
+def lines(state: SimulatedNodeState) -> Iterator[str]:
     """What there is on a node, and what is wrong with it."""
     yield f"Node {state.node_name}, driver {state.driver.version}, boot {state.boot}"
     codes = {code: name for name, code in faults.ERRORS.items()}

@@ -10,7 +10,7 @@ import pytest
 
 from draco import cli
 from draco_local.cluster.state import ClusterSpec, ClusterState, Record
-from draco_local.simulator.gpus.state import Failure, NodeState, create, load, mutate
+from draco_local.simulator.gpus.state import Failure, SimulatedNodeState, create, load, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
 
 Run = Callable[..., str]
@@ -178,7 +178,7 @@ def test_failures_and_latency_are_set_shown_and_ended(run: Run, path: Path) -> N
 
 
 def test_what_is_shown_as_json_is_the_whole_state(run: Run, path: Path) -> None:
-    assert msgspec.json.decode(run("show gpu-node-0 -o json"), type=NodeState) == load(path)
+    assert msgspec.json.decode(run("show gpu-node-0 -o json"), type=SimulatedNodeState) == load(path)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ KEPT_FOLDERS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
+class RealNodeFacts:
     """One node, as the cluster decided it. Folders and files are paths on the host, which the node sees too."""
 
     name: str
@@ -60,7 +60,7 @@ class NodeFacts:
     snapshotter: str = "overlayfs"
 
 
-def plan_node(facts: NodeFacts) -> NodePlan:
+def plan_node(facts: RealNodeFacts) -> NodePlan:
     """Make the whole plan of one node: mounts, files, devices, and what runs in which order."""
     containerd = facts.programs[CONTAINERD]
     ctr = [str(facts.programs["ctr"]), "--address", CONTAINERD_SOCKET]
@@ -110,7 +110,7 @@ def plan_json(plan: NodePlan) -> str:
     return json.dumps(asdict(plan), indent=1)
 
 
-def kubelet_config(facts: NodeFacts) -> dict[str, Any]:
+def kubelet_config(facts: RealNodeFacts) -> dict[str, Any]:
     """KubeletConfiguration: cgroups below the node's own root, on version 1 as on version 2."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -140,7 +140,7 @@ def kubelet_config(facts: NodeFacts) -> dict[str, Any]:
     }
 
 
-def proxy_config(facts: NodeFacts) -> dict[str, Any]:
+def proxy_config(facts: RealNodeFacts) -> dict[str, Any]:
     """KubeProxyConfiguration: nftables, and no change to the machine's connection tracking."""
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -154,7 +154,7 @@ def proxy_config(facts: NodeFacts) -> dict[str, Any]:
     }
 
 
-def pod_network(facts: NodeFacts) -> dict[str, Any]:
+def pod_network(facts: RealNodeFacts) -> dict[str, Any]:
     """Return the CNI network: a veth pair per pod, addresses from the node's own range."""
     ipam = {
         "type": "host-local",
@@ -171,7 +171,7 @@ def pod_network(facts: NodeFacts) -> dict[str, Any]:
     }
 
 
-def containerd_config(facts: NodeFacts) -> str:
+def containerd_config(facts: RealNodeFacts) -> str:
     """Containerd's configuration, version 3: CDI on, the pause image pinned, nothing fetched."""
     restrict = str(not facts.may_lower_oom_score).lower()
     return f"""\

@@ -29,7 +29,7 @@ from draco_local.cluster.programs import versions
 from draco_local.cluster.realnode import cgroup, image, network
 from draco_local.cluster.realnode.agent import agent_service, boot_gpus, create_gpus, driver_service, install_driver
 from draco_local.cluster.realnode.check import CNI_BIN, may_lower_oom_score, require
-from draco_local.cluster.realnode.config import AGENT_MOUNT, NodeFacts, plan_json, plan_node
+from draco_local.cluster.realnode.config import AGENT_MOUNT, RealNodeFacts, plan_json, plan_node
 from draco_local.cluster.realnode.network import AddressPlan, names_of
 
 PROGRAMS: Final = ("kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr")
@@ -252,7 +252,7 @@ class RealNodes:
         write_atomically(mount / "ca.crt", authority.read_bytes())
         create_gpus(disk, board=settings.board, gpus=settings.gpus, node=node.name)
         install_driver(disk)
-        facts = NodeFacts(
+        facts = RealNodeFacts(
             name=node.name,
             address=plan.node(node.index),
             pods=plan.pod_cidr(node.index),

@@ -20,9 +20,9 @@ from draco_local.simulator.gpus.state import (
     Failure,
     GpuProcess,
     GpuState,
-    NodeState,
     NvLinkFaults,
     RemappedRows,
+    SimulatedNodeState,
     StateError,
     mutate,
 )
@@ -224,7 +224,7 @@ def reboot(path: Path, *, minors: Sequence[int] | None = None, first_capability:
         _start_driver(state, None, minors)
 
 
-def _start_driver(state: NodeState, version: str | None, minors: Sequence[int] | None) -> None:
+def _start_driver(state: SimulatedNodeState, version: str | None, minors: Sequence[int] | None) -> None:
     state.driver.generation += 1
     state.driver.error = 0
     state.driver.version = version or state.driver.version

@@ -13,7 +13,7 @@ from pathlib import Path
 import pynvml
 
 from draco_local.simulator.gpus.boards import BOARDS, Architecture
-from draco_local.simulator.gpus.gpu_state import NAMESPACE, EccCounts, GpuState, NodeState, RemappedRows
+from draco_local.simulator.gpus.gpu_state import NAMESPACE, EccCounts, GpuState, RemappedRows, SimulatedNodeState
 from draco_local.simulator.gpus.state import StateError, mutate
 
 
@@ -61,7 +61,7 @@ def replace(path: Path, gpu: int | str) -> str:
         return fresh_board.uuid
 
 
-def probe(state: NodeState, minors: Sequence[int] | None) -> None:
+def probe(state: SimulatedNodeState, minors: Sequence[int] | None) -> None:
     """The driver is loaded: it finds every board that is in and alive, and numbers them from 0 in the order it finds them.
 
     `minors` says another order, once and for the loads that follow.
@@ -103,7 +103,7 @@ def cure(gpu: GpuState) -> None:
     gpu.remapped = RemappedRows()
 
 
-def gpu_named(state: NodeState, gpu: int | str) -> GpuState:
+def gpu_named(state: SimulatedNodeState, gpu: int | str) -> GpuState:
     """Return a GPU that the driver has, by its index or its UUID. StateError without it."""
     for index, candidate in enumerate(state.gpus):
         if gpu in (index, candidate.uuid):
@@ -112,13 +112,13 @@ def gpu_named(state: NodeState, gpu: int | str) -> GpuState:
     raise StateError(f"Node {state.node_name} has no GPU {gpu}; it has 0 to {len(state.gpus) - 1}{out}.")
 
 
-def board_named(state: NodeState, gpu: int | str) -> GpuState:
+def board_named(state: SimulatedNodeState, gpu: int | str) -> GpuState:
     """Return the same, also a board that the driver does not have, by its UUID."""
     found = next((each for each in state.missing if each.uuid == gpu), None)
     return gpu_named(state, gpu) if found is None else found
 
 
-def _take_out(state: NodeState, gpu: GpuState) -> None:
+def _take_out(state: SimulatedNodeState, gpu: GpuState) -> None:
     """No instance outlives that, and on boards since Hopper no MIG mode."""
     if gpu not in state.gpus:
         return
@@ -133,7 +133,7 @@ def _take_out(state: NodeState, gpu: GpuState) -> None:
     state.events[:] = [event for event in state.events if event.gpu_uuid != gpu.uuid]
 
 
-def _put_in(state: NodeState, gpu: GpuState) -> None:
+def _put_in(state: SimulatedNodeState, gpu: GpuState) -> None:
     """The driver finds it at once. "All device handles are no longer guaranteed to be valid" (nvmlDeviceDiscoverGpus)."""
     if gpu in state.missing:
         state.missing.remove(gpu)
@@ -144,7 +144,7 @@ def _put_in(state: NodeState, gpu: GpuState) -> None:
     _reseated(state, state.gpus)
 
 
-def _reseated(state: NodeState, gpus: Sequence[GpuState]) -> None:
+def _reseated(state: SimulatedNodeState, gpus: Sequence[GpuState]) -> None:
     for gpu in gpus:
         gpu.seat = state.next_seat
         state.next_seat += 1

@@ -154,7 +154,7 @@ class NvmlEvent(msgspec.Struct, frozen=True):
     compute_instance: int = 0xFFFFFFFF
 
 
-class NodeState(msgspec.Struct, kw_only=True):
+class SimulatedNodeState(msgspec.Struct, kw_only=True):
     """Everything simulated NVML knows of one node. `gpus` are those that the driver has, in PCI order; `missing` the others."""
 
     format: int = FORMAT

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pynvml
 
-from draco_local.simulator.gpus.gpu_state import GpuProcess, GpuState, NodeState
+from draco_local.simulator.gpus.gpu_state import GpuProcess, GpuState, SimulatedNodeState
 
 _VERSION = Path("driver/nvidia/version")
 _CONFIG, _MONITOR = 1, 2
@@ -26,7 +26,7 @@ def tree(state_file: Path) -> Path:
     return state_file.with_name(state_file.name + ".proc")
 
 
-def build(state_file: Path, state: NodeState) -> Path:
+def build(state_file: Path, state: SimulatedNodeState) -> Path:
     """Make the tree; from now on every change of the state file changes it too. Making it again changes nothing."""
     root = tree(state_file)
     (root / "driver" / "nvidia" / "capabilities").mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def build(state_file: Path, state: NodeState) -> Path:
     return root
 
 
-def refresh(state_file: Path, state: NodeState) -> None:
+def refresh(state_file: Path, state: SimulatedNodeState) -> None:
     """Bring the tree up to date, if there is one."""
     root = tree(state_file)
     if not root.exists():
@@ -76,7 +76,7 @@ def capability_nodes(gpus: int) -> list[str]:
     return [f"nvidia-caps/nvidia-cap{number}" for number in range(_CONFIG, capability(gpus, 0))]
 
 
-def _entries(state: NodeState) -> Iterator[tuple[Path, str]]:
+def _entries(state: SimulatedNodeState) -> Iterator[tuple[Path, str]]:
     """Every file of the tree with its content; of those in an fd folder, what they link to."""
     yield Path("sys/kernel/random/boot_id"), f"{state.boot_id}\n"
     if state.driver.error != pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
@@ -110,7 +110,7 @@ def _entries(state: NodeState) -> Iterator[tuple[Path, str]]:
             yield Path(str(pid), "fd", str(number)), file
 
 
-def _by_pid(state: NodeState) -> dict[int, list[tuple[GpuState, GpuProcess]]]:
+def _by_pid(state: SimulatedNodeState) -> dict[int, list[tuple[GpuState, GpuProcess]]]:
     found: dict[int, list[tuple[GpuState, GpuProcess]]] = {}
     for gpu in state.gpus:
         for process in gpu.processes:

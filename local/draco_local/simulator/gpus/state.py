@@ -30,10 +30,10 @@ from draco_local.simulator.gpus.gpu_state import (
     GpuInstance,
     GpuProcess,
     GpuState,
-    NodeState,
     NvLinkFaults,
     NvmlEvent,
     RemappedRows,
+    SimulatedNodeState,
 )
 
 __all__ = [
@@ -46,10 +46,10 @@ __all__ = [
     "GpuInstance",
     "GpuProcess",
     "GpuState",
-    "NodeState",
     "NvLinkFaults",
     "NvmlEvent",
     "RemappedRows",
+    "SimulatedNodeState",
     "StateError",
     "create",
     "decode",
@@ -68,7 +68,7 @@ class StateError(DracoError):
     """The state file cannot be used; the message says which file and what to do."""
 
 
-def new_node(*, board: str = "H100-80GB", gpus: int = 8, node_name: str) -> NodeState:
+def new_node(*, board: str = "H100-80GB", gpus: int = 8, node_name: str) -> SimulatedNodeState:
     """State of a healthy node. The same name always gives the same UUIDs, serials and addresses.
 
     BoardError for an unknown board, or for more GPUs than such a server has slots.
@@ -76,7 +76,7 @@ def new_node(*, board: str = "H100-80GB", gpus: int = 8, node_name: str) -> Node
     model = board_named(board)
     if not 0 <= gpus <= len(model.slots):
         raise BoardError(f"A node has 0 to {len(model.slots)} GPUs of board {model.key}, not {gpus}.")
-    state = NodeState(node_name=node_name, gpus=[_new_gpu(model, node_name, index) for index in range(gpus)])
+    state = SimulatedNodeState(node_name=node_name, gpus=[_new_gpu(model, node_name, index) for index in range(gpus)])
     for minor, gpu in enumerate(sorted(state.gpus, key=lambda gpu: gpu.probed)):
         gpu.minor = minor  # also where the server has more slots than GPUs
     return state
@@ -98,7 +98,7 @@ def _new_gpu(board: SimulatedBoard, node_name: str, index: int) -> GpuState:
     )
 
 
-def create(path: Path, *, board: str = "H100-80GB", gpus: int = 8, node_name: str) -> NodeState:
+def create(path: Path, *, board: str = "H100-80GB", gpus: int = 8, node_name: str) -> SimulatedNodeState:
     """Write the state of a new, healthy node to `path`, and return it."""
     state = new_node(board=board, gpus=gpus, node_name=node_name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def create(path: Path, *, board: str = "H100-80GB", gpus: int = 8, node_name: st
     return state
 
 
-def load(path: Path) -> NodeState:
+def load(path: Path) -> SimulatedNodeState:
     """Read the state; StateError when the file is missing or not whole."""
     try:
         content = path.read_bytes()
@@ -119,7 +119,7 @@ def load(path: Path) -> NodeState:
     return decode(content, path)
 
 
-def decode(content: bytes, path: Path) -> NodeState:
+def decode(content: bytes, path: Path) -> SimulatedNodeState:
     """State from a file's bytes; `path` only names the file in the error."""
     try:
         state = _DECODER.decode(content)
@@ -140,7 +140,7 @@ def decode(content: bytes, path: Path) -> NodeState:
 
 
 @contextmanager
-def mutate(path: Path) -> Iterator[NodeState]:
+def mutate(path: Path) -> Iterator[SimulatedNodeState]:
     """Change the state: what the block does to the yielded value is written at its end, unless it raises.
 
     Holds the file's lock meanwhile, so keep the block short. Every waiting reader is woken after the write.
@@ -152,7 +152,7 @@ def mutate(path: Path) -> Iterator[NodeState]:
     ring(path)
 
 
-_DECODER = msgspec.json.Decoder(NodeState)
+_DECODER = msgspec.json.Decoder(SimulatedNodeState)
 
 
 @contextmanager
@@ -169,7 +169,7 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _replace(path: Path, state: NodeState) -> None:
+def _replace(path: Path, state: SimulatedNodeState) -> None:
     content = msgspec.json.format(msgspec.json.encode(state), indent=1)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     fresh = Path(name)

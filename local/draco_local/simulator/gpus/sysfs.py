@@ -6,7 +6,7 @@ Owns the tree's shape, which is the kernel's: devices live below their root comp
 from pathlib import Path
 
 from draco_local.simulator.gpus.boards import BOARDS
-from draco_local.simulator.gpus.state import GpuState, NodeState
+from draco_local.simulator.gpus.state import GpuState, SimulatedNodeState
 
 
 def tree(state_file: Path) -> Path:
@@ -14,7 +14,7 @@ def tree(state_file: Path) -> Path:
     return state_file.with_name(state_file.name + ".sysfs")
 
 
-def build(sysfs_root: Path, state: NodeState) -> None:
+def build(sysfs_root: Path, state: SimulatedNodeState) -> None:
     """Write the tree for all GPUs of a node; writing it again changes nothing but which load of the driver it is."""
     links = sysfs_root / "bus" / "pci" / "devices"
     links.mkdir(parents=True, exist_ok=True)

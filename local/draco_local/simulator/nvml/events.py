@@ -11,7 +11,7 @@ import msgspec
 import pynvml
 
 from draco_local.simulator.gpus.doorbell import Doorbell
-from draco_local.simulator.gpus.state import NodeState, NvmlEvent
+from draco_local.simulator.gpus.state import NvmlEvent, SimulatedNodeState
 from draco_local.simulator.nvml.session import Session, invalid_argument
 
 _MARK = 0x5E << 40  # tells an event set from a device handle
@@ -106,7 +106,7 @@ class EventCalls:
             events.freed = True
             events.bell.ring_own()
 
-    def _data(self, event: NvmlEvent, state: NodeState) -> Any:
+    def _data(self, event: NvmlEvent, state: SimulatedNodeState) -> Any:
         data = pynvml.c_nvmlEventData_t()
         data.device = self._session.handle(next(gpu for gpu in state.gpus if gpu.uuid == event.gpu_uuid))
         data.eventType, data.eventData = event.type, event.data
@@ -114,7 +114,7 @@ class EventCalls:
         return data
 
 
-def _next(events: _EventSet, state: NodeState) -> NvmlEvent | None:
+def _next(events: _EventSet, state: SimulatedNodeState) -> NvmlEvent | None:
     for event in state.events:
         types, since = events.registered.get(event.gpu_uuid, (0, 0))
         if event.seq > events.read_up_to and event.seq >= since and event.type & types:

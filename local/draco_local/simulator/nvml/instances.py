@@ -13,7 +13,7 @@ import pynvml
 
 from draco.mig.board import Placement, Profile
 from draco_local.simulator.gpus.mig_profiles import CiProfile, ci_profiles, ci_starts, free_starts, room_for
-from draco_local.simulator.gpus.state import ComputeInstance, GpuInstance, GpuState, NodeState
+from draco_local.simulator.gpus.state import ComputeInstance, GpuInstance, GpuState, SimulatedNodeState
 from draco_local.simulator.nvml.handles import ProcessKilled, pointed
 from draco_local.simulator.nvml.mig import announce, filled_placements, mig_enabled, placed, profile_of, table_of
 from draco_local.simulator.nvml.session import Session, invalid_argument, not_supported
@@ -53,7 +53,7 @@ class InstanceCalls:
         self._session.check_gpu(device)
         made: list[GpuInstance] = []
 
-        def create(state: NodeState) -> None:
+        def create(state: SimulatedNodeState) -> None:
             gpu = self._session.device(device, state).gpu
             profile = _enabled_profile(gpu, profile_id)
             start = choose(gpu, profile)
@@ -92,7 +92,7 @@ class InstanceCalls:
     def nvmlGpuInstanceDestroy(self, gpuInstance: Any) -> int:
         """Destroy an instance: IN_USE while a compute instance is in it, or anybody holds it."""
 
-        def destroy(state: NodeState) -> None:
+        def destroy(state: SimulatedNodeState) -> None:
             gpu, instance = _found(self._session.instance(gpuInstance, state))
             if instance.compute or any(process.gpu_instance == instance.id for process in gpu.processes):
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_IN_USE)
@@ -154,7 +154,7 @@ class InstanceCalls:
     def _create_compute(self, handle: Any, profile_id: int, placement: Any) -> Any:
         made: list[ComputeInstance] = []
 
-        def create(state: NodeState) -> None:
+        def create(state: SimulatedNodeState) -> None:
             gpu, instance = _found(self._session.instance(handle, state))
             profile = _compute_profile(gpu, instance, profile_id)
             starts: Sequence[int] = ci_starts(profile, profile_of(gpu, instance.profile_id))
@@ -220,7 +220,7 @@ class InstanceCalls:
     def nvmlComputeInstanceDestroy(self, computeInstance: Any) -> int:
         """Destroy a compute instance: IN_USE while anybody holds it."""
 
-        def destroy(state: NodeState) -> None:
+        def destroy(state: SimulatedNodeState) -> None:
             found = self._session.compute(computeInstance, state)
             gpu, instance = _found(found)
             compute = found.compute

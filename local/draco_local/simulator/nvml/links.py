@@ -7,7 +7,7 @@ from typing import Any
 import pynvml
 
 from draco_local.simulator.gpus.boards import Architecture, SimulatedBoard
-from draco_local.simulator.gpus.state import GpuState, NodeState, NvLinkFaults
+from draco_local.simulator.gpus.state import GpuState, NvLinkFaults, SimulatedNodeState
 from draco_local.simulator.gpus.wiring import links_of
 from draco_local.simulator.nvml.handles import pointed
 from draco_local.simulator.nvml.session import Session, board_of, invalid_argument, not_supported
@@ -75,7 +75,7 @@ class LinkCalls:
         """Count the errors of a link from 0 on; a link that is down stays so."""
         self._linked(device, link)
 
-        def reset(state: NodeState) -> None:
+        def reset(state: SimulatedNodeState) -> None:
             links = self._session.device(device, state).gpu.links
             links[link] = NvLinkFaults(down=link in links and links[link].down)
 

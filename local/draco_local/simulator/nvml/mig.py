@@ -12,7 +12,7 @@ import pynvml
 from draco.mig.board import Board, Placement, Profile
 from draco_local.simulator.gpus.boards import Architecture
 from draco_local.simulator.gpus.mig_profiles import GiProfileEnum, by_kind, compute_profile_of, room_for
-from draco_local.simulator.gpus.state import GpuState, NodeState
+from draco_local.simulator.gpus.state import GpuState, SimulatedNodeState
 from draco_local.simulator.nvml.handles import pointed
 from draco_local.simulator.nvml.session import Session, board_of, invalid_argument, not_supported
 
@@ -42,7 +42,7 @@ class MigCalls:
             raise invalid_argument()
         outcome: list[int] = []
 
-        def switch(state: NodeState) -> None:
+        def switch(state: SimulatedNodeState) -> None:
             gpu = self._session.device(device, state).gpu
             waits_for_reset = board_of(gpu).architecture < Architecture.HOPPER
             held = bool(gpu.processes)
@@ -226,6 +226,6 @@ def filled_placements(starts: Sequence[int], size: int, array_ref: Any, count_re
     return int(pynvml.NVML_SUCCESS)
 
 
-def announce(state: NodeState, gpu: GpuState) -> None:
+def announce(state: SimulatedNodeState, gpu: GpuState) -> None:
     """Send the event of a changed MIG configuration; NVML names no instance in it."""
     state.add_event(gpu.uuid, pynvml.nvmlEventMigConfigChange, 0)

@@ -21,7 +21,7 @@ from draco_local.simulator.gpus.state import (
     Failure,
     GpuInstance,
     GpuState,
-    NodeState,
+    SimulatedNodeState,
     StateError,
     decode,
     mutate,
@@ -114,7 +114,7 @@ class Session:
                     del changed.failures[position]
             return failure
 
-    def live_state(self) -> NodeState:
+    def live_state(self) -> SimulatedNodeState:
         """The current state; raises unless initialised, with the driver still the one it was initialised with."""
         if not self._inits:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
@@ -125,14 +125,14 @@ class Session:
             raise pynvml.NVMLError(state.driver.error)
         return state
 
-    def state(self) -> NodeState:
+    def state(self) -> SimulatedNodeState:
         """The current state. It is shared between calls: read it, never change it."""
         with self._lock:
             if self._cached is None or not self._cached.is_current():
                 self._cached = _Snapshot(self.state_file)
             return self._cached.state
 
-    def change(self, function: Callable[[NodeState], None]) -> None:
+    def change(self, function: Callable[[SimulatedNodeState], None]) -> None:
         """Change the state file under its lock; nothing is changed if the function raises.
 
         UNINITIALIZED when the driver was reloaded since the call began.
@@ -172,15 +172,15 @@ class Session:
         """Raise for what is no handle of a GPU, whatever the state of that GPU."""
         self._checked(handle, HandleKind.GPU)
 
-    def device(self, handle: Any, state: NodeState | None = None) -> "HandleTarget":
+    def device(self, handle: Any, state: SimulatedNodeState | None = None) -> "HandleTarget":
         """A GPU or a MIG device; raises what a faulty GPU answers to everything."""
         return self._located(self._checked(handle, HandleKind.GPU, HandleKind.MIG_DEVICE), state)
 
-    def instance(self, handle: Any, state: NodeState | None = None) -> "HandleTarget":
+    def instance(self, handle: Any, state: SimulatedNodeState | None = None) -> "HandleTarget":
         """A GPU instance: NOT_FOUND when it was destroyed."""
         return self._located(self._checked(handle, HandleKind.GPU_INSTANCE), state)
 
-    def compute(self, handle: Any, state: NodeState | None = None) -> "HandleTarget":
+    def compute(self, handle: Any, state: SimulatedNodeState | None = None) -> "HandleTarget":
         """A compute instance: NOT_FOUND when it was destroyed."""
         return self._located(self._checked(handle, HandleKind.COMPUTE_INSTANCE), state)
 
@@ -190,7 +190,7 @@ class Session:
             raise invalid_argument()
         return handle
 
-    def _located(self, handle: Handle, state: NodeState | None) -> "HandleTarget":
+    def _located(self, handle: Handle, state: SimulatedNodeState | None) -> "HandleTarget":
         found = located(handle, self.state() if state is None else state)
         check(found.gpu)
         return found
@@ -205,7 +205,7 @@ class HandleTarget(msgspec.Struct, frozen=True):
     compute: ComputeInstance | None = None
 
 
-def located(handle: Handle, state: NodeState) -> HandleTarget:
+def located(handle: Handle, state: SimulatedNodeState) -> HandleTarget:
     """What a handle leads to, whatever is wrong with the GPU. INVALID_ARGUMENT without it, NOT_FOUND after its end."""
     if handle.kind == HandleKind.GPU:
         for index, gpu in enumerate(state.gpus):
@@ -222,7 +222,7 @@ def located(handle: Handle, state: NodeState) -> HandleTarget:
     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
 
-def _failure_of(state: NodeState, function: str, handle: Handle | None, *, hangs: bool = False) -> int | None:
+def _failure_of(state: SimulatedNodeState, function: str, handle: Handle | None, *, hangs: bool = False) -> int | None:
     """Position of the first failure chosen for a call, or what hangs it. One chosen for a GPU fails no call that names none."""
     try:
         target = None if handle is None else located(handle, state)

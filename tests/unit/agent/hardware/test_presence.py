@@ -241,7 +241,7 @@ def test_asked_again_after_a_move_the_move_is_said_once_and_the_spec_follows(nod
     assert ask(node, WHOLE, gpus) == ""
 
 
-def _permute(known: state.NodeState, minors: list[int]) -> None:
+def _permute(known: state.SimulatedNodeState, minors: list[int]) -> None:
     for gpu, minor in zip(known.gpus, minors, strict=True):
         gpu.minor = minor
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from draco.agent.hardware.capabilities import Capabilities
 from draco_local.cluster.realnode.config import (
-    NodeFacts,
+    RealNodeFacts,
     containerd_config,
     gpu_devices,
     kubelet_config,
@@ -20,7 +20,7 @@ from draco_local.cluster.realnode.init import NodePlan, Service
 from draco_local.simulator.gpus import procfs
 from draco_local.simulator.gpus.state import create
 
-FACTS = NodeFacts(
+FACTS = RealNodeFacts(
     name="real-1",
     address=IPv4Address("10.99.1.11"),
     pods=IPv4Network("10.101.1.0/24"),
@@ -42,7 +42,7 @@ FACTS = NodeFacts(
 )
 
 
-def containerd_runtime(facts: NodeFacts = FACTS) -> dict[str, Any]:
+def containerd_runtime(facts: RealNodeFacts = FACTS) -> dict[str, Any]:
     runtime: dict[str, Any] = tomllib.loads(containerd_config(facts))["plugins"]["io.containerd.cri.v1.runtime"]
     return runtime
 
