@@ -88,8 +88,8 @@ def compile_selector(expression: str, *, environment: Environment = STORED_EXPRE
     check_result(checked, environment)
     try:
         return Selector(checked, environment)
-    except Abort as stopped:
-        raise EvaluationAborted(str(stopped)) from None
+    except Abort as stopped:  # a constant part of it has no value
+        raise CompileError(f"compilation failed: {stopped}") from None
 
 
 @lru_cache(maxsize=1024)

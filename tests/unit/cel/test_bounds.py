@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from draco.cel import EvaluationError, compile_selector
+from draco.cel import CompileError, EvaluationError, compile_selector
 from draco.cel.values.bounds import MAX_ITEMS, MAX_TEXT, MAX_TOIL
 from tests.unit.cel.devices import a_device
 
@@ -84,3 +84,8 @@ def test_values_that_hold_one_another_and_differ_at_the_bottom_are_told_apart() 
 )
 def test_long_work_that_kubernetes_allows_is_done(expression: str) -> None:
     assert compile_selector(expression).matches(a_device())
+
+
+def test_a_constant_that_stops_kubernetes_evaluator_does_not_compile() -> None:
+    with pytest.raises(CompileError, match=r"^compilation failed: .*hash of unhashable type types\.Bytes$"):
+        compile_selector('{b"a": 1} == {}')
