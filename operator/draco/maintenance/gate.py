@@ -1,7 +1,7 @@
-"""What holds a request back from asking the budgets whether it may isolate its devices, the first thing first.
+"""What keeps a request from asking the budgets whether it may isolate its devices, the most important reason first.
 
-Owns the order of these checks and their reasons, and what a request's schedule and deadline mean at a moment. Reading windows is
-`resources.windows`'; whether the selection can be meant is `selecting`'s to say.
+Owns the order of these checks, their reasons, and what schedule and deadline mean at a moment. `resources.windows` reads windows;
+`selecting` checks the selection.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,14 +21,14 @@ POOL_INCOMPLETE: Final = "PoolIncomplete"
 
 
 class SelectionProblem(msgspec.Struct, frozen=True):
-    """Why what a request selects cannot be begun with: one word, and a sentence."""
+    """Why a request cannot begin with what it selects: a reason and a message."""
 
     reason: str
     message: str
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request does not begin. `rehearsed`: it could, were it not for time, a person or other requests."""
+    """Why a request does not begin. `rehearsed`: it could, but for its schedule, an approval or other requests."""
 
     reason: str
     message: str
@@ -37,7 +37,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 COUNTING: Final = Waiting(reason="CountingBudgets", message="Counting what MaintenanceBudgets allow.")
-"""The budgets have not answered yet. No status says so: the answer comes within a moment."""
+"""The budgets have not answered yet. Never written to a status: the answer comes within a moment."""
 
 
 def what_holds_up(
@@ -49,9 +49,10 @@ def what_holds_up(
     beyond: Sequence[DeviceKey],
     incomplete: Sequence[PoolKey] = (),
 ) -> Waiting | None:
-    """What is in the way of isolating the devices; None if nothing is. `found` are the devices that are selected.
+    """Why the devices cannot be isolated now; None if they can. `found` are the selected devices.
 
-    `incomplete` are pools of which slices are still to come: what would be selected now is not all that is meant.
+    `beyond` are those that only a DeviceTaintRule could isolate, where none is served. `incomplete` are pools with missing
+    slices, so more may be selected later.
     """
     if problem is None and incomplete and request.spec.taint.effect in BLOCKING_EFFECTS:
         rehearsed = request.status.phase is MaintenancePhase.REHEARSED
@@ -74,7 +75,6 @@ def _what_is_wrong(
     found: Collection[DeviceKey],
     beyond: Sequence[DeviceKey],
 ) -> SelectionProblem | None:
-    """What a person has to put right before the request can begin."""
     if problem is not None:
         return problem
     if not found:
@@ -89,11 +89,11 @@ def _what_is_wrong(
 
 
 _FAR = timedelta(days=366)
-"""Nobody needs to know today in which window a request of the year 9999 begins, and calendars end there."""
+"""Windows are not computed for starts further away: nobody needs them yet, and calendars end in the year 9999."""
 
 
 def start_time(request: DeviceMaintenance, now: datetime) -> Openness:
-    """Whether the schedule lets a request begin at `now`. A start that is past lets it."""
+    """Whether the schedule lets a request begin at `now`. A start in the past does."""
     schedule = request.spec.schedule
     if schedule.start is not None and schedule.start > now:
         if not schedule.windows or schedule.start - now > _FAR:
@@ -106,7 +106,7 @@ def start_time(request: DeviceMaintenance, now: datetime) -> Openness:
 
 
 def schedule_problem(request: DeviceMaintenance) -> str:
-    """What of the schedule or the deadline cannot be meant, in a sentence; "" if nothing."""
+    """Why the schedule or the deadline is invalid, as a message; "" if they are valid."""
     windows = request.spec.schedule.windows
     if zones := unknown_zones(windows):
         no_zones = agreeing(len(zones), "is not a time zone", "are not time zones")
@@ -120,7 +120,7 @@ def schedule_problem(request: DeviceMaintenance) -> str:
 
 
 def time_left(request: DeviceMaintenance, isolated_at: datetime, now: datetime) -> timedelta | None:
-    """How long the devices may still be in use; zero once the deadline is past, None where there is none."""
+    """How long the devices may still be in use; zero once the deadline is past, None without a deadline."""
     deadline = request.spec.deadline
     if deadline is None or not (after := lasting(deadline.after)):
         return None

@@ -1,10 +1,9 @@
 """The state machine of a maintenance request: Pending → Rehearsed → Isolated → Draining → InMaintenance → Verifying → Completed.
 
-Owns the one function from a snapshot to what is to be done. Phases are recomputed from what is there, not remembered: a claim
-that still lands on an isolated device (its allocation was on its way when the taint was written) brings the request back from
-InMaintenance to Isolated, and an operator that died between any two writes leaves nothing that the next plan does not see. Three
-things are remembered, in the status: that the devices are to be isolated (`isolatedAt`), that the work has been done by Jobs, and
-that the devices are being given back, which is not called off.
+Owns the one function from a snapshot to a plan. Phases are recomputed from what exists: a claim that still lands on an isolated
+device (its allocation was in flight when the taint was written) moves the request back from InMaintenance to Isolated, and after
+a crash between any two writes the next plan sees everything. The status remembers only three things: that the devices are to be
+isolated (`isolatedAt`), that Jobs have done the work, and that the devices are being returned, which cannot be undone.
 """
 
 from collections.abc import Iterable
@@ -54,14 +53,14 @@ from draco.resources.api.meta import Condition, find_condition
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 
 _LONGEST_WAIT = timedelta(hours=1)
-"""Clocks are set: however far away a moment is, it is looked again after this."""
+"""Clocks can be set: however far away a moment is, the request is planned again after this time."""
 _SOON = timedelta(seconds=1)
 
 
 def plan_maintenance(
     request: DeviceMaintenance, snapshot: MaintenanceSnapshot, drain: DrainPlan | None = None
 ) -> MaintenancePlan:
-    """What the request needs now. `drain` is how its devices become free, None where nobody is asked to leave."""
+    """What the request needs now. `drain` is how its devices become free, None if nobody is evicted."""
     if request.metadata.deletion_timestamp is not None:
         return plan_abandoned(request.metadata.name, snapshot.rules)
     begun = has_begun(request) or _isolates_already(request, snapshot)
@@ -69,9 +68,7 @@ def plan_maintenance(
     if is_over or (request.spec.finished and not (begun and not _announces(request))):
         return plan_return(request, snapshot)
     if drain is not None and not snapshot.knows_paused:
-        return MaintenancePlan(
-            request=request.metadata.name, look_again=_SOON
-        )  # who begins to lead has yet to count them
+        return MaintenancePlan(request=request.metadata.name, look_again=_SOON)  # a new leader has yet to count them
     if not begun:
         return _plan_start(request, snapshot, drain)
     wish = AdmissionWish.WITHDRAW if has_begun(request) else AdmissionWish.ASK
@@ -79,9 +76,9 @@ def plan_maintenance(
 
 
 def _plan_start(request: DeviceMaintenance, snapshot: MaintenanceSnapshot, drain: DrainPlan | None) -> MaintenancePlan:
-    """The plan for one that has not begun: what holds it up, then what the budgets say."""
+    """The plan before isolation: what holds the request up, then what the budgets answer."""
     if snapshot.informed and not snapshot.rules_served:
-        # Of one that was deleted and had its name. Agents are told by names, so they hear of that one's end first.
+        # Left by a deleted request of the same name. Entries for agents carry the name, so they go first.
         return MaintenancePlan(request=request.metadata.name, admission=AdmissionWish.KEEP, look_again=_SOON)
     waiting = what_holds_up(
         request,
@@ -94,7 +91,7 @@ def _plan_start(request: DeviceMaintenance, snapshot: MaintenanceSnapshot, drain
     if waiting is not None and waiting.reason == "EffectNone" and _announces(request):
         return _plan_isolation(request, snapshot, drain, AdmissionWish.WITHDRAW)
     if waiting is not None:
-        # While slices are still to come it keeps its place in the queue.
+        # It keeps its place in the queue while slices are missing.
         wish = AdmissionWish.KEEP if waiting.reason == POOL_INCOMPLETE else AdmissionWish.WITHDRAW
         return _plan_waiting(request, snapshot, waiting, wish)
     if snapshot.admission == COUNTING:
@@ -110,12 +107,12 @@ def _announces(request: DeviceMaintenance) -> bool:
 
 
 def plan_abandoned(request: str, rules: Iterable[DeviceTaintRule]) -> MaintenancePlan:
-    """What is left to do for a request that is gone: take its rules away."""
+    """The plan for a deleted request: delete its rules."""
     return MaintenancePlan(request=request, delete=tuple(rules))
 
 
 def _isolates_already(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> bool:
-    """Whether devices are isolated though the status does not say so: an older operator did that, or somebody changed it."""
+    """Whether devices are isolated without the status saying so: an older operator did that, or somebody changed the status."""
     if not snapshot.rules_served:
         return bool(snapshot.informed) and request.status.phase is not None
     return any(rule.spec.taint.effect in BLOCKING_EFFECTS and maintained_device(rule) for rule in snapshot.rules)
@@ -124,7 +121,7 @@ def _isolates_already(request: DeviceMaintenance, snapshot: MaintenanceSnapshot)
 def _plan_waiting(
     request: DeviceMaintenance, snapshot: MaintenanceSnapshot, waiting: Waiting, wish: AdmissionWish
 ) -> MaintenancePlan:
-    """Nothing is tainted. What was, of a request that only announces something, is taken back."""
+    """Nothing is tainted. Rules of a request that only announces are deleted."""
     devices = snapshot.scope.named | snapshot.scope.overlapping.keys()
     message = waiting.message
     status = DeviceMaintenanceStatus(
@@ -152,7 +149,7 @@ def _plan_waiting(
 
 
 class _Outcome(msgspec.Struct, frozen=True):
-    """The phase that follows from all that, and the sentence. `failed` is the reason for the condition Failed."""
+    """The resulting phase and message. `failed` is the reason of the condition Failed."""
 
     phase: MaintenancePhase
     message: str
@@ -197,8 +194,8 @@ def _plan_isolation(
         if finished
         else ready_condition(request, isolated, findings, snapshot, drain)
     )
-    # What is to be given back is out of service as long as a taint is left, and is taken again as what it was.
-    # A time that is yet to come is of a clock that was set back since: wait and deadline would begin only then.
+    # Devices that are being returned are out of service while a taint is left, and are isolated again as before. A time in the
+    # future is from a clock that was set back since: wait and deadline would begin only then.
     begun_at = min(before.isolated_at or snapshot.now, snapshot.now)
     isolated_at = begun_at if not announces or _isolates_already(request, snapshot) else None
     left = None
@@ -274,7 +271,7 @@ def _plan_isolation(
 
 
 def _breaks_promise(request: DeviceMaintenance, surplus: Iterable[DeviceTaintRule]) -> bool:
-    """Whether any of these rules isolates a device that the status names."""
+    """Whether any of these rules isolates a device that the status lists."""
     promised = {each.key for each in request.status.devices}
     return any(maintained_device(rule) in promised for rule in surplus)
 
@@ -287,7 +284,7 @@ def _outcome(
     left: timedelta | None,
     snapshot: MaintenanceSnapshot,
 ) -> _Outcome:
-    """The phase of a request whose devices are isolated, or are being so, and that is not finished."""
+    """The phase of an unfinished request whose devices are isolated or being isolated."""
     if isolated.reason in {"EffectNone", "DeviceTaintRuleNotServed", "NoDevices"}:
         return _Outcome(MaintenancePhase.PENDING, isolated.message)
     if snapshot.work and snapshot.work.failed:
@@ -305,14 +302,13 @@ def _outcome(
 
 
 def _judged(verdict: VerificationVerdict) -> _Outcome:
-    """The phase of one that is finished."""
     if verdict.failed:
         return _Outcome(MaintenancePhase.FAILED, verdict.message, verdict.reason)
     return _Outcome(MaintenancePhase.VERIFYING, verdict.message or wording.VERIFYING)
 
 
 def _blocked(outcome: _Outcome, snapshot: MaintenanceSnapshot) -> str:
-    """Why Jobs that are to be at work in this phase are not; "" if nothing is in their way."""
+    """Why Jobs that should run in this phase do not; "" if nothing blocks them."""
     jobs = {MaintenancePhase.IN_MAINTENANCE: snapshot.work, MaintenancePhase.VERIFYING: snapshot.verification}.get(
         outcome.phase
     )
@@ -324,7 +320,6 @@ def _is_incomplete(jobs: JobsState | None) -> bool:
 
 
 def _cancels(request: DeviceMaintenance) -> bool:
-    """Whether a deadline that is past gives the devices back."""
     deadline = request.spec.deadline
     return deadline is not None and deadline.action is DeadlineAction.CANCEL
 

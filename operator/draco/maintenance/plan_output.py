@@ -1,7 +1,4 @@
-"""What is to be written for a request, as the state machine says it: a value that reads aloud.
-
-Owns the struct and its text. What is in it is `plan`'s to say, and writing it the controller's.
-"""
+"""The plan for a request, as `plan` computes it and the controller writes it. Owns the struct and its text."""
 
 from datetime import timedelta
 from enum import Enum
@@ -15,7 +12,7 @@ from draco.resources.texts import listed
 
 
 class AdmissionWish(Enum):
-    """What is wished of the budgets: an answer, that the request leaves the queue, or that all stays as it is."""
+    """What to tell the budgets: ask for an answer, leave the queue, or change nothing."""
 
     ASK = "ask"
     WITHDRAW = "withdraw"
@@ -23,17 +20,16 @@ class AdmissionWish(Enum):
 
 
 class MaintenancePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to write, in this order: rules to apply, rules to delete, the status.
+    """What to write, in this order: `admission`, rules to apply, rules to delete, the status.
 
-    `status_first`: the status takes back what it said before, or says that the devices are to be isolated, so it comes before all
-    else. Else an operator that died in between would leave devices called settled that were isolated just now, ready for work
-    that are given back, or out of service that no budget knows of. `status` is `None` when it is already as it should be.
-    `look_again` is when time alone may change the plan.
+    `admission` is first: a request that begins is in the budgets' books until its status says so. `status_first` writes the
+    status before the rules, if it withdraws an earlier statement or says that devices are to be isolated. Otherwise a crash in
+    between leaves devices marked as settled that were isolated just now, returned devices marked as ready for work, or devices
+    out of service that no budget counts. `status` is None if it needs no change. `look_again` is when time alone may change the
+    plan.
 
-    `admission` comes before all of it: a request that begins is in the budgets' books until its status says so.
-
-    Pods may be evicted while `drain` is set, Jobs made while `work` or `verify` is: each only once the status says so. With
-    `stop_jobs` the request's Jobs are to be deleted.
+    `drain` permits evicting pods, `work` and `verify` creating Jobs; each is set only once the status says so. `stop_jobs`
+    deletes the request's Jobs.
     """
 
     request: str
@@ -50,7 +46,7 @@ class MaintenancePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def empty(self) -> bool:
-        """Whether everything is as it should be."""
+        """Whether there is nothing to write."""
         return not (self.apply or self.delete or self.status or self.stop_jobs)
 
     def __str__(self) -> str:

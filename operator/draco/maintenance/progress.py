@@ -1,7 +1,4 @@
-"""How draining and the Jobs of a request go, as the state machine is told of it.
-
-Owns the structs only: who is evicted is `draining`'s to plan, which Jobs are made is that of `working`.
-"""
+"""How far draining and Jobs are, as input of the state machine. Structs only: `draining` plans evictions, `working` Jobs."""
 
 from datetime import timedelta
 from enum import StrEnum
@@ -12,18 +9,18 @@ from draco.resources.api.meta import ObjectKey
 
 
 class RefusedEviction(msgspec.Struct, frozen=True, order=True):
-    """A pod that may not be evicted now, and why, in a short sentence."""
+    """A pod that cannot be evicted now, with the reason as a short sentence."""
 
     pod: ObjectKey
     reason: str = ""
 
 
 class DrainPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How emptying the devices goes.
+    """The state of a drain.
 
-    `evict` are pods to be asked to leave now, `request` those that the cluster is to be asked to make leave. `entrusted` are the
-    ones that it makes leave, which are `leaving` or `refused`. `leaving` are those that were asked or are ending. While
-    `no_execute` is true the taint is one that deletes pods. `waits_for` is how long pods may still finish.
+    `evict` are pods to evict now, `request` those to create EvictionRequests for. `entrusted` are pods with an accepted
+    EvictionRequest, each also in `leaving` or `refused`. `leaving` were asked to leave or are terminating. `no_execute`: the
+    taint has, or gets, the effect NoExecute. `waits_for` is how long pods may still finish.
     """
 
     evict: tuple[ObjectKey, ...] = ()
@@ -43,24 +40,24 @@ class DrainPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Purpose(StrEnum):
-    """What a request's Job is for."""
+    """What a Job is for."""
 
     WORK = "work"
     VERIFICATION = "verification"
 
 
 class FailedJob(msgspec.Struct, frozen=True, order=True):
-    """A Job that failed; `reason` is a sentence that says what to do."""
+    """A failed Job; `reason` is a sentence that says what to do."""
 
     name: str
     reason: str = ""
 
 
 class JobsState(msgspec.Struct, frozen=True, kw_only=True):
-    """The Jobs of one purpose: one is wanted for each physical GPU.
+    """The Jobs of one purpose: one per physical GPU.
 
-    `missing` are names of those to be made, `claimless` of those whose claim is not there, or can never be allocated as it is.
-    `trouble` says why none can be made now or does its work, which is no failure: it goes on when that is put right.
+    `missing` are names of Jobs to create, `claimless` those whose claim is missing or can never be allocated. `trouble` says why
+    Jobs cannot be created or do not run now; it is no failure, and work continues once the cause is removed.
     """
 
     wanted: int = 0
@@ -74,10 +71,10 @@ class JobsState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def incomplete(self) -> bool:
-        """Whether something is to be made."""
+        """Whether Jobs or claims have to be created."""
         return bool(self.missing or self.claimless)
 
     @property
     def done(self) -> bool:
-        """Whether every one has succeeded."""
+        """Whether all have succeeded."""
         return 0 < self.wanted == len(self.succeeded)

@@ -1,7 +1,6 @@
-"""Whether a request's devices are isolated, and whether work on them may start, with the first thing that is in the way.
+"""Whether a request's devices are isolated, and whether work on them may start, with the first hindrance.
 
-Owns the conditions Isolated and ReadyForWork of a request that has begun, and the order in which its hindrances are named. Which
-phase follows is `plan`'s to say.
+Owns the conditions Isolated and ReadyForWork of a request that has begun, and the order of hindrances. `plan` chooses the phase.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +27,7 @@ from draco.resources.names import DeviceKey
 
 
 class WorkHindrances(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in the way of work on `count` devices; `replaced` has the GPUs before and now, `taken` who works on one."""
+    """What prevents work on `count` devices; `replaced` has the UUIDs before and now, `taken` a device and its other request."""
 
     count: int
     held: Mapping[DeviceKey, list[str]]
@@ -61,7 +60,7 @@ def isolated_condition(
 
 
 def finished_condition(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> Condition:
-    """No work may start on what is finished."""
+    """The condition ReadyForWork of a finished request: no work may start."""
     message = wording.over(MaintenancePhase.COMPLETED)
     return condition(request, CONDITION_READY_FOR_WORK, "False", "Finished", message, now=snapshot.now)
 
@@ -73,7 +72,7 @@ def ready_condition(
     snapshot: MaintenanceSnapshot,
     drain: DrainPlan | None,
 ) -> Condition:
-    """Whether work may start; if not, the first thing that is in its way."""
+    """Whether work may start; if not, the first hindrance."""
     count = found.count
     if isolated.status != "True":
         status, reason, message = "False", "NotIsolated", wording.NOT_ISOLATED
@@ -103,9 +102,10 @@ def ready_condition(
 def taken_by_another(
     request: DeviceMaintenance, standing: IsolationState, others: Iterable[DeviceMaintenance]
 ) -> tuple[DeviceKey, str] | None:
-    """A device that another request works on first, and its name: one that was told to start keeps it, else the older has it.
+    """A device that another request works on first, with that request's name; None if there is none.
 
-    Two partitions of one GPU are two devices, though each request isolates the whole GPU as well.
+    A request that was told to start keeps the device; otherwise the older one has it. Two partitions of one GPU are two devices,
+    though each request also isolates the whole GPU.
     """
     ready = request.says(CONDITION_READY_FOR_WORK)
     for other in sorted(others, key=age_of):
@@ -118,24 +118,24 @@ def taken_by_another(
 
 
 def age_of(request: DeviceMaintenance) -> tuple[bool, float, str]:
-    """By which requests are ordered, the oldest first."""
+    """Sort key: the oldest request first."""
     created = request.metadata.creation_timestamp
     return created is None, created.timestamp() if created else 0.0, request.metadata.uid
 
 
 def has_worked(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> bool:
-    """Whether all Jobs that do the work have succeeded, now or as the status remembers."""
+    """Whether all Jobs that do the work have succeeded, now or according to the status."""
     return request.says(CONDITION_WORKED) or bool(snapshot.work and snapshot.work.done)
 
 
 def worked_condition(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> Condition:
-    """That they have."""
+    """The condition Worked."""
     return condition(request, CONDITION_WORKED, "True", "JobsSucceeded", wording.WORKED, now=snapshot.now)
 
 
 def condition(
     request: DeviceMaintenance, type_: str, status: str, reason: str, message: str, *, now: datetime
 ) -> Condition:
-    """A condition, with the time at which its status became what it is."""
+    """A condition with its transition time."""
     wanted = Condition(type=type_, status=status, reason=reason, message=message)
     return timed(wanted, request.status.conditions, now, generation=request.metadata.generation)

@@ -1,7 +1,6 @@
-"""How a request ends: its Jobs stop, its rules go, and its status says what became of it.
+"""How a request ends: its Jobs stop, its rules are deleted, and its status says how it ended.
 
-Owns the plan of giving devices back, which is not called off, and what of a status outlives the request. When a request gives its
-devices back is `plan`'s to say.
+Owns the plan that returns devices, which cannot be undone, and what remains in the final status. `plan` decides when to return.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from draco.resources.names import DeviceKey
 
 
 def plan_return(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> MaintenancePlan:
-    """Give the devices back: Jobs first, then the status says so, then the rules go, and then the request is over."""
+    """Return the devices: delete the Jobs, write the status, delete the rules, end the request."""
     before, spec = request.status, request.spec
     worked = has_worked(request, snapshot)
     if before.phase in OVER:
@@ -44,7 +43,7 @@ def plan_return(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> Ma
     tainted = bool(snapshot.rules or snapshot.informed or unseen)
     if tainted:
         phase = before.phase or MaintenancePhase.PENDING
-        if final is MaintenancePhase.COMPLETED and has_begun(request):  # what only announced was not out of service
+        if final is MaintenancePhase.COMPLETED and has_begun(request):  # only announced, so never out of service
             phase = MaintenancePhase.VERIFYING
         message = wording.giving_back(
             count or len(snapshot.rules), len(snapshot.rules), snapshot.informed, unseen=len(unseen)
@@ -90,7 +89,6 @@ def plan_return(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> Ma
 
 
 def _plan_stop(request: DeviceMaintenance, snapshot: MaintenanceSnapshot, jobs: Sequence[str]) -> MaintenancePlan:
-    """The Jobs still work on devices that are to be given back: they go first."""
     message = wording.stopping(jobs)
     ready = condition(request, CONDITION_READY_FOR_WORK, "False", "StoppingJobs", message, now=snapshot.now)
     others = [each for each in request.status.conditions if each.type != CONDITION_READY_FOR_WORK]
@@ -117,5 +115,5 @@ def _said_at_last(
 
 
 def if_changed(request: DeviceMaintenance, status: DeviceMaintenanceStatus) -> DeviceMaintenanceStatus | None:
-    """The status, unless it stands there already."""
+    """The status, or None if it is already written."""
     return None if status == request.status else status

@@ -1,12 +1,12 @@
-"""The taint rules that Draco writes: the exact one that isolates a device for a request, extensions of a person's rule, fences.
+"""The taint rules that Draco writes: one that isolates a device for a request, extensions of a person's rule, fences.
 
-Owns each rule's name, selector, labels and owner, and how such a rule is recognised again. A rule belongs to its request, to the
-rule that it extends, or to the GpuNode, so the cluster's garbage collector takes it away with that even when no operator runs.
+Owns each rule's name, selector, labels and owner, and how such a rule is recognised. A rule is owned by its request, by the rule
+that it extends, or by the GpuNode, so the garbage collector deletes it with its owner even when no operator runs.
 
-Kubernetes taints the one device that a rule names: a rule on gpu-0 leaves its partitions as they are. Draco puts such a rule on
-all that is the same hardware. A rule is extended if it names driver, pool and device and is no rule of Draco's own. Draco's rules
-name driver, pool and device, too, so they can never reach another device; but for a fence, which is one for all devices of a pool
-whose agent is lost. Whom to fence is decided in `health.fencing`.
+Kubernetes taints only the device that a rule names: a rule on gpu-0 does not taint its partitions. Draco puts the taint on all
+devices of the same hardware. It extends every rule that names driver, pool and device and is not its own. Its own rules also name
+all three, so they cannot reach another device; only a fence covers all devices of a pool, whose agent is lost. `health.fencing`
+decides whom to fence.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ MANAGED_BY = DRACO_DOMAIN
 
 
 def rule_name(uid: str, device: DeviceKey, *, prefix: str = RULE_PREFIX) -> str:
-    """One name per request, or extended rule, and device: who applies it twice, applies it once. At most 98 characters."""
+    """One name per device and request or extended rule, so applying it twice makes one rule. At most 98 characters."""
     return f"{prefix}{device.device}-{_digest(uid, *device)}"
 
 
@@ -52,8 +52,8 @@ def rule_for(
 ) -> DeviceTaintRule:
     """The rule that isolates `device` for `request`.
 
-    `overlaps` is the device that was asked for, if this one is merely the same hardware; `board` is the UUID of the GPU; `effect`
-    is what the taint does, where that is not what the request says.
+    `overlaps` is the requested device if this one only shares its hardware; `board` is the GPU's UUID; `effect` overrides the
+    effect of the request's taint.
     """
     taint = request.spec.taint
     said = {ANNOTATION_OVERLAPS: overlaps, ANNOTATION_UUID: board}
@@ -91,30 +91,30 @@ def _rule(
 
 
 def maintenance_uid(rule: DeviceTaintRule) -> str:
-    """UID of the request that the rule serves, "" when it is not a maintenance rule. Other people's rules never qualify."""
+    """UID of the request that the rule serves, "" if it is not a maintenance rule. Other people's rules never qualify."""
     if not rule.metadata.name.startswith(RULE_PREFIX):
         return ""
     return rule.metadata.labels.get(LABEL_MAINTENANCE, "")
 
 
 def maintained_device(rule: DeviceTaintRule) -> DeviceKey | None:
-    """The device of a maintenance rule, `None` when the rule is not the one that its name promises."""
+    """The device of a maintenance rule; None if the rule's name does not match its selector."""
     device = _named_device(rule)
     return device if device and rule.metadata.name == rule_name(maintenance_uid(rule), device) else None
 
 
 def isolated_board(rule: DeviceTaintRule) -> str:
-    """UUID of the GPU that the rule's device was when the rule was made; "" where that was not known."""
+    """UUID of the GPU that the device was when the rule was written; "" if unknown."""
     return rule.metadata.annotations.get(ANNOTATION_UUID, "")
 
 
 def overlapped(rule: DeviceTaintRule) -> str:
-    """The device that was asked for, if the rule's own one is merely the same hardware; else ""."""
+    """The requested device, if the rule's own one only shares its hardware; else ""."""
     return rule.metadata.annotations.get(ANNOTATION_OVERLAPS, "")
 
 
 def isolates_as(rule: DeviceTaintRule, wanted: DeviceTaintRule) -> bool:
-    """Whether a rule seen in the cluster says what `wanted` says; fields that the server fills in are left aside."""
+    """Whether a rule in the cluster has what `wanted` has; fields that the server fills in are ignored."""
     seen, want = rule.spec.taint, wanted.spec.taint
     owners = {owner.uid for owner in rule.metadata.owner_references}
     return (
@@ -132,7 +132,7 @@ _OWN_PREFIXES = (EXTENSION_PREFIX, RULE_PREFIX, FENCE_PREFIX)
 
 
 class ExtensionPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules to apply and to delete. `rule` is the name of the one that is extended, or its UID when it is gone."""
+    """Rules to apply and to delete. `rule` is the name of the extended rule, or its UID once it is deleted."""
 
     rule: str
     apply: tuple[DeviceTaintRule, ...] = ()
@@ -140,7 +140,7 @@ class ExtensionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def empty(self) -> bool:
-        """Whether everything is as it should be."""
+        """Whether there is nothing to write."""
         return not (self.apply or self.delete)
 
     def __str__(self) -> str:
@@ -148,12 +148,12 @@ class ExtensionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_draco_own(rule: DeviceTaintRule) -> bool:
-    """Whether the rule is one of those that Draco writes and takes away automatically."""
+    """Whether Draco wrote the rule, and deletes it automatically."""
     return rule.metadata.name.startswith(_OWN_PREFIXES)
 
 
 def extended_device(rule: DeviceTaintRule) -> DeviceKey | None:
-    """The one device that a rule names, if its taint is to be put on the same hardware; None for every other rule."""
+    """The one device that a rule names, if Draco extends its taint to the same hardware; None for every other rule."""
     if is_draco_own(rule) or rule.metadata.annotations.get(ANNOTATION_EXTEND) == "false":
         return None
     return _named_device(rule)
@@ -162,9 +162,9 @@ def extended_device(rule: DeviceTaintRule) -> DeviceKey | None:
 def means(
     rule: DeviceTaintRule, hardware: PoolHardware, device: DeviceKey, *, extended_to: Collection[DeviceKey] = ()
 ) -> bool:
-    """Whether the rule taints the device, of a pool with this hardware: it names it, or Draco extends it to that.
+    """Whether the rule taints the device: it names it, or Draco extends it to the device. `hardware` is that of its pool.
 
-    `extended_to` are the devices of its extensions that are there.
+    `extended_to` are the devices of its existing extensions.
     """
     selector = rule.spec.device_selector
     if selector is None:
@@ -201,12 +201,12 @@ def plan_extensions(
     *,
     kind: Kind[DeviceTaintRule],
 ) -> ExtensionPlan:
-    """What to write so that exactly what is the same hardware has the taint of `original`.
+    """What to write so that exactly the devices of the same hardware have the taint of `original`.
 
-    `in_place` are its extensions, `hardware` that of the pool of the device that it names. The extension on a device that is
-    published no more stays: the device may be back in a moment, or be held by a claim still. All extensions stay while the named
-    device is published no more, as a partition is whose GPU was divided otherwise: how large it was is not known then, and what
-    overlapped it is the hardware that somebody wants out of service.
+    `in_place` are its extensions, `hardware` that of the named device's pool. An extension stays on a device that is not
+    published any more: the device may come back, or a claim may still hold it. All extensions stay while the named device is not
+    published, for example a partition whose GPU was divided otherwise: its size is unknown then, and what overlapped it is the
+    hardware that somebody wants out of service.
     """
     name = original.metadata.name
     named = extended_device(original)
@@ -236,7 +236,7 @@ def plan_extensions(
 
 
 def plan_orphans(uid: str, in_place: Iterable[DeviceTaintRule]) -> ExtensionPlan:
-    """What is left to do for a rule that is gone: take its extensions away."""
+    """The plan for a deleted rule: delete its extensions."""
     return ExtensionPlan(rule=uid, delete=tuple(in_place))
 
 
@@ -245,18 +245,17 @@ def _named_device(rule: DeviceTaintRule) -> DeviceKey | None:
 
 
 def _is_gone(devices: tuple[DeviceKey, DeviceKey], hardware: PoolHardware) -> bool:
-    """Whether one of two devices of a pool is published no more."""
     one, other = devices
     return one[:2] == other[:2] and any(hardware.published_as(each.device) is None for each in devices)
 
 
 def extended_from(rule: DeviceTaintRule) -> str:
-    """The device from which a rule was extended to the one that it names; "" if it is no extension."""
+    """The device from which a rule was extended; "" if it is no extension."""
     return rule.metadata.annotations.get(ANNOTATION_OVERLAPS, "") if extends(rule) else ""
 
 
 def fence_name(pool: PoolKey) -> str:
-    """One name per pool: who applies it twice, applies it once."""
+    """One name per pool, so applying it twice makes one rule."""
     return f"{FENCE_PREFIX}{_digest(*pool)}"
 
 
@@ -277,6 +276,6 @@ def is_fence(rule: DeviceTaintRule) -> bool:
 
 
 def fenced_node(rule: DeviceTaintRule) -> str:
-    """The node that the rule fences; "" if it fences none."""
+    """The node that the rule fences; "" if it is no fence."""
     selector = rule.spec.device_selector
     return (selector.pool or "") if is_fence(rule) and selector is not None else ""

@@ -1,6 +1,6 @@
-"""What was read before a maintenance request is planned.
+"""The input of a maintenance request's plan. Everything in it was read together, without a write in between.
 
-Owns that struct. Everything in it was read in one go, without a write in between, and nothing in it is decided.
+Owns that struct; nothing in it is decided.
 """
 
 from datetime import datetime, timedelta
@@ -23,23 +23,22 @@ from draco.resources.names import DeviceKey, PoolKey
 class MaintenanceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a request and its devices.
 
-    `scope` is what the request concerns, `selection` what it is about (None: what its selector names), `problem` why that cannot
-    be begun with. `rules` are the rules of this request, `others` further requests, `claims` at least those that hold or watch
-    one of its devices, `own_claims` those of its Jobs. `tolerant` are claims that wait and may be allocated one in spite of the
-    taint. `unheeded` are devices that agents are still to publish with the taint, `vanished` those that were isolated and of
-    whose GPU nothing is published now. `settle` is how long devices stay isolated and free before work may start: a scheduler
-    learns of a taint a moment late. `incomplete` are the pools of its devices of which slices are still to come: nothing is begun
-    with then.
+    `scope` is what the request concerns, `selection` its selection (None: by the selector's names), `problem` why it cannot
+    begin. `rules` are the request's, `others` are other requests, `claims` include all that hold or watch one of its devices,
+    `own_claims` are those of its Jobs. `tolerant` are pending claims that tolerate the taint, so they may be allocated one of the
+    devices. `unheeded` are devices that agents have yet to publish with the taint, `vanished` isolated devices of whose GPU
+    nothing is published now. `settle` is how long devices must be isolated and free before work starts: schedulers observe a
+    taint with a delay. `incomplete` are its pools with missing slices: nothing begins then.
 
-    `rehearsal` is what isolating would do. `candidate` is what the budgets are asked about, None where the request has begun or
-    is not to begin, and `admission` their last answer: what it waits for, None if it may begin. `drain` is what draining is
-    planned from, None where nobody is asked to leave; `knows_paused` says whether it is known which GPUs paused budgets are
-    about. `work` and `verification` say how the Jobs go, None where there are none.
+    `rehearsal` is what isolating would do. `candidate` is what the budgets are asked about, None if the request has begun or is
+    not to begin; `admission` is their last answer: why it waits, None if it may begin. `drain` is the input for draining, None if
+    nobody is evicted; `knows_paused`: the GPUs of paused budgets are known. `work` and `verification` are the Jobs, None without
+    any.
 
-    `agents` is what the agents of its nodes say of the devices, None where no agent knows them. They are believed once they have
-    said so for `verify_settle`, and what is bad once the work has been done for `verify_grace`: an agent reads from time to time,
-    and reports figures later than news. Where no rules are served (`rules_served`), what agents publish is all that isolates a
-    device: `beyond` are devices that none would taint, `informed` are the nodes whose GpuNode has the request.
+    `agents` is what the agents say of the devices, None if no agent knows them. A good verdict counts after `verify_settle`, a
+    bad one `verify_grace` after the work was done: agents read periodically, and report figures later than news. Where rules are
+    not served (`rules_served`), only published taints isolate: `beyond` are devices that no agent would taint, `informed` the
+    nodes whose GpuNode has an entry for the request.
     """
 
     now: datetime
@@ -70,6 +69,6 @@ class MaintenanceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     verify_grace: timedelta = timedelta(seconds=45)
 
     def selected(self, request: DeviceMaintenance) -> MaintenanceSelection:
-        """What the request is about."""
+        """The request's selection."""
         found = self.selection or fixed_selection(request, self.rules)
         return found or MaintenanceSelection(selector=request.spec.device_selector, devices=frozenset())

@@ -1,8 +1,8 @@
 """What a taint on some devices does: which claims hold them, which pods use these claims, whose disruption budget it breaks.
 
-Owns the arithmetic and its sentences, for the Event on a DeviceTaintRule and for `draco taint`. Decides nothing, reads nothing:
-which devices are meant is the caller's to say. NoExecute deletes pods without asking a PodDisruptionBudget, so what a budget
-would have allowed is said beforehand. Source: the device taint eviction controller of Kubernetes 1.36, KEP-5055.
+Owns the arithmetic and its messages, for the Event on a DeviceTaintRule and for `draco taint`. The caller chooses the devices.
+NoExecute deletes pods without asking a PodDisruptionBudget, so the messages say beforehand what a budget would allow. Source: the
+device taint eviction controller of Kubernetes 1.36, KEP-5055.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ from draco.resources.texts import agreeing, counted, listed, them
 
 
 class EvictedPod(msgspec.Struct, frozen=True, order=True):
-    """A pod that NoExecute deletes, so many seconds after the taint was added: the claims' tolerations may grant it some."""
+    """A pod that NoExecute deletes, `after_s` seconds after the taint was added if the claims' tolerations grant them."""
 
     key: ObjectKey
     after_s: int = 0
@@ -35,7 +35,7 @@ class BudgetImpact(msgspec.Struct, frozen=True, order=True):
 
     @property
     def is_broken(self) -> bool:
-        """Whether more pods go than it allows."""
+        """Whether more pods are deleted than it allows."""
         return self.evicted > self.allowed
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class BudgetImpact(msgspec.Struct, frozen=True, order=True):
 
 
 class TaintAmounts(NamedTuple):
-    """How much a taint hits."""
+    """How many devices, claims and pods a taint affects."""
 
     devices: int = 0
     claims: int = 0
@@ -55,11 +55,11 @@ class TaintAmounts(NamedTuple):
 
 
 class TaintImpact(msgspec.Struct, frozen=True, kw_only=True):
-    """What a taint hits: published `devices`, `claims` on any that it means, the `pods` that these are reserved for.
+    """What a taint affects: published `devices`, `claims` that hold any of them, the `pods` that these are reserved for.
 
-    `evicted` are those of the pods that the effect NoExecute deletes or would delete, `budgets` those that cover any of them.
-    `overlooked` are pods that it should delete and, before Kubernetes 1.37, does not: the controller knows no claims for extended
-    resources there. `totals` are the numbers where they are all that is known.
+    `evicted` are the pods that NoExecute deletes or would delete, `budgets` those that cover any of them. `overlooked` are pods
+    with extended resources that NoExecute should delete but, before Kubernetes 1.37, does not: that controller ignores claims for
+    extended resources. `totals` are set if only the counts are known.
     """
 
     devices: tuple[DeviceKey, ...] = ()
@@ -77,12 +77,12 @@ class TaintImpact(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def broken(self) -> list[BudgetImpact]:
-        """The budgets that allow less than would happen."""
+        """The budgets that allow fewer disruptions than would happen."""
         return [each for each in self.budgets if each.is_broken]
 
 
 def spares_extended_resources(served: Kind[DeviceTaintRule] | None) -> bool:
-    """Whether NoExecute leaves pods alone that have their GPUs as extended resources: where rules are not yet served in v1.
+    """Whether NoExecute ignores pods that have their GPUs as extended resources: where rules are not served in v1.
 
     Source: both came with Kubernetes 1.37.
     """
@@ -98,10 +98,10 @@ def impact_of(
     pods: Iterable[Pod] | None = None,
     spares_extended: bool = True,
 ) -> TaintImpact:
-    """What `taint` does if it is put on what `hits` says. A claim counts with its administrative access, as it does for eviction.
+    """What `taint` does on the devices that `hits` selects. Claims with administrative access count, as in taint eviction.
 
-    `devices` are the published ones; `pods` need only be those that use one of the claims. None: they may not be read, and whom a
-    claim is reserved for counts. `spares_extended` is what `spares_extended_resources` says of the cluster.
+    `devices` are the published ones; `pods` must include all that use one of the claims. None: pods may not be read, so the
+    reservations of the claims count. `spares_extended` is the result of `spares_extended_resources`.
     """
     known = None if pods is None else {pod.metadata.key: pod for pod in pods}
     as_evicting = msgspec.structs.replace(taint, effect="NoExecute")
@@ -132,7 +132,7 @@ def impact_of(
 
 
 def with_budgets(impact: TaintImpact, budgets: Iterable[PodDisruptionBudget], pods: Iterable[Pod]) -> TaintImpact:
-    """The same with the budgets that cover any of the evicted pods. One that is not among `pods` is covered by none."""
+    """The impact with the budgets that cover its evicted pods. A pod missing in `pods` has no budget."""
     going = {each.key for each in impact.evicted}
     return msgspec.structs.replace(
         impact, budgets=tuple(sorted(budget_impacts(budgets, [pod for pod in pods if pod.metadata.key in going])))
@@ -140,7 +140,7 @@ def with_budgets(impact: TaintImpact, budgets: Iterable[PodDisruptionBudget], po
 
 
 def sentences(rule: DeviceTaintRule, impact: TaintImpact) -> list[str]:
-    """What the rule does, the decisive thing first."""
+    """The effect of the rule in sentences, the most important first."""
     selector, effect, amounts = rule.spec.device_selector, rule.spec.taint.effect, impact.amounts
     if selector is None:
         return ["It has no spec.deviceSelector, so it taints nothing: name driver, pool and device."]
@@ -173,7 +173,6 @@ def sentences(rule: DeviceTaintRule, impact: TaintImpact) -> list[str]:
 
 
 def _kept(impact: TaintImpact) -> str:
-    """Whom NoSchedule leaves what they have."""
     _, claims, pods = impact.amounts
     if not claims:
         return "No claim has any of them."
@@ -183,7 +182,6 @@ def _kept(impact: TaintImpact) -> str:
 
 
 def _deleted(impact: TaintImpact) -> str:
-    """Whom NoExecute deletes."""
     if impact.totals and impact.totals.pods:
         return f"those of {counted(impact.totals.pods, 'pod')} that do not tolerate it"
     names = listed(f"{each.key} after {each.after_s} s" if each.after_s else each.key for each in impact.evicted)
@@ -191,9 +189,9 @@ def _deleted(impact: TaintImpact) -> str:
 
 
 def tolerated_for(result: DeviceRequestAllocationResult, taint: DeviceTaint) -> int | None:
-    """After how many seconds a taint with the effect NoExecute evicts a device's user; None if that is tolerated for good.
+    """After how many seconds a NoExecute taint evicts the user of a device; None if it is tolerated for ever.
 
-    A toleration without an effect helps a claim to be allocated the device, but not to keep it: that one must say NoExecute.
+    A toleration without an effect lets a claim be allocated the device but not keep it: keeping needs the effect NoExecute.
     """
     granted = [
         each.toleration_seconds for each in result.tolerations if each.effect == taint.effect and each.tolerates(taint)
@@ -204,19 +202,19 @@ def tolerated_for(result: DeviceRequestAllocationResult, taint: DeviceTaint) -> 
 
 
 def reserved_pods(claim: ResourceClaim, known: Mapping[ObjectKey, Pod]) -> set[ObjectKey]:
-    """Those of these pods that the claim is reserved for, by name or as members of what it is reserved for, however they are."""
-    # A claim stays reserved for a pod that is gone until Kubernetes sees to it.
+    """The pods among `known` that the claim is reserved for, by name or through their group, whether running or ended."""
+    # A claim stays reserved for a deleted pod until Kubernetes removes the reservation.
     users = {key for key, uid in _reserved_by_name(claim).items() if key in known and known[key].metadata.uid == uid}
     return users | set(_members(claim, known))
 
 
 def named_and_members(claim: ResourceClaim, known: Mapping[ObjectKey, Pod]) -> set[ObjectKey]:
-    """The pods that it is reserved for by name, and those of these pods that are members of what else it is reserved for."""
+    """The pods that the claim is reserved for by name, and the running members of groups that it is reserved for."""
     return {*_reserved_by_name(claim), *(key for key in _members(claim, known) if not known[key].is_over)}
 
 
 def is_for_members(claim: ResourceClaim) -> bool:
-    """Whether it is reserved for something that has pods, such as a PodGroup: then it does not say for which."""
+    """Whether it is reserved for something with several pods, such as a PodGroup, so it does not name them."""
     return any(not each.is_pod for each in claim.status.reserved_for)
 
 
@@ -227,20 +225,19 @@ def _members(claim: ResourceClaim, known: Mapping[ObjectKey, Pod]) -> Iterable[O
 
 
 def _users(claim: ResourceClaim, known: Mapping[ObjectKey, Pod] | None) -> set[ObjectKey]:
-    """The pods that the claim is reserved for and that are not over."""
+    """The pods that the claim is reserved for and that have not ended."""
     if known is None:
         return set(_reserved_by_name(claim))
     return {key for key in reserved_pods(claim, known) if not known[key].is_over}
 
 
 def _reserved_by_name(claim: ResourceClaim) -> dict[ObjectKey, str]:
-    """The UIDs of the pods that it names."""
     reserved = (each for each in claim.status.reserved_for if each.is_pod)
     return {ObjectKey(claim.metadata.namespace, each.name): each.uid for each in reserved}
 
 
 def budget_impacts(budgets: Iterable[PodDisruptionBudget], evicted: Iterable[Pod]) -> Iterable[BudgetImpact]:
-    """The budgets that cover any of these pods, and how many of them."""
+    """The budgets that cover any of these pods, with the number of pods."""
     pods = list(evicted)
     for budget in budgets:
         selector, namespace = budget.spec.selector, budget.metadata.namespace

@@ -1,7 +1,4 @@
-"""What a maintenance request says of itself, in sentences.
-
-Owns wording only: what is the case is decided by `plan`.
-"""
+"""The messages of a maintenance request. Owns wording only; `plan` decides what is true."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,7 +19,7 @@ NO_VERIFICATION: Final = "No Job verifies the devices: name a suspended CronJob 
 
 
 def no_devices(selector: MaintenanceSelector) -> str:
-    """Nothing has the names, or whatever else is asked for."""
+    """Nothing matches the selector."""
     fields = {
         "driver": selector.driver,
         "pool": selector.pool,
@@ -37,7 +34,7 @@ def no_devices(selector: MaintenanceSelector) -> str:
 
 
 def incomplete(pools: Sequence[PoolKey]) -> str:
-    """Drivers are replacing slices: which devices there are is not known."""
+    """Drivers are replacing slices, so not all devices are known."""
     return (
         f"Not all ResourceSlices of {listed([f'pool {pool.pool} ({pool.driver})' for pool in pools])} are published; "
         "this continues when they are. If that takes long, look at the driver's pods."
@@ -53,19 +50,19 @@ def only_announced(effect: str) -> str:
 
 
 def not_approved(request: DeviceMaintenance) -> str:
-    """A person has to say yes."""
+    """A person has to approve the request."""
     return f"Waiting for approval: look at the rehearsal, then `draco maintain approve {request.metadata.name}`."
 
 
 def not_yet(at: datetime | None) -> str:
-    """The schedule has not come to it."""
+    """The schedule's start is in the future."""
     if at is None:
         return "No window of spec.schedule.windows ever opens, so this never starts: give days, a start and a duration."
     return f"Scheduled: starts at {at.astimezone(UTC):%Y-%m-%d %H:%M} UTC."
 
 
 def deadline_passed(request: DeviceMaintenance, why: str) -> str:
-    """Devices are not free in time."""
+    """The devices were not free by the deadline."""
     after = request.spec.deadline.after if request.spec.deadline else ""
     return f"Not free within {after} of being isolated, and still isolated: cancel this request, or free the devices. {why}"
 
@@ -80,7 +77,7 @@ def jobs_failed(what: str, failed: Sequence[FailedJob]) -> str:
 
 
 def verifying(jobs: JobsState) -> str:
-    """Jobs find out whether the devices are good."""
+    """Jobs are verifying the devices."""
     return f"{len(jobs.succeeded)} of {counted(jobs.wanted, 'Job')} {are(len(jobs.succeeded) or jobs.wanted)} done verifying."
 
 
@@ -90,7 +87,7 @@ def stopping(jobs: Sequence[str]) -> str:
 
 
 def not_good(bad: Sequence[str]) -> str:
-    """Agents do not report the devices as good."""
+    """Agents report devices as not healthy."""
     rest = len(bad) - 1
     more = f" {counted(rest, 'more GPU')} {are(rest)} not good either." if rest else ""
     stays = agreeing(len(bad), "It stays", "They stay")
@@ -99,12 +96,12 @@ def not_good(bad: Sequence[str]) -> str:
 
 
 def not_read_yet(bad: Sequence[str]) -> str:
-    """What agents report may be from before the work."""
+    """The agents' reports may be older than the end of the work."""
     return f"Waiting for a reading of the GPUs after the work. The last report says: {bad[0]}"
 
 
 def not_over_yet(ending: Sequence[str]) -> str:
-    """Faults have not been seen for some readings, which are to be a few more."""
+    """Some readings were free of the faults, and more are needed."""
     rest = len(ending) - 1
     more = f" The same is true of {counted(rest, 'more GPU')}." if rest else ""
     return f"{ending[0]}{more} Waiting until {agreeing(len(ending), 'the fault is', 'the faults are')} over."
@@ -125,7 +122,7 @@ _NOT_SEEN_TO_END: Final = (
 
 
 def gpu_missing(device: DeviceKey, uuid: str) -> str:
-    """The agent does not see it."""
+    """The agent does not see the GPU."""
     return (
         f"GPU {device.device} of {device.pool}{f' ({uuid})' if uuid else ''} is not reported by its node's agent "
         "(a replacement board gets a new name)."
@@ -133,30 +130,30 @@ def gpu_missing(device: DeviceKey, uuid: str) -> str:
 
 
 def gpu_faulty(gpu: GpuStatus, device: DeviceKey, fault: GpuFaultStatus) -> str:
-    """The agent reports a fault. One that NVML told only once ends with what was seen to end it, not with the work as such."""
+    """The agent reports a fault. One that NVML reported once ends with an observed cause, not with the end of the work."""
     said = f"GPU {gpu.device} of {device.pool} still has the fault {fault.name}{f': {fault.message}' if fault.message else ''}"
     return sentence(said) + (f" {_NOT_SEEN_TO_END}" if fault.latched else "")
 
 
 def gpu_recovering(gpu: GpuStatus, device: DeviceKey, fault: GpuFaultStatus) -> str:
-    """The agent has read it without the fault, but not often enough."""
+    """The agent has read the GPU without the fault, but not often enough."""
     readings = counted(fault.clean_probes, "reading")
     return f"GPU {gpu.device} of {device.pool} has had {readings} without the fault {fault.name}."
 
 
 def gpu_unhealthy(gpu: GpuStatus, device: DeviceKey) -> str:
-    """The agent does not call it healthy."""
+    """The agent does not report the GPU as healthy."""
     why = f": {gpu.message}" if gpu.message else ""
     return sentence(f"GPU {gpu.device} of {device.pool} is reported as {gpu.health}{why}")
 
 
 def over(phase: MaintenancePhase) -> str:
-    """No work may begin any more."""
+    """No work may start any more."""
     return "The request is finished." if phase is MaintenancePhase.COMPLETED else "The request is cancelled."
 
 
 def cancelled(number: int, *, by_request: bool) -> str:
-    """Everything is given back without having been worked on to the end."""
+    """Everything was returned before the work was done."""
     why = "Cancelled" if by_request else "Cancelled, because the devices were not free by spec.deadline"
     return (
         f"{why}; {_devices(number)} {agreeing(number, 'was', 'were')} returned to service."
@@ -166,7 +163,7 @@ def cancelled(number: int, *, by_request: bool) -> str:
 
 
 def rules_not_served(devices: Sequence[DeviceKey]) -> str:
-    """Devices that only a rule could isolate, in a cluster without rules."""
+    """Only a rule could isolate these devices, and the cluster serves none."""
     number = len(devices)
     return (
         f"No agent of Draco publishes {listed([f'{device.device} of {device.pool}' for device in devices])}, so only a "
@@ -176,37 +173,37 @@ def rules_not_served(devices: Sequence[DeviceKey]) -> str:
 
 
 def isolating(done: int, wanted: int, unheeded: Sequence[DeviceKey] = ()) -> str:
-    """How far isolation has come, and which devices agents are still to publish with the taint."""
+    """How many are isolated, and which devices agents have yet to publish with the taint."""
     waits = f"; waiting for Draco's agent on {_nodes(unheeded)} to publish the taint" if unheeded else ""
     return f"{done} of {_devices(wanted)} {are(done or wanted)} isolated{waits}."
 
 
 def isolated(number: int, *, by_rules: bool) -> str:
-    """All are."""
+    """All are isolated."""
     how = "its own taint rule" if by_rules else "a taint in its ResourceSlice"
     return f"{_devices(number)} {are(number)} isolated, each by {how}."
 
 
 def settling(number: int) -> str:
-    """No claim holds any, but one may be about to."""
+    """No claim holds any, but an allocation may be in flight."""
     return f"{_devices(number)} {are(number)} isolated and free; waiting for allocations that were in progress."
 
 
 def free(number: int, watchers: Sequence[str]) -> str:
-    """Work may begin; `watchers` are claims with administrative access."""
+    """Work may start; `watchers` are claims with administrative access."""
     said = f"{_devices(number)} {are(number)} isolated and no claim holds {them(number)}: work can start."
     return f"{said} Only monitoring, with administrative access: {listed(watchers)}." if watchers else said
 
 
 def not_published(devices: Sequence[DeviceKey], number: int) -> str:
-    """Work may begin, or goes on, on what the driver does not publish: it was pulled out, or its node or driver is down."""
+    """Work may start or continue although the driver does not publish the devices: removed, or node or driver down."""
     names = listed([f"{device.device} of {device.pool}" for device in devices])
     back = agreeing(len(devices), "stays isolated when it comes", "stay isolated when they come")
     return f"{free(number, ())} {names} {are(len(devices))} not published now, and {back} back."
 
 
 def in_use(held: Mapping[DeviceKey, list[str]], number: int) -> str:
-    """Which are held, and by which claims."""
+    """Which devices are held, and by which claims."""
     examples = [
         f"{device.device} of {device.pool} by {', '.join(names[:NAMED])}" for device, names in sorted(held.items())
     ]
@@ -214,7 +211,7 @@ def in_use(held: Mapping[DeviceKey, list[str]], number: int) -> str:
 
 
 def replaced(boards: Mapping[DeviceKey, tuple[str, str]]) -> str:
-    """That devices are returned as other boards than were isolated, after the sentence that they are; "" for none."""
+    """Appended to `given_back`: devices that are another board than was isolated; "" without any."""
     if not boards:
         return ""
     device, (before, now) = min(boards.items())
@@ -223,7 +220,7 @@ def replaced(boards: Mapping[DeviceKey, tuple[str, str]]) -> str:
 
 
 def other_gpu(replaced: Mapping[DeviceKey, tuple[str, str]]) -> str:
-    """Names that stand for other GPUs now: the UUIDs before and now."""
+    """Names that now stand for other GPUs, with both UUIDs."""
     device, (before, now) = min(replaced.items())
     more = others(len(replaced) - 1, "device")
     return (
@@ -233,7 +230,7 @@ def other_gpu(replaced: Mapping[DeviceKey, tuple[str, str]]) -> str:
 
 
 def taken(device: DeviceKey, request: str) -> str:
-    """A device that another request works on."""
+    """Another request works on the device."""
     return (
         f"{device.device} of {device.pool} is isolated and free, but is in maintenance for {request}: "
         f"work can start when {request} is finished or deleted."
@@ -241,7 +238,7 @@ def taken(device: DeviceKey, request: str) -> str:
 
 
 def obtainable(request: DeviceMaintenance, tolerant: Sequence[ObjectKey], number: int) -> str:
-    """Which claims might still be allocated one of the devices."""
+    """Pending claims that could still be allocated one of the devices."""
     taint, claims = request.spec.taint, f"{agreeing(len(tolerant), 'claim', 'claims')} {listed(tolerant)}"
     waits, tolerates = agreeing(len(tolerant), "waits", "wait"), agreeing(len(tolerant), "tolerates", "tolerate")
     return (
@@ -251,7 +248,7 @@ def obtainable(request: DeviceMaintenance, tolerant: Sequence[ObjectKey], number
 
 
 def unheeded(devices: Sequence[DeviceKey], number: int) -> str:
-    """Which devices the agents of their nodes have not published with the taint yet."""
+    """Devices that agents have not published with the taint yet."""
     return (
         f"{_devices(number)} {are(number)} isolated and free; waiting for Draco's agent on {_nodes(devices)} to publish "
         f"{listed([device.device for device in devices])} with the taint, so that no new partition appears without it."
@@ -259,7 +256,7 @@ def unheeded(devices: Sequence[DeviceKey], number: int) -> str:
 
 
 def giving_back(number: int, rules: int, informed: Sequence[str], *, unseen: int) -> str:
-    """The request is finished, and so many rules are left, or these agents are still to drop the taint.
+    """The request is finished; `rules` are left, or the agents of `informed` have yet to drop the taint.
 
     `unseen` rules may be left: the API server does not serve them now.
     """

@@ -1,1 +1,1 @@
-"""How many GPUs may be out of service at once, and whose turn it is."""
+"""How many GPUs may be out of service together, and which request is next."""

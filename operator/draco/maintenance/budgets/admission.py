@@ -1,11 +1,11 @@
-"""Which requests may begin now: what all budgets together let go out of service, the oldest request first.
+"""Which requests may begin now: what all budgets together allow out of service, the oldest request first.
 
-Owns that decision, over all requests at once. Who is asked about all of them, one decision at a time, never lets more out of
-service than a budget allows, as long as it asks again for what it has admitted before.
+Owns that decision over all requests together. A caller that decides one round at a time, and passes what it admitted before,
+never exceeds a budget.
 
-A request that does not fit waits, and younger ones that need the same of the budget wait behind it: a stream of small ones does
-not starve a large one. It holds up nobody in budgets where it would fit, so one that waits for two budgets may be overtaken in
-one while it waits for the other. A request that can never fit, or waits for a person, holds up nobody.
+A request that does not fit waits, and younger ones that need the same place of the budget wait behind it, so a stream of small
+requests cannot starve a large one. It does not block other budgets: a request that waits for two budgets may be overtaken in one
+of them. A request that can never fit, or waits for a person, blocks nobody.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from draco.resources.texts import counted, listed
 
 
 class StartCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that would begin, were it admitted. `age` orders them."""
+    """A request that would begin if admitted. `age` orders them."""
 
     uid: str
     name: str
@@ -30,11 +30,11 @@ class StartCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """A budget, and the GPUs that it is about, each with the place within which they are counted: "" is the cluster.
+    """A budget and its GPUs, each with the place in which it is counted ("" is the cluster).
 
-    `elsewhere` are the published GPUs that it is not about, `without` the pools that have none that it is about. Any other GPU is
-    one that nobody publishes now, as while its node reboots: it counts where the rest of its pool does (`pool_places`, by the
-    pool's name), for nobody knows that the budget is not about it.
+    `elsewhere` are published GPUs outside the budget, `without` the pools that have none of its GPUs. Any other GPU is not
+    published now, for example because its node reboots. It counts as the budget's, in the place of its pool (`pool_places`, by
+    pool name), because nobody can tell that the budget excludes it.
     """
 
     name: str
@@ -47,11 +47,11 @@ class BudgetLimit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def about_all(self) -> bool:
-        """Whether it is about devices of any class."""
+        """Whether it applies to devices of every class."""
         return not self.spec.device_class_name
 
     def allows(self, place: str) -> int | None:
-        """How many GPUs may be out of service in a place; None: any number."""
+        """How many GPUs may be out of service in a place; None means any number."""
         limits = [] if self.spec.max_devices is None else [self.spec.max_devices]
         percent = self.spec.max_percent
         if percent is not None:
@@ -64,11 +64,11 @@ class BudgetLimit(msgspec.Struct, frozen=True, kw_only=True):
         return Counter(place for gpu in gpus if (place := self._place(gpu)) is not None)
 
     def concerns(self, gpus: Iterable[PhysicalGpu]) -> bool:
-        """Whether it is about any of these."""
+        """Whether it applies to any of these."""
         return self.about_all or any(self._place(gpu) is not None for gpu in gpus)
 
     def _place(self, gpu: PhysicalGpu) -> str | None:
-        """Within what the GPU is counted; None if the budget is not about it."""
+        """The place in which the GPU is counted; None if the budget does not apply to it."""
         known = self.places.get(gpu)
         if known is not None or gpu in self.elsewhere or gpu.pool_key in self.without:
             return known
@@ -85,7 +85,7 @@ class FailedRequest(msgspec.Struct, frozen=True):
 class StartDecision(msgspec.Struct, frozen=True, kw_only=True):
     """The UIDs of requests that may begin, with the GPUs that they may take, and why the others wait.
 
-    `waiting_for` counts the requests that wait for each budget.
+    `waiting_for` counts the waiting requests by budget.
     """
 
     admitted: Mapping[str, frozenset[PhysicalGpu]]
@@ -104,9 +104,9 @@ def admit(
 ) -> StartDecision:
     """Decide about all candidates.
 
-    `out` is what is out of service now. `returning` is what of it nobody keeps out any more: it counts until it is back, and who
-    wants it asks for it as for any other. `before` are those that were admitted and have not begun: they are first, and are
-    refused only if a budget has become smaller.
+    `out` is what is out of service now. `returning` are those of `out` that no request keeps out any more: they count until they
+    are back, and a candidate that wants one needs room for it like for any other. `before` are requests that were admitted and
+    have not begun: they come first, and are refused only if a budget has shrunk.
     """
     limits = [_Ledger(each, frozenset(out), failed) for each in sorted(budgets, key=lambda each: each.name)]
     gone, kept = set(out), set(out).difference(returning)
@@ -134,11 +134,11 @@ def admit(
 
 _NEVER, _PAUSED, _CIRCUIT, _FULL = "NeverFits", "Paused", "TooManyFailed", "BudgetUsedUp"
 _ORDER = (_NEVER, _PAUSED, _CIRCUIT, _FULL)
-"""What only a person can change is said first."""
+"""Reasons that only a person can change come first."""
 
 
 class _Ledger:
-    """One budget while a decision is made."""
+    """One budget during a decision."""
 
     def __init__(self, limit: BudgetLimit, out: frozenset[PhysicalGpu], failed: Collection[FailedRequest]) -> None:
         self.name = limit.name
@@ -150,7 +150,7 @@ class _Ledger:
     def refuses(
         self, candidate: StartCandidate, fresh: Collection[PhysicalGpu], more: Collection[PhysicalGpu]
     ) -> Waiting | None:
-        """Why the budget does not let the candidate take what nobody else keeps out, of which `more` is still in service."""
+        """Why the budget refuses the candidate. `fresh`: GPUs that no other request keeps out; `more`: those still in service."""
         limit, spec = self._limit, self._limit.spec
         needs, adds = limit.counted(fresh), limit.counted(more)
         for place, number in needs.items():
@@ -170,7 +170,7 @@ class _Ledger:
         return None
 
     def queue(self, fresh: Collection[PhysicalGpu], more: Collection[PhysicalGpu]) -> None:
-        """A candidate waits for these: a younger one does not go first where it has no room."""
+        """Reserve the places where a waiting candidate has no room, so that younger ones do not overtake it."""
         adds = self._limit.counted(more)
         for place in self._limit.counted(fresh):
             allowed = self._limit.allows(place)
@@ -178,12 +178,11 @@ class _Ledger:
                 self._queued.add(place)
 
     def take(self, more: Collection[PhysicalGpu]) -> None:
-        """The candidate takes these out of service."""
         self._used += self._limit.counted(more)
 
 
 def paused_by(budget: str) -> str:
-    """A budget is paused."""
+    """The message for requests that a paused budget holds back."""
     return f"MaintenanceBudget {budget} is paused: nothing more is taken out of service until its spec.paused is false."
 
 
@@ -202,7 +201,7 @@ def _never(limit: BudgetLimit, place: str, number: int, allowed: int) -> str:
 
 
 def _full(limit: BudgetLimit, place: str, allowed: int) -> str:
-    # Without the numbers of the moment: hundreds that wait would all be written whenever one is done.
+    # Without current numbers: they would change, and be written, for hundreds of waiting requests whenever one finishes.
     return (
         f"Waiting for its turn in MaintenanceBudget {limit.name}, which allows {counted(allowed, 'GPU')}{_at(limit, place)} "
         "to be out of service at once."

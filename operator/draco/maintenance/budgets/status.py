@@ -1,7 +1,4 @@
-"""What a MaintenanceBudget says of itself.
-
-Owns its condition and its sentences. What it allows is `admission`'s to say.
-"""
+"""The status of a MaintenanceBudget: its condition and messages. `admission` decides what it allows."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -25,7 +22,7 @@ def budget_status(
     now: datetime,
     has_class: bool,
 ) -> MaintenanceBudgetStatus:
-    """Where a budget stands. `out` is what is out of service, of any budget; `waiting` counts requests that wait for this one."""
+    """The budget's status. `out` are GPUs out of service for any budget; `waiting` counts requests that wait for this one."""
     used = limit.counted(out)
     full = [place for place in limit.totals if (allowed := limit.allows(place)) is not None and used[place] >= allowed]
     number = used.total()
@@ -58,5 +55,5 @@ def budget_status(
 
 
 def no_class(name: str) -> str:
-    """The class that a budget is about does not exist."""
+    """The message for a budget whose DeviceClass does not exist."""
     return f"There is no DeviceClass {name}, so this budget limits nothing."

@@ -1,7 +1,6 @@
 """Why the Eviction API refuses a pod: which PodDisruptionBudget, and whether waiting helps.
 
-Owns the reading of budgets as the API server applies them, and the sentences. Sees only what it is given; a budget may have
-changed since a pod was refused.
+Owns the reading of budgets as the API server applies them, and the messages. A budget may have changed since a pod was refused.
 """
 
 from collections.abc import Iterable
@@ -10,11 +9,11 @@ from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.texts import are, counted, listed
 
 ENDS_BY_ITSELF = "; it is tried again"
-"""The end of a reason that may pass without anybody's doing."""
+"""Ends a reason that may pass without a person's help."""
 
 
 def covering(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> list[PodDisruptionBudget]:
-    """The budgets that are about the pod, by name."""
+    """The budgets that cover the pod, by name."""
     found = [
         each
         for each in budgets
@@ -26,7 +25,7 @@ def covering(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> list[PodDisrup
 
 
 def never_allows(budget: PodDisruptionBudget) -> bool:
-    """Whether it lets no pod go even while all are healthy."""
+    """Whether it allows no disruption even while all pods are healthy."""
     if budget.spec.max_unavailable in {0, "0", "0%"} or budget.spec.min_available == "100%":
         return True
     status = budget.status
@@ -34,7 +33,7 @@ def never_allows(budget: PodDisruptionBudget) -> bool:
 
 
 def why_refused(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> str:
-    """What is in the way of the pod's eviction; "" if no budget is."""
+    """Why the pod's eviction was refused; "" if no budget covers the pod."""
     found = covering(pod, budgets)
     if not found:
         return ""
@@ -48,12 +47,12 @@ def why_refused(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> str:
         healthy = f"{counted(status.current_healthy, 'pod')} {are(status.current_healthy)} healthy"
         wanted = f"it wants {status.desired_healthy}"
         return f"PodDisruptionBudget {name} allows no eviction now ({healthy} and {wanted}){ENDS_BY_ITSELF}"
-    # What it allows now was taken by another pod when this one asked.
+    # Another pod used up the allowance when this one was refused.
     return f"PodDisruptionBudget {name} allows {status.disruptions_allowed} at a time{ENDS_BY_ITSELF}"
 
 
 def what_blocks(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> str:
-    """Why the pod's eviction would be refused at this moment; "" if it would not."""
+    """Why the pod's eviction would be refused now; "" if it would not be."""
     found = covering(pod, budgets)
     if len(found) == 1 and found[0].status.disruptions_allowed > 0:
         return ""
@@ -61,7 +60,6 @@ def what_blocks(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> str:
 
 
 def _wants(budget: PodDisruptionBudget) -> str:
-    """What of it cannot be met."""
     if budget.spec.max_unavailable is not None and budget.spec.min_available is None:
         return f"its maxUnavailable is {budget.spec.max_unavailable}"
     expected = budget.status.expected_pods

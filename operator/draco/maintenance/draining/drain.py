@@ -1,11 +1,11 @@
-"""How pods leave devices that are taken out of service: whom to ask now, what is waited for, and whether NoExecute comes.
+"""How pods leave devices that are taken out of service: whom to evict now, what to wait for, and whether NoExecute comes.
 
-Pods have `drain.wait` to finish. Then each pod that holds one of the devices is evicted by the Eviction API, so that
-PodDisruptionBudgets are heeded; one that is refused is asked again, at growing intervals. Where the cluster takes
-EvictionRequests it is asked first to make the pod leave, which the pod's own eviction responders hear of; a pod that it does not
-take on, or gives up, is evicted as anywhere else. NoExecute comes last, and only if the request asks for it. Owns these decisions
-and their sentences. It touches only pods that a claim on the devices is reserved for, and it never decides itself that a pod
-is gone: a claim holds a device until Kubernetes releases it.
+Pods have `drain.wait` to finish. Then each pod that holds one of the devices is evicted through the Eviction API, so that
+PodDisruptionBudgets are respected; a refused eviction is retried with backoff. Where the cluster serves EvictionRequests, one is
+created first, so that the pod's own eviction responders act; if nobody takes it on, or it is given up, the pod is evicted as
+elsewhere. NoExecute comes last, and only if the request asks for it. Owns these decisions and their messages. It touches only
+pods that a claim on the devices is reserved for, and never decides that a pod is gone: a claim holds a device until Kubernetes
+releases it.
 
 Sources: the Eviction API and the device taint eviction controller of Kubernetes 1.36, KEP-5055.
 """
@@ -30,30 +30,30 @@ from draco.resources.texts import agreeing, are, counted, listed, others, senten
 from draco.resources.windows import lasting
 
 ASKED_AT_ONCE = 16
-"""No more pods than this are asked to leave before the next look: a claim may have thousands."""
+"""The most pods that are evicted per round: a claim may have thousands."""
 ANNOTATION_MIRROR = "kubernetes.io/config.mirror"
-"""On the copy of a static pod. Deleting it stops nothing: kubelet makes another."""
+"""Marks the mirror of a static pod. Deleting it stops nothing: kubelet recreates it."""
 _PAUSES = tuple(timedelta(seconds=seconds) for seconds in (5, 10, 20, 40, 60))
-"""Between two tries to evict one pod; the last one for all further tries."""
+"""Backoff between evictions of one pod; the last value repeats."""
 _ACCEPTED = timedelta(seconds=30)
-"""After so long a pod that was evicted, and is not terminating, is asked again."""
+"""After this time a pod whose eviction was accepted, and that is not terminating, is evicted again."""
 TAKEN_ON_WITHIN = timedelta(seconds=10)
-"""So long the cluster has to take an EvictionRequest on. One that has a controller for them does it in a moment."""
+"""How long the cluster has to take on an EvictionRequest. A controller for them does so in a moment."""
 _ENTRUSTED_EVERY = timedelta(seconds=10)
-"""How often it is looked at what holds up a pod that the cluster makes leave."""
+"""How often to check what blocks a pod that the cluster makes leave."""
 _SETTLED = timedelta(seconds=10)
-"""So long after a rule was written the cluster's eviction may not have begun yet, though its status says that it is over."""
+"""How long a written rule's status is distrusted: it may report that eviction is over before eviction has begun."""
 _OVERDUE = timedelta(seconds=30)
-"""So long after its grace period a pod that is still there has something that keeps it."""
+"""How long after its grace period a pod that is still there counts as kept by something."""
 
 _SENTENCES = 2
-"""A message has no more: it is one line of a table."""
+"""Most sentences of a message: it is one line of a table."""
 
 _NOBODY: Mapping[str, "AskedPod"] = MappingProxyType({})
 
 
 class AskedPod(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod that was asked to leave: when last, how often, and what stood in the way then ("": nothing, it was accepted)."""
+    """A pod that was asked to leave: when last, how often, and why that was refused ("": it was accepted)."""
 
     at: datetime
     tries: int = 1
@@ -62,13 +62,13 @@ class AskedPod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrainInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known when it is decided.
+    """The input of `plan_drain`.
 
     `claims` hold one of `devices`, `pods` use these claims (others do no harm), `rules` are the request's, `budgets` those of the
-    pods' namespaces, `asked` is by UID of pods, and so is `requested`, which is None where the cluster takes no EvictionRequests.
-    `paused` names what stops all evictions, `forbidden` says why the operator might not evict when it tried last: it is to
-    try again. `spares_extended`: NoExecute leaves pods alone that have their GPUs as extended resources. `rules_served`: there
-    are rules, which NoExecute needs.
+    pods' namespaces. `asked` and `requested` are by pod UID; `requested` is None where the cluster serves no EvictionRequests.
+    `paused` names the budget that stops all evictions. `forbidden` says why the operator was not permitted to evict in its last
+    attempt; it still tries again. `spares_extended`: NoExecute ignores pods that have their GPUs as extended resources.
+    `rules_served`: the API server serves DeviceTaintRules, which NoExecute needs.
     """
 
     now: datetime
@@ -86,7 +86,7 @@ class DrainInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_drain(request: DeviceMaintenance, snapshot: DrainInput) -> DrainPlan | None:
-    """How the devices become free. None where nobody is asked to leave: by policy, or as long as nothing is isolated."""
+    """How the devices become free. None if nobody is evicted: by policy, or while nothing is isolated."""
     drain = request.spec.drain
     if drain.policy is DrainPolicy.WAIT or request.status.isolated_at is None:
         return None
@@ -124,7 +124,7 @@ def plan_drain(request: DeviceMaintenance, snapshot: DrainInput) -> DrainPlan | 
 
 
 class _Finding:
-    """What is to be done about each holder. Filled pod by pod."""
+    """What to do about each holder. Filled pod by pod."""
 
     def __init__(self, request: DeviceMaintenance, snapshot: DrainInput) -> None:
         self._request, self._snapshot = request, snapshot
@@ -133,25 +133,25 @@ class _Finding:
         self.evict: list[ObjectKey] = []
         self.request: list[ObjectKey] = []
         self.entrusted: dict[ObjectKey, list[str]] = {}
-        """Pods that the cluster makes leave, and the responders of their own that see to it first."""
+        """Pods that the cluster makes leave, with their own eviction responders, which act first."""
         self.leaving: set[ObjectKey] = set()
         self.refused: list[RefusedEviction] = []
         self.stays: dict[ObjectKey, str] = {}
         self.kept: dict[ObjectKey, str] = {}
-        """Pods that are being deleted and long past their grace period: what keeps them."""
+        """Pods that are long past their grace period, with what keeps them."""
         self.undeleted: set[ObjectKey] = set()
-        """Pods that are left when NoExecute is due where there is none."""
+        """Pods that are left when NoExecute is due but the cluster has no rules."""
         self.late: set[ObjectKey] = set()
-        """Claims with a pod that was made after the first eviction."""
+        """Claims with a pod that was created after the first eviction."""
         self.looks: list[timedelta] = []
 
     def tries(self, pod: Pod) -> int:
-        """How often it was asked."""
+        """How often the pod was evicted or refused."""
         asked = self._snapshot.asked.get(pod.metadata.uid)
         return asked.tries if asked else 0
 
     def sort(self, pod: Pod, claims: Sequence[ResourceClaim]) -> None:
-        """Find out about one pod, which holds devices by these claims."""
+        """Decide about one pod, which holds devices by these claims."""
         key, now = pod.metadata.key, self._snapshot.now
         began, made = self._request.status.draining_at, pod.metadata.creation_timestamp
         if began is not None and made is not None and made > began:
@@ -173,7 +173,7 @@ class _Finding:
     def _terminating(self, pod: Pod) -> None:
         key, deleted = pod.metadata.key, pod.metadata.deletion_timestamp
         self.leaving.add(key)
-        # The moment of deletion has the grace period in it already.
+        # deletionTimestamp already includes the grace period.
         overdue_in = deleted + _OVERDUE - self._snapshot.now if deleted else timedelta(0)
         if overdue_in > timedelta(0):
             self.looks.append(overdue_in)
@@ -183,7 +183,7 @@ class _Finding:
             self.kept[key] = f"kubelet on {pod.spec.node_name or 'its node'}, which has not confirmed its end"
 
     def _tolerated(self, claims: Sequence[ResourceClaim]) -> timedelta | None:
-        """How long its claims grant it yet; None: for ever."""
+        """How long its claims still tolerate the taint; None means for ever."""
         results = [each for claim in claims for each in claim.results if each.key in self._snapshot.devices]
         granted = [seconds for each in results if (seconds := tolerated_for(each, self._taint)) is not None]
         if not granted:
@@ -200,7 +200,7 @@ class _Finding:
                 self.refused.append(self._refusal(pod, asked))
             else:
                 self.leaving.add(key)
-            # A clock that was set back must not make a pod wait for hours.
+            # If the clock was set back, the pod must not wait for hours.
             if timedelta(0) < rest <= pause:
                 self.looks.append(rest)
                 return
@@ -217,7 +217,7 @@ class _Finding:
         return self._snapshot.requested is not None and asks_by_request(self._request)
 
     def _is_with_the_cluster(self, pod: Pod) -> bool:
-        """Whether the cluster was asked to make it leave, and it is to be left to that."""
+        """Whether the pod is left to the cluster, which was asked to make it leave."""
         uid, key = pod.metadata.uid, pod.metadata.key
         found = (
             (self._snapshot.requested or {}).get(uid) if self._may_request and uid not in self._snapshot.asked else None
@@ -226,7 +226,7 @@ class _Finding:
             return False
         if found.standing is RequestStanding.UNANSWERED:
             rest = found.at + TAKEN_ON_WITHIN - self._snapshot.now
-            # A clock that was set back must not make it wait for hours.
+            # If the clock was set back, the pod must not wait for hours.
             if not timedelta(0) < rest <= TAKEN_ON_WITHIN:
                 return False
             self.leaving.add(key)
@@ -247,12 +247,12 @@ class _Finding:
 
 
 def _isolated_at(request: DeviceMaintenance, now: datetime) -> datetime:
-    """Since when it is isolated. Who wrote that may have had a clock that was ahead of ours."""
+    """Since when it is isolated, at most now: the clock that wrote the time may be ahead of ours."""
     return min(request.status.isolated_at or now, now)
 
 
 def _holders(snapshot: DrainInput) -> tuple[list[tuple[Pod, list[ResourceClaim]]], list[ResourceClaim]]:
-    """The pods that hold a device, each with the claims by which it does, and claims that hold one without a pod."""
+    """The pods that hold a device, each with the claims by which it does, and claims that hold a device without a pod."""
     known = {pod.metadata.key: pod for pod in snapshot.pods}
     holders: dict[ObjectKey, list[ResourceClaim]] = {}
     unheld = []
@@ -266,7 +266,6 @@ def _holders(snapshot: DrainInput) -> tuple[list[tuple[Pod, list[ResourceClaim]]
 
 
 def _is_no_execute_due(request: DeviceMaintenance, now: datetime) -> bool:
-    """Whether the pods have had the time that the request grants them before NoExecute."""
     drain, began = request.spec.drain, request.status.draining_at
     if drain.policy is not DrainPolicy.NO_EXECUTE or began is None:
         return False
@@ -274,7 +273,7 @@ def _is_no_execute_due(request: DeviceMaintenance, now: datetime) -> bool:
 
 
 def _no_execute(request: DeviceMaintenance, snapshot: DrainInput, *, anyone: bool) -> tuple[bool, timedelta | None]:
-    """Whether the rules have, or get, the effect NoExecute, and in how long they may. What has it keeps it."""
+    """Whether the rules have, or get, the effect NoExecute, and when to check again. A rule that has it keeps it."""
     drain, began = request.spec.drain, request.status.draining_at
     if drain.policy is not DrainPolicy.NO_EXECUTE or began is None:
         return False, None
@@ -287,14 +286,13 @@ def _no_execute(request: DeviceMaintenance, snapshot: DrainInput, *, anyone: boo
 
 
 def _untrusted_for(snapshot: DrainInput) -> timedelta | None:
-    """For how long the rules' status cannot be trusted yet."""
     written = [each.spec.taint.time_added for each in snapshot.rules if each.spec.taint.time_added is not None]
     rest = max(written) + _SETTLED - snapshot.now if written else timedelta(0)
     return rest if rest > timedelta(0) else None
 
 
 def is_eviction_over(rules: Sequence[DeviceTaintRule], now: datetime) -> bool:
-    """Whether the cluster's own eviction has done all that it does for these rules, as far as their status can be trusted."""
+    """Whether taint eviction is over for all these rules, according to a status that can be trusted."""
     ordered = [each for each in rules if each.spec.taint.effect == "NoExecute"]
     return bool(ordered) and all(
         each.spec.taint.time_added is not None
@@ -311,7 +309,7 @@ def _message(
     overlooked: Collection[ObjectKey],
     without: Sequence[ResourceClaim],
 ) -> str:
-    """The cause first that somebody has to see to."""
+    """The cause that a person has to act on comes first."""
     said = []
     if snapshot.forbidden and state.evict:
         said.append(snapshot.forbidden)
@@ -359,7 +357,7 @@ def _message(
 
 
 def _refusals(refused: Sequence[RefusedEviction]) -> str:
-    """The first with its reason: those that no budget explains come before those that will be met by waiting."""
+    """The first refusal with its reason; reasons that waiting does not remove come first."""
     first = min(refused, key=lambda each: (each.reason.endswith(ENDS_BY_ITSELF), each.pod))
     rest = len(refused) - 1
     more = f" {counted(rest, 'more pod')} {are(rest)} refused." if rest else ""
@@ -367,7 +365,7 @@ def _refusals(refused: Sequence[RefusedEviction]) -> str:
 
 
 def _left_to_responders(responding: Mapping[ObjectKey, Sequence[str]]) -> str:
-    """Pods with eviction responders of their own: the cluster goes from one to the next, and evicts the pod in the end."""
+    """Pods with their own eviction responders: the cluster asks one after the other, and finally evicts the pod."""
     key = min(responding)
     more = others(len(responding) - 1, "pod")
     what = agreeing(len(responding[key]), "eviction responder", "eviction responders")
@@ -375,7 +373,7 @@ def _left_to_responders(responding: Mapping[ObjectKey, Sequence[str]]) -> str:
 
 
 def _without_pods(claims: Sequence[ResourceClaim]) -> str:
-    """Claims that nobody can be evicted from: first those that only a person can free."""
+    """Claims without a pod to evict; those that only a person can free come first."""
     claim = min(claims, key=lambda each: bool(each.status.reserved_for))
     key, more = claim.metadata.key, others(len(claims) - 1, "claim")
     if not claim.status.reserved_for:

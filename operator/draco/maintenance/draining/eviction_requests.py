@@ -1,11 +1,11 @@
-"""Asking the cluster to make a pod leave: what an EvictionRequest says, what has become of it, and when it is withdrawn.
+"""EvictionRequests: what one says, what became of it, and when it is withdrawn.
 
-A request is one per pod, however many maintenances want that pod gone, and is named after the pod's UID: made twice, it is there
-once. The pod owns it, so it goes with the pod. Deleting it withdraws it. It has no finalizer. Owns these rules.
+A pod has one request, however many maintenances want it gone, named after the pod's UID, so creating it twice makes one. The pod
+owns it, so it is deleted with the pod. Deleting it withdraws it; it has no finalizer. Owns these rules.
 
-Kubernetes 1.37 serves the kind and has no controller that acts on it: a request that nobody has taken on within
-`drain.TAKEN_ON_WITHIN` is followed by an eviction. Those who may write in the pod's namespace may change or delete a request, but
-not write its status, so by that they cannot keep a pod that the Eviction API would let go.
+Kubernetes 1.37 serves the kind but has no controller that acts on it: a request that nobody takes on within
+`drain.TAKEN_ON_WITHIN` is followed by an eviction. Users who may write in the pod's namespace can change or delete a request but
+not write its status, so they cannot use it to keep a pod that the Eviction API would evict.
 
 Sources: the types of lifecycle.k8s.io/v1alpha1 in Kubernetes 1.37.2, KEP-4563.
 """
@@ -26,41 +26,41 @@ from draco.resources.kinds import PODS
 from draco.resources.names import DRACO_DOMAIN, LABEL_MANAGED_BY, DeviceKey
 
 REQUESTER = f"{DRACO_DOMAIN}/maintenance"
-"""By this name the cluster knows who wants a pod gone."""
+"""Draco's name as a requester."""
 _PREFIX = "draco-"
 
 
 class RequestStanding(StrEnum):
-    """What has become of a request."""
+    """What became of a request."""
 
     UNANSWERED = "Unanswered"
     """Nobody has taken it on yet."""
     TAKEN_ON = "TakenOn"
-    """The cluster sees to it."""
+    """The cluster handles it."""
     GIVEN_UP = "GivenUp"
-    """Nothing is to be expected of it: the cluster has given it up, or somebody has changed or refused it."""
+    """It has no effect: the cluster gave it up, or somebody changed or deleted it."""
 
 
 class RequestedEviction(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod for which the cluster was asked. `at` is by our own clock."""
+    """A pod with an EvictionRequest. `at` is by our own clock."""
 
     at: datetime
     standing: RequestStanding = RequestStanding.UNANSWERED
 
 
 def request_key(pod: Pod) -> ObjectKey:
-    """Where the request for this very pod is."""
+    """The key of this pod's request; a pod of the same name has another."""
     return ObjectKey(pod.metadata.namespace, f"{_PREFIX}{pod.metadata.uid}")
 
 
 def pod_uid(request: EvictionRequest) -> str:
-    """The UID of the pod that it is for."""
+    """The UID of the pod that it targets."""
     target = request.spec.target.pod
     return target.uid if target else ""
 
 
 def eviction_request_for(pod: Pod) -> EvictionRequest:
-    """What is made to have the pod leave."""
+    """The EvictionRequest for the pod."""
     key, owner = request_key(pod), PODS.owner(pod.metadata, controller=None)
     return EvictionRequest(
         metadata=ObjectMeta(
@@ -76,7 +76,7 @@ def _asked_for(pod: Pod) -> EvictionRequestSpec:
 
 
 def is_draco_request(request: EvictionRequest) -> bool:
-    """Whether Draco has made it: all others are not touched."""
+    """Whether Draco made it; others are not touched."""
     return (
         request.spec.requester == REQUESTER
         and request.metadata.labels.get(LABEL_MANAGED_BY) == MANAGED_BY
@@ -85,20 +85,20 @@ def is_draco_request(request: EvictionRequest) -> bool:
 
 
 def standing_of(request: EvictionRequest, pod: Pod) -> RequestStanding:
-    """What has become of the request for this pod."""
+    """What became of the request for this pod."""
     if request.spec != _asked_for(pod) or request.metadata.deletion_timestamp is not None:
         return RequestStanding.GIVEN_UP
     status = request.status
     if is_true(status.conditions, "Failed"):
         return RequestStanding.GIVEN_UP
-    # It writes both; which comes first is not said.
+    # The controller writes both, in no documented order.
     if status.observed_generation or status.conditions:
         return RequestStanding.TAKEN_ON
     return RequestStanding.UNANSWERED
 
 
 def asks_by_request(maintenance: DeviceMaintenance) -> bool:
-    """Whether it has the cluster make pods leave, where that is served. A grace period can be given to the Eviction API only."""
+    """Whether to use EvictionRequests where they are served. They cannot carry a grace period; the Eviction API can."""
     drain = maintenance.spec.drain
     return drain.policy is not DrainPolicy.WAIT and drain.grace_period_seconds is None
 
@@ -106,7 +106,7 @@ def asks_by_request(maintenance: DeviceMaintenance) -> bool:
 def wants_gone(
     maintenance: DeviceMaintenance, held: Collection[DeviceKey], paused: Callable[[DeviceMaintenance], bool]
 ) -> bool:
-    """Whether this maintenance is making those leave who hold these devices."""
+    """Whether this maintenance is draining, with EvictionRequests, the users of these devices."""
     spec, status = maintenance.spec, maintenance.status
     return (
         status.phase is MaintenancePhase.DRAINING
@@ -124,7 +124,7 @@ def is_wanted(
     maintenances: Iterable[DeviceMaintenance],
     paused: Callable[[DeviceMaintenance], bool],
 ) -> bool:
-    """Whether a request for this pod (None: it is gone), which holds these devices, is to stay."""
+    """Whether the request for this pod (None: it is gone), which holds these devices, stays."""
     if pod is None or pod.has_ended:
         return False
     return any(wants_gone(each, held, paused) for each in maintenances)

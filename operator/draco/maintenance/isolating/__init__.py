@@ -1,1 +1,1 @@
-"""What keeps claims off devices: the rules that are wanted, entries for agents, fences, and what Nodes say of it."""
+"""What keeps claims off devices: wanted rules, entries for agents, fences; and the conditions on Nodes."""

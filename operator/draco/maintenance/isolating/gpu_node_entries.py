@@ -1,9 +1,10 @@
-"""Writes maintenance into the GpuNode, so that a device has the taint from the moment at which it is published.
+"""Entries in GpuNodes that make agents publish devices with the taint of their maintenance.
 
-A taint rule names one device, and can be written only once that device is known: for a moment a new partition of a GPU under
-maintenance would be free for everybody. A Draco agent reads in its GpuNode instead which GPUs are under maintenance, in the same
-write as what is wanted of them. Owns these entries, and how to see that the agent follows them. The rules are there all the same:
-for other drivers, and as what people read and delete. Where the cluster serves no rules, these entries are all that isolates.
+A taint rule names one device, and can be written only once that device is known. A new partition of a GPU under maintenance would
+therefore be free for a moment. To prevent that, a Draco agent reads in its GpuNode which GPUs are under maintenance, in the same
+object as the wanted layout, and publishes their devices with the taint. Owns these entries, and the check that agents follow
+them. Rules are written as well: for other drivers, and because people read and delete them. Where the cluster serves no rules,
+these entries alone isolate.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from draco.resources.names import DeviceKey, PoolKey
 
 
 def isolates(request: DeviceMaintenance) -> bool:
-    """Whether the request keeps new claims off its devices. One that is finished does so until they are verified."""
+    """Whether the request keeps new claims off its devices. A finished one does so until they are verified."""
     return has_begun(request) and _may_isolate(request)
 
 
@@ -33,11 +34,11 @@ def isolated_gpus(
     rules: Iterable[DeviceTaintRule],
     present: Iterable[IsolatedGpu] = (),
 ) -> list[IsolatedGpu]:
-    """The entries for the agent of `pool` about a request. `rules` are the request's, `present` is what stands there already.
+    """The entries about a request for the agent of `pool`. `rules` are the request's, `present` are today's entries.
 
-    A GPU stays under maintenance by its UUID: the one that the request isolated first, and the one that has its name now. As long
-    as nothing is published under the name, what stands there stays; and of a request that is finished, or keeps nobody off any
-    more, as long as its status says that work can start.
+    A GPU is under maintenance by UUID: the one that the request isolated first, and the one that has its name now. Present
+    entries stay while nothing is published under the name. Entries of a request that is finished, or no longer isolates, stay
+    while its status says that work can start.
     """
     rules = list(rules)
     selection = fixed_selection(request, rules)
@@ -77,11 +78,11 @@ def not_heeded(
     nodes: Mapping[PoolKey, GpuNode],
     idle: Collection[PoolKey] = (),
 ) -> Sequence[DeviceKey]:
-    """Published devices that a request concerns and whose own slices do not have its taint, though their agents would see to it.
+    """Published devices of a request whose slices lack its taint although their agents can set it.
 
-    As soon as none is left of a GPU, its agent knows of the maintenance, and whatever it publishes of that GPU later has the
-    taint as well. `nodes` are the GpuNodes of the pools. Of the `idle` ones nothing is published now: it is enough that their
-    agents will read. Where a GpuNode is gone, what has the taint keeps it, but its agent is still to be told again.
+    Once none is left for a GPU, its agent knows of the maintenance and publishes later devices of that GPU with the taint.
+    `nodes` are the GpuNodes of the pools. From `idle` pools nothing is published now: an entry that the agent will read suffices.
+    A device without a GpuNode keeps its taint, but its agent has to be told again, so it counts.
     """
     if not _may_isolate(request):
         return []
@@ -98,7 +99,7 @@ def not_heeded(
         is_told = any(_isolated(request, uuid, asked) in node.spec.isolated for uuid in ("", board))
         device = pools[pool].published_as(key.device)
         taints = device.taints if device is not None else []
-        # One that has no room for another taint is kept off by those that it has: the agent puts those of maintenance first.
+        # A device without room for another taint is isolated by those it has: the agent puts taints of maintenance first.
         is_full = len(taints) >= TAINTS_PER_DEVICE
         heeds = pool in idle or is_full or _has_taint(request, pools[pool], key)
         if not (is_told and heeds):
@@ -107,7 +108,7 @@ def not_heeded(
 
 
 def _asked(request: DeviceMaintenance, scope: MaintenanceScope, device: DeviceKey) -> str:
-    """The name under which the agent is told of a device: its own, that of which it is a part, or none for all of a pool."""
+    """The device name in the agent's entry: its own, that of the whole of which it is a part, or "" for all of a pool."""
     selector = request.spec.device_selector
     return (selector.device or "") if is_exact(selector) else scope.overlapping.get(device, device).device
 
@@ -118,7 +119,7 @@ def not_reached(
     pools: Mapping[PoolKey, PoolHardware],
     nodes: Mapping[PoolKey, GpuNode],
 ) -> Sequence[DeviceKey]:
-    """Published devices that a request concerns and that no agent of Draco would publish with its taint. `nodes` as above."""
+    """Published devices of a request that no Draco agent would publish with its taint. `nodes` as above."""
     return sorted(
         key
         for key in (*scope.named, *scope.overlapping)
@@ -129,7 +130,7 @@ def not_reached(
 
 
 def _has_taint(request: DeviceMaintenance, hardware: PoolHardware, key: DeviceKey) -> bool:
-    """Whether the device is published with the request's taint in its own slice, which is an agent's doing."""
+    """Whether the device's own slice has the request's taint, which only an agent writes."""
     taint, device = request.spec.taint, hardware.published_as(key.device)
     taints = device.taints if device is not None else []
     return TaintIdentity(taint.key, taint.value, taint.effect) in {each.identity for each in taints}

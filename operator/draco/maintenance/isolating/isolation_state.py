@@ -1,8 +1,7 @@
-"""Where the isolation of a request's devices stands: which rules are wanted, which are there, and who holds or watches what.
+"""How far the isolation of a request's devices is: wanted rules, existing rules, and the claims that hold or watch devices.
 
-Owns that comparison. A device stands for its hardware: what overlaps it is isolated with it, and is in use if a claim holds any
-part. Claims with administrative access only look on: monitoring has them on every device for ever, so they are named and do not
-hold up the work.
+Owns that comparison. A device stands for its hardware: what overlaps it is isolated too, and it is in use if a claim holds any
+part of it. Claims with administrative access are listed but do not block the work: monitoring has them on every device.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -18,14 +17,14 @@ from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 from draco.resources.names import DeviceKey, read_partition_name
 
 LISTED_DEVICES = 256
-"""The status lists no more devices than this (the schema says the same), those in use first; the counts are always whole."""
+"""The most devices in a status (the schema has the same limit), those in use first; the counts are complete."""
 
 
 class IsolationState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wanted and what is there.
+    """Wanted and existing isolation.
 
-    `wanted` has the rule for each device, `in_place` those that are there; `missing` are to be applied and `surplus` to be
-    deleted. `held` and `watched` name the claims of each device, `doubtful` devices included.
+    `wanted` has the rule for each device, `in_place` the existing ones; `missing` are to be applied, `surplus` deleted. `held`
+    and `watched` name the claims of each device, including doubtful devices.
     """
 
     wanted: Mapping[DeviceKey, DeviceTaintRule]
@@ -37,12 +36,12 @@ class IsolationState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def devices(self) -> list[DeviceKey]:
-        """All that is to be isolated."""
+        """The devices to isolate."""
         return list(self.wanted)
 
     @property
     def concerned(self) -> list[DeviceKey]:
-        """The same, and what may be a part of it."""
+        """The same, and devices that may be parts of them."""
         return sorted({*self.wanted, *self.held})
 
     @property
@@ -52,12 +51,12 @@ class IsolationState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rule_names(self) -> dict[DeviceKey, str]:
-        """The names of the rules that are there."""
+        """The names of the existing rules."""
         return {device: rule.metadata.name for device, rule in self.in_place.items()}
 
     @property
     def watchers(self) -> list[str]:
-        """The claims that only look on."""
+        """The claims with administrative access."""
         return sorted({name for names in self.watched.values() for name in names})
 
 
@@ -72,8 +71,8 @@ def isolation_state_of(
     rules_served: bool = True,
     effect: str = "",
 ) -> IsolationState:
-    """Compare what is there with what is wanted. `effect` is that of the taint, where it is not what the request says."""
-    # Users take annotations off rules, and rules away: the status knows as well what was isolated.
+    """Compare existing with wanted isolation. `effect` overrides the effect of the request's taint; "" does not."""
+    # Users remove annotations and rules, so the status is read too: it records what was isolated.
     rules = tuple(rules)
     listed = request.status.devices if has_begun(request) else ()
     known = {each.key: each for each in listed if each.uuid or each.rule}
@@ -87,7 +86,7 @@ def isolation_state_of(
             before = known.get(device) or MaintainedDevice(**device._asdict())
             noted = {"overlaps": overlapped(rule) or before.overlaps, "uuid": isolated_board(rule) or before.uuid}
             known[device] = msgspec.structs.replace(before, **noted)
-    # A device whose slice is gone (its agent is down, its node reboots) is no less under maintenance: its rule stays.
+    # A device whose slice is gone (agent down, node rebooting) is still under maintenance: its rule stays.
     known = {device: each for device, each in known.items() if _concerns(selection, scope, each)}
     fixed = selection.devices or frozenset()
     wanted = {
@@ -112,12 +111,12 @@ def isolation_state_of(
 
 
 def replaced_boards(standing: IsolationState, scope: MaintenanceScope) -> dict[DeviceKey, tuple[str, str]]:
-    """Devices whose name stands for another GPU now than when they were isolated: the two UUIDs."""
+    """Devices whose name now stands for another GPU than when they were isolated, with both UUIDs."""
     return _changed({device: isolated_board(rule) for device, rule in standing.wanted.items()}, scope.boards)
 
 
 def replaced_by(request: DeviceMaintenance, boards: Mapping[DeviceKey, str]) -> dict[DeviceKey, tuple[str, str]]:
-    """The same of the devices that were asked for, by what the request's status says of them."""
+    """The same for the devices that were asked for, from the request's status."""
     return _changed({each.key: each.uuid for each in request.status.devices if not each.overlaps}, boards)
 
 
@@ -129,7 +128,7 @@ def _changed(before: Mapping[DeviceKey, str], now: Mapping[DeviceKey, str]) -> d
 def listed_devices(
     standing: IsolationState, selection: MaintenanceSelection, rule_names: Mapping[DeviceKey, str]
 ) -> list[MaintainedDevice]:
-    """What the status says of the devices. Of a selection that is fixed those come first that it is made of."""
+    """The devices for the status. Those of a fixed selection come first."""
     fixed = selection.devices or frozenset()
     kept = sorted(
         sorted(
@@ -153,7 +152,7 @@ def listed_devices(
 
 
 def _doubted(device: DeviceKey, fixed: Collection[DeviceKey]) -> str:
-    """The fixed device of which this one may be a part; without it, it would be taken for one that was asked for."""
+    """The fixed device of which this one may be a part. Without it, this one would count as asked for."""
     here = sorted(each for each in fixed if each[:2] == device[:2])
     part = read_partition_name(device.device)
     near = [each for each in here if part and each.device.startswith(part.parent)]
@@ -161,7 +160,7 @@ def _doubted(device: DeviceKey, fixed: Collection[DeviceKey]) -> str:
 
 
 def held_by(devices: Iterable[DeviceKey], claims: Iterable[ResourceClaim]) -> dict[DeviceKey, list[str]]:
-    """Those of these devices that claims hold, each with the claims' names."""
+    """The held ones of these devices, each with its claims' names."""
     return _claims_by_device(devices, claims, lambda claim: claim.devices_held)
 
 
@@ -170,7 +169,7 @@ def _claims_by_device(
     claims: Iterable[ResourceClaim],
     devices_of: Callable[[ResourceClaim], Iterable[DeviceKey]],
 ) -> dict[DeviceKey, list[str]]:
-    """Claims ("namespace/name", sorted) that have each device."""
+    """The claims ("namespace/name", sorted) of each device."""
     asked, found = frozenset(devices), dict[DeviceKey, set[str]]()
     for claim in claims:
         for device in devices_of(claim):
@@ -182,13 +181,12 @@ def _claims_by_device(
 def _as_rules(
     request: DeviceMaintenance, scope: MaintenanceScope, known: Mapping[DeviceKey, MaintainedDevice], effect: str
 ) -> Iterable[DeviceTaintRule]:
-    """The rules that would say what slices and the status say: of what is there, and of what was isolated before."""
+    """The rules that would describe today's slices and status, for clusters without rules."""
     for device in scope.named | scope.overlapping.keys() | known.keys():
         yield _wanted(request, device, known.get(device), scope, effect)
 
 
 def _concerns(selection: MaintenanceSelection, scope: MaintenanceScope, known: MaintainedDevice) -> bool:
-    """Whether a device that was isolated is still one that the request concerns."""
     if known.key in scope.named or known.key in scope.overlapping:
         return True
     asked = known.key._replace(device=known.overlaps.rpartition("/")[2] or known.device)
@@ -198,7 +196,7 @@ def _concerns(selection: MaintenanceSelection, scope: MaintenanceScope, known: M
 def _wanted(
     request: DeviceMaintenance, device: DeviceKey, known: MaintainedDevice | None, scope: MaintenanceScope, effect: str
 ) -> DeviceTaintRule:
-    """The rule for a device. It keeps what was noted down of the GPU: that is the one under maintenance."""
+    """The rule for a device. It keeps the GPU recorded at isolation: that one is under maintenance."""
     overlaps, board = str(scope.overlapping.get(device, "")), scope.boards.get(device, "")
     if known is not None:
         overlaps = overlaps or ("" if device in scope.named else known.overlaps)

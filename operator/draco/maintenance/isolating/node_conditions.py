@@ -1,7 +1,7 @@
-"""What a Node says of maintenance, where every device that a driver has on it is being maintained, and only there.
+"""The maintenance conditions of a Node on which every device of a driver is in maintenance; no others get any.
 
-Owns that rule and the conditions, by the names that Kubernetes 1.37 gives them (KEP-5683). A node with one GPU at work is not
-under maintenance, and no condition here keeps a pod off: the node is never cordoned.
+Owns that rule and the conditions, named as in Kubernetes 1.37 (KEP-5683). A node with one GPU at work is not under maintenance.
+No condition keeps pods off, and the node is never cordoned.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from draco.resources.names import PoolKey
 from draco.resources.texts import listed
 
 REASON = "DeviceMaintenance"
-"""The reason of all conditions that Draco writes; those of the same type with another reason are someone else's."""
+"""The reason of all conditions that Draco writes; conditions with another reason belong to others."""
 PLANNED, IN_PROGRESS, DRAINING, DRAINED = (
     "MaintenancePlanned",
     "MaintenanceInProgress",
@@ -33,7 +33,7 @@ _ORDER = (PLANNED, DRAINING, DRAINED)
 
 
 def node_conditions(pools: Mapping[PoolKey, PoolHardware], requests: Iterable[DeviceMaintenance]) -> list[Condition]:
-    """The conditions of a node with these pools; none unless every device of a driver is concerned by one of the requests."""
+    """The conditions of a node with these pools; none unless a driver has all its devices in one of the requests."""
     requests = list(requests)
     by_driver: dict[str, list[PoolKey]] = {}
     for pool in pools:
@@ -46,7 +46,7 @@ def node_conditions(pools: Mapping[PoolKey, PoolHardware], requests: Iterable[De
             standing.append(min(least, key=_ORDER.index))
     if not standing:
         return []
-    # Of two drivers that are maintained as a whole, the one that is less far.
+    # If several drivers are in maintenance, the least advanced counts.
     now = min(standing, key=_ORDER.index)
     true = {PLANNED: {PLANNED}, DRAINING: {IN_PROGRESS, DRAINING}, DRAINED: {IN_PROGRESS, DRAINED}}[now]
     message = f"All its devices are in maintenance: {listed(sorted(names))}."
@@ -57,7 +57,7 @@ def node_conditions(pools: Mapping[PoolKey, PoolHardware], requests: Iterable[De
 
 
 def _standing(pool: PoolKey, hardware: PoolHardware, requests: Iterable[DeviceMaintenance], names: set[str]) -> str:
-    """How far the least advanced of the pool's devices is; "" if one of them is not concerned."""
+    """The state of the pool's least advanced device; "" if one of them is in no request."""
     found: dict[str, str] = {}
     concerned: set[str] = set()
     for request in requests:

@@ -1,10 +1,9 @@
 """Physical GPUs, as maintenance counts them: a whole GPU and all its partitions are one.
 
-Owns what one is called, on which node and in which NVLink domain it is, which of a pool are of a class, which of these new claims
-can have, and whether a request takes most of them, for which it needs a permit. A GPU is free if nothing is in the way of it or
-of any part of it, which is `allocation.fleet.supply`'s to say, and its allocator is the class's. What is the same hardware is
-`allocation.hardware`'s to say. A device of which that is not known counts alone. The caller goes through the pools, and may let
-others work in between.
+Owns the name of a GPU, its node and NVLink domain, the GPUs of a class and those that new claims can have, and whether a request
+takes most of a class, for which it needs a permit. A GPU is free if `allocation.fleet.supply` finds no obstacle for it or any
+part of it, and its allocator is the class's. `allocation.hardware` says which devices share hardware; a device without that
+knowledge counts alone. The caller iterates over pools, and may yield in between.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -26,11 +25,11 @@ from draco.resources.texts import counted
 
 _SICK = "Unhealthy"
 CLIQUE_LABEL = "nvidia.com/gpu.clique"
-"""On a node, by NVIDIA's feature discovery: the cluster and the clique of its GPUs."""
+"""A node label of NVIDIA's feature discovery: the cluster and the clique of its GPUs."""
 
 
 class PhysicalGpu(NamedTuple):
-    """A GPU of a pool, by its UUID, or by the name of the device that is all of it."""
+    """A GPU of a pool, by its UUID, or by the name of the device that is the whole GPU."""
 
     driver: str
     pool: str
@@ -38,12 +37,12 @@ class PhysicalGpu(NamedTuple):
 
     @property
     def pool_key(self) -> PoolKey:
-        """The pool that it is in."""
+        """Its pool."""
         return PoolKey(self.driver, self.pool)
 
 
 class PublishedDevice(NamedTuple):
-    """A device as it is published, the node that it is for ("" if there is not one), and the GPU that it is or is a part of."""
+    """A published device, its node ("" if it is not for one node), and the GPU that it is or is a part of."""
 
     device: Device
     node: str
@@ -51,7 +50,7 @@ class PublishedDevice(NamedTuple):
 
 
 class FleetPool:
-    """The GPUs of one pool. While its driver replaces its slices one by one, those that are still to come count as they were."""
+    """The GPUs of one pool. While its driver replaces slices one by one, devices of missing slices count as before."""
 
     def __init__(self, pool: PoolKey, slices: Iterable[ResourceSlice]) -> None:
         found = list(slices)
@@ -72,11 +71,11 @@ class FleetPool:
             self.gpus.setdefault(each.gpu, each)
 
     def gpu(self, device: str, uuid: str = "") -> PhysicalGpu:
-        """The GPU that a device is or was a part of; `uuid` is what was noted of it, should it be published no more."""
+        """The GPU that a device is or was a part of; `uuid` is the recorded one, used if the device is not published any more."""
         return self._of.get(device) or PhysicalGpu(*self.key, uuid or _gpu_of(self.hardware, device))
 
     def of_class(self, test: DeviceTest) -> frozenset[PhysicalGpu]:
-        """The GPUs of which a class has the whole or any part. Where its selectors fail nobody knows, so it has it."""
+        """The GPUs of which a class has any part. A GPU on which its selectors fail counts as one of the class."""
         return frozenset(each.gpu for each in self.devices if test.says(self.key.driver, each.device) is not False)
 
 
@@ -90,19 +89,19 @@ def _gpu_of(hardware: PoolHardware, device: str) -> str:
 
 
 def nvlink_domain(published: PublishedDevice, node_labels: Mapping[str, str]) -> str:
-    """The NVLink domain of a GPU; one that is in none is alone with its node."""
+    """The NVLink domain of a GPU; without one, its node."""
     if fabric := fabric_of(published.gpu.driver, published.device):
         return ".".join(fabric)
     return node_labels.get(CLIQUE_LABEL) or place(published)
 
 
 def place(published: PublishedDevice) -> str:
-    """The node of a GPU; what is for no single node is counted by its pool."""
+    """The node of a GPU, or its pool if it is not for one node."""
     return published.node or published.gpu.pool
 
 
 class FreeGpus:
-    """GPUs by what is known of them. Those of pools that were not added are not free."""
+    """Which GPUs are free. GPUs of pools that were not added are not."""
 
     def __init__(self, supply: Supply) -> None:
         self._supply = supply
@@ -113,7 +112,7 @@ class FreeGpus:
             self._held.setdefault(held.pool_key, []).append(held)
 
     def add(self, pool: FleetPool) -> None:
-        """Look at one more pool."""
+        """Add one pool."""
         taken = set[PhysicalGpu]()
         published = set[str]()
         for each in pool.devices:
@@ -123,18 +122,18 @@ class FreeGpus:
                 taken.add(each.gpu)
             if self._supply.is_operators(key, each.device):
                 self._handed_over.add(each.gpu)
-        # A claim may have what is published no more, such as a partition of a GPU that is.
+        # A claim may hold a device that is not published any more, such as a partition of a published GPU.
         taken.update(pool.gpu(held.device) for held in self._held.get(pool.key, ()) if held.device not in published)
         self._free |= pool.gpus.keys() - taken
 
     def of(self, members: frozenset[PhysicalGpu], device_class: DeviceClass) -> frozenset[PhysicalGpu]:
-        """Those of the GPUs of a class that its claims can have."""
+        """The GPUs of a class that its claims can have."""
         free = members & self._free
         return free & self._handed_over if is_operators(device_class) else free - self._handed_over
 
 
 def sick_devices(gpu_nodes: Iterable[GpuNode]) -> frozenset[DeviceKey]:
-    """What agents report as sick."""
+    """The devices that agents report as sick."""
     return frozenset(
         DeviceKey(node.status.driver, node.metadata.name, gpu.device)
         for node in gpu_nodes
@@ -144,7 +143,7 @@ def sick_devices(gpu_nodes: Iterable[GpuNode]) -> frozenset[DeviceKey]:
 
 
 class ClassSupply(msgspec.Struct, frozen=True):
-    """The physical GPUs of a class, and those of them that its claims can have now."""
+    """The physical GPUs of a class, and those that its claims can have now."""
 
     name: str
     gpus: frozenset[PhysicalGpu]
@@ -154,9 +153,9 @@ class ClassSupply(msgspec.Struct, frozen=True):
 def takes_most(
     request: DeviceMaintenance, gpus: Collection[PhysicalGpu], classes: Iterable[ClassSupply]
 ) -> SelectionProblem | None:
-    """Whether a request takes more than half of a class without being permitted to.
+    """The problem of a request that takes more than half of a class without permission; None otherwise.
 
-    One that names a single device takes what it says: nobody does that by mistake.
+    A request that names a single device is never refused: nobody does that by mistake.
     """
     selector = request.spec.device_selector
     if request.spec.allow_most_of_class or (selector.pool and selector.device):

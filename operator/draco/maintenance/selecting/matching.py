@@ -1,7 +1,7 @@
-"""Which devices a request for maintenance concerns: those it names, and all that are the same hardware.
+"""Which devices a request for maintenance concerns: those it names, and all of the same hardware.
 
-Owns the matching of a selection against published devices, for any driver, and when a selection is fixed. What node, class and
-CEL select is `selectors`' to find, what is the same hardware `allocation.hardware`'s to say.
+Owns the matching of a selection against published devices, for any driver, and when a selection is fixed. `selectors` evaluates
+node, class and CEL; `allocation.hardware` says which devices share hardware.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,26 +22,26 @@ _BEGUN: Final = frozenset(MaintenancePhase) - OVER - {MaintenancePhase.PENDING, 
 
 
 class MaintenanceSelection(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request is about: devices by name, or, where `devices` is None, what `selector` names exactly, whenever it comes."""
+    """What a request selects: `devices` by name or, if None, all that match `selector`'s names, now or later."""
 
     selector: MaintenanceSelector
     devices: frozenset[DeviceKey] | None = None
 
     def matches(self, device: DeviceKey) -> bool:
-        """Whether it means this device."""
+        """Whether it selects this device."""
         return self.selector.matches(device) if self.devices is None else device in self.devices
 
     def may_match(self, pool: PoolKey) -> bool:
-        """Whether there may be devices in the pool that it means."""
+        """Whether it may select devices of the pool."""
         return self.selector.may_match(pool) if self.devices is None else pool in self._pools
 
     @property
     def by_device(self) -> bool:
-        """Whether it means single devices, and not all of a pool."""
+        """Whether it selects single devices rather than whole pools."""
         return self.devices is not None or bool(self.selector.device)
 
     def names_in(self, pool: PoolKey) -> list[str]:
-        """The devices that it names in a pool; "" stands for all of them."""
+        """The selected devices of a pool; "" stands for all of them."""
         if self.devices is None:
             return [self.selector.device or ""] if self.selector.may_match(pool) else []
         return sorted(device.device for device in self.devices if device[:2] == pool)
@@ -52,33 +52,33 @@ class MaintenanceSelection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_exact(selector: MaintenanceSelector) -> bool:
-    """Whether the selector goes by names alone. Such a one is never fixed: boards move, and partitions come and go."""
+    """Whether the selector uses names only. It is never fixed then: boards move, and partitions come and go."""
     return not (selector.node_name or selector.device_class_name or selector.selectors)
 
 
 def has_begun(request: DeviceMaintenance) -> bool:
-    """Whether its devices are to be isolated, or are; what an older operator left counts as well."""
+    """Whether its devices are isolated or about to be, also by an older operator."""
     status = request.status
     return status.phase not in OVER and (status.isolated_at is not None or status.phase in _BEGUN)
 
 
 def unseen_rules(request: DeviceMaintenance) -> dict[DeviceKey, str]:
-    """The rules that isolate devices by what the status says: where rules are not served now, they may still be there."""
+    """Rules that isolate devices according to the status. They may exist though the API server serves no rules now."""
     return {each.key: each.rule for each in request.status.devices if each.rule}
 
 
 def keeps_isolated(request: DeviceMaintenance, rule: DeviceTaintRule) -> bool:
-    """Whether a rule of the request's isolates its device, or did so until somebody weakened it: one may merely announce.
+    """Whether a rule of the request isolates its device, or did until somebody weakened it, rather than only announcing.
 
-    What is only announced is not under maintenance. Should it be gone when the request begins, no budget was asked for it.
+    An announced device is not in maintenance. If it is gone when the request begins, no budget was asked for it.
     """
     return has_begun(request) or rule.spec.taint.effect in BLOCKING_EFFECTS
 
 
 def isolated_boards(request: DeviceMaintenance, rules: Iterable[DeviceTaintRule]) -> dict[DeviceKey, str]:
-    """The devices that the request has isolated, each with the UUID of the GPU that it was then.
+    """The devices that the request has isolated, each with the UUID of its GPU at that time.
 
-    `rules` are the request's. Its status remembers those that have none any more.
+    `rules` are the request's. Devices without a rule are found in its status.
     """
     boards = {each.key: each.uuid for each in request.status.devices if each.uuid} if has_begun(request) else {}
     isolating = (rule for rule in rules if keeps_isolated(request, rule))
@@ -87,9 +87,9 @@ def isolated_boards(request: DeviceMaintenance, rules: Iterable[DeviceTaintRule]
 
 
 def fixed_selection(request: DeviceMaintenance, rules: Iterable[DeviceTaintRule] = ()) -> MaintenanceSelection | None:
-    """What a request is about that has begun, or goes by names alone; None where that is still to be found.
+    """The selection of a request that has begun, or uses names only; None if it is not fixed yet.
 
-    `rules` are its own: from them it is known as well, should somebody have taken the status away.
+    `rules` are its own: they are the fallback if somebody removed the status.
     """
     selector = request.spec.device_selector
     if is_exact(selector):
@@ -106,9 +106,9 @@ def fixed_selection(request: DeviceMaintenance, rules: Iterable[DeviceTaintRule]
 def incomplete_pools(
     selection: MaintenanceSelection, pools: Mapping[PoolKey, PoolHardware], held: Iterable[DeviceKey] = ()
 ) -> list[PoolKey]:
-    """The pools with devices that are meant of which not all is known: a driver is still replacing their slices.
+    """The pools of selected devices with missing slices, because a driver is replacing them.
 
-    Where a whole pool is meant that nobody publishes, what claims hold of it is not all of it.
+    A selected pool that nobody publishes is incomplete too, if claims hold devices of it.
     """
     held_in = _by_pool(held)
     return [
@@ -123,7 +123,7 @@ def incomplete_pools(
 
 
 def vanished(isolated: Mapping[DeviceKey, str], pools: Mapping[PoolKey, PoolHardware]) -> list[DeviceKey]:
-    """The devices of `isolated` (each with its GPU) of whose GPU nothing is published any more, by whatever name."""
+    """The devices of `isolated` (each with its GPU's UUID) of whose GPU nothing is published any more, under any name."""
     found = []
     for device, uuid in sorted(isolated.items()):
         hardware = pools.get(device.pool_key, _NOTHING)
@@ -137,9 +137,9 @@ def vanished(isolated: Mapping[DeviceKey, str], pools: Mapping[PoolKey, PoolHard
 class MaintenanceScope(msgspec.Struct, frozen=True, kw_only=True):
     """What a request concerns.
 
-    `named` are the devices that its selector names, `overlapping` others that are the same hardware (each with the named one that
-    it shares it with). `doubtful` are held, published no more, and may be: nobody says how large they were. `others` are all the
-    other devices published in the same pools. `boards` has the UUID of the physical GPU behind each device, where it is known.
+    `named` match its selector; `overlapping` share hardware with a named device (the value). `doubtful` are held but not
+    published any more, and may overlap: their size is unknown. `others` are all other devices published in the same pools.
+    `boards` has the UUID of the physical GPU behind each device, where known.
     """
 
     named: frozenset[DeviceKey] = frozenset()
@@ -155,10 +155,10 @@ def scope_of(
     held: Iterable[DeviceKey] = (),
     isolated: Mapping[DeviceKey, str] = _NO_BOARDS,
 ) -> MaintenanceScope:
-    """What a request with this selection concerns; a selector alone means what it names.
+    """What a request with this selection concerns; a bare selector selects by its names.
 
-    `held` are devices that claims hold, also such as are published no more; `isolated` are those that the request has isolated
-    already, with the GPUs that they were.
+    `held` are devices that claims hold, published or not; `isolated` are those that the request has isolated, with their GPUs at
+    that time.
     """
     if isinstance(selection, MaintenanceSelector):
         selection = MaintenanceSelection(selector=selection)
@@ -199,7 +199,7 @@ def scope_of(
 
 
 def _overlapping(hardware: PoolHardware, devices: Mapping[DeviceKey, DeviceKey | None]) -> dict[DeviceKey, DeviceKey]:
-    """What else is the same hardware as these, each with the device of which it is."""
+    """Other devices on the same hardware as these, each with the device that it overlaps."""
     found: dict[DeviceKey, DeviceKey] = {}
     for device in sorted(devices):
         for name in sorted(hardware.overlapping(device.device)):
@@ -210,7 +210,7 @@ def _overlapping(hardware: PoolHardware, devices: Mapping[DeviceKey, DeviceKey |
 
 
 def _moved(hardware: PoolHardware, device: DeviceKey, uuid: str) -> set[DeviceKey]:
-    """The names by which the GPU goes now, or has in it what the device was, if it is not what it was when it was isolated."""
+    """Today's names of an isolated GPU, or of its part that the device was, if the device's name now means something else."""
     if (not uuid and device.device in hardware.published) or (uuid and hardware.board(device.device) == uuid):
         return set()
     suffix = _suffix(device.device)
@@ -221,7 +221,7 @@ def _moved(hardware: PoolHardware, device: DeviceKey, uuid: str) -> set[DeviceKe
 
 
 def _suffix(device: str) -> str:
-    """What a device is of its GPU: "" for the whole, else which partition."""
+    """The part of its GPU that a device is: "" for the whole, else the partition."""
     return device.removeprefix(gpu_name(device))
 
 

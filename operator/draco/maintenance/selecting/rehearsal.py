@@ -1,7 +1,7 @@
-"""A request rehearsed: what isolating and draining would do, counted before anything is done.
+"""The rehearsal of a request: the effects of isolating and draining, counted before anything is done. Writes nothing.
 
-Owns the counting, for the operator and for `draco maintain`, and with it the refusal of a request that selects nothing, or
-more than can be fixed; `fleet` says of one that takes most of a class. Nothing is written.
+Owns the counting, for the operator and for `draco maintain`, and the refusal of a request that selects nothing or more devices
+than a status can hold; `fleet` refuses one that takes most of a class.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,18 +31,18 @@ from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey
 
 NAMED = 64
-"""The status names no more pods, budgets and classes than this."""
+"""The most pods, budgets and classes that the status names."""
 
 
 class Selected(msgspec.Struct, frozen=True):
-    """The devices that a request selects, or what is wrong."""
+    """The devices that a request selects, or why it selects none."""
 
     devices: frozenset[DeviceKey] = frozenset()
     problem: SelectionProblem | None = None
 
 
 class PoolSelection:
-    """Goes through pools and finds what a request selects. The caller lets others work between pools."""
+    """Collects what a request selects, pool by pool. The caller may yield between pools."""
 
     def __init__(self, test: RequestTest) -> None:
         self._test = test
@@ -50,7 +50,7 @@ class PoolSelection:
         self._problem = test.problem
 
     def add(self, pool: FleetPool) -> None:
-        """Ask the devices of one more pool."""
+        """Evaluate one pool."""
         if self._problem is not None or not self._test.selector.may_match(pool.key):
             return
         for each in pool.devices:
@@ -63,7 +63,7 @@ class PoolSelection:
                 self._found.add(key)
 
     def result(self) -> Selected:
-        """What was found in all of them."""
+        """The selection in all added pools."""
         if self._problem is None and not self._found:
             return Selected(problem=SelectionProblem("NoDevices", no_devices(self._test.selector)))
         if self._problem is None and len(self._found) > MOST_DEVICES:
@@ -80,9 +80,9 @@ def rehearsal_of(
     disruption_budgets: Iterable[PodDisruptionBudget] = (),
     classes: Iterable[ClassSupply] = (),
 ) -> MaintenanceRehearsal:
-    """What isolating `devices`, which are these `gpus`, and draining them would do.
+    """The effects of isolating `devices`, which are these `gpus`, and draining them.
 
-    A pod counts once, whichever claims it shares. Claims that only look on do not count.
+    A pod counts once, however many claims it shares. Claims with administrative access do not count.
     """
     concerned = frozenset(devices)
     holding = [claim for claim in claims if not concerned.isdisjoint(claim.devices_held)]
@@ -110,9 +110,9 @@ def rehearsal_of(
 
 
 class RehearsedObjects(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cluster has, as far as a request is concerned. Without `pods`, those count that claims are reserved for.
+    """The objects of a cluster that concern a request.
 
-    Without `nodes`, devices of nodes that take no pods count as free.
+    Without `pods`, the pods that claims are reserved for count. Without `nodes`, devices of unschedulable nodes count as free.
     """
 
     slices: Sequence[ResourceSlice]
@@ -126,7 +126,7 @@ class RehearsedObjects(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request would do, or why it would not begin: `reason` is that of its condition, `problem` the sentence."""
+    """The effects of a request, or why it would not begin: `reason` is the condition's, `problem` the message."""
 
     devices: tuple[DeviceKey, ...] = ()
     gpus: frozenset[PhysicalGpu] = frozenset()
@@ -136,7 +136,7 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rehearse(request: DeviceMaintenance, objects: RehearsedObjects) -> Rehearsal:
-    """Rehearse a request, which need not be in the cluster, with all that the cluster has."""
+    """Rehearse a request against a cluster's objects; the request need not exist."""
     pools = pools_of(objects.slices)
     selector = request.spec.device_selector
     selection = MaintenanceSelection(selector=selector)
@@ -173,7 +173,6 @@ def rehearse(request: DeviceMaintenance, objects: RehearsedObjects) -> Rehearsal
 def _supplies(
     objects: RehearsedObjects, pools: Mapping[PoolKey, FleetPool], gpus: frozenset[PhysicalGpu]
 ) -> list[ClassSupply]:
-    """The classes that have any of these GPUs."""
     nodes = None if objects.nodes is None else {each.metadata.name: each for each in objects.nodes}
     sick = sick_devices(objects.gpu_nodes)
     free = FreeGpus(Supply(rules=objects.rules, claims=objects.claims, nodes=nodes, sick=sick))
@@ -190,12 +189,12 @@ def _supplies(
 
 
 def physical(pools: Mapping[PoolKey, FleetPool], devices: Iterable[DeviceKey]) -> frozenset[PhysicalGpu]:
-    """The GPUs that devices of these pools are or are parts of."""
+    """The GPUs of which these devices of the pools are parts."""
     return frozenset(pools[pool].gpu(device.device) for device in devices if (pool := device.pool_key) in pools)
 
 
 def problem_of(request: DeviceMaintenance, devices: Collection[DeviceKey]) -> SelectionProblem | None:
-    """What is wrong with a request that selects these devices, whatever the fleet has."""
+    """Why a request that selects these devices is invalid, whatever the fleet has; None if it is valid."""
     if not devices:
         return SelectionProblem("NoDevices", no_devices(request.spec.device_selector))
     said = schedule_problem(request)
@@ -203,7 +202,7 @@ def problem_of(request: DeviceMaintenance, devices: Collection[DeviceKey]) -> Se
 
 
 def scope_devices(scope: MaintenanceScope) -> tuple[DeviceKey, ...]:
-    """All that a request concerns: what is named, and what is the same hardware."""
+    """All devices that a request concerns: named ones, and others of the same hardware."""
     return tuple(sorted({*scope.named, *scope.overlapping}))
 
 

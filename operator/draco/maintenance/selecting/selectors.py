@@ -1,7 +1,7 @@
-"""What a request selects by node, class and CEL, of the devices that are published.
+"""What a request selects by node, class and CEL, among published devices.
 
-Owns the tests and what is wrong with them, in sentences. Asks a device at a time: the caller goes through the fleet, and lets
-others work in between. What administrators write is evaluated within Kubernetes' limit of costs.
+Owns the tests and the messages about invalid ones. It tests one device at a time, so the caller can yield in between. CEL runs
+within Kubernetes' cost limit.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -17,13 +17,13 @@ from draco.resources.names import DeviceKey
 from draco.resources.texts import counted, reason_of, shown
 
 MOST_DEVICES = 256
-"""What node, class and CEL select is fixed in the status, which holds no more."""
+"""The most devices that node, class and CEL may select: the selection is fixed in the status, which holds no more."""
 _REMEMBERED = 4096
 _LONGEST_ERROR = 200
 
 
 class DeviceTest:
-    """Whether devices match some expressions. Two that agree in all that these read are asked about once."""
+    """Tests devices against expressions. The answer is cached by all that the expressions read."""
 
     def __init__(self, selectors: Sequence[Selector]) -> None:
         self._selectors = tuple(selectors)
@@ -36,16 +36,16 @@ class DeviceTest:
         )
 
     def says(self, driver: str, device: Device) -> bool | str:
-        """Whether the device matches all; what is wrong, where one fails on it."""
+        """Whether the device matches all; the error, if one fails on it."""
         key = self._key(driver, device) if self._remembers else None
         try:
             known = None if key is None else self._known.get(key)
-        except TypeError:  # an attribute that is a list
+        except TypeError:  # an attribute that is a list is not hashable
             key = known = None
         if known is None:
             try:
                 view = device_view(driver, device)
-            except EvaluationError as error:  # whatever is asked of it: nothing to know of others that agree with it
+            except EvaluationError as error:  # independent of the expressions, so not cached for similar devices
                 return _short(str(error))
             known = self._asked(view)
             if key is not None:
@@ -61,7 +61,7 @@ class DeviceTest:
             return _short(str(error))
 
     def _key(self, driver: str, device: Device) -> Hashable:
-        """All that the expressions read, whatever the domain."""
+        """The cache key: all that the expressions read, in any domain."""
         attributes = tuple(
             (name, value) for name, value in device.attributes.items() if name.rpartition("/")[2] in self._attributes
         )
@@ -72,13 +72,13 @@ class DeviceTest:
 
 
 def test_of_class(device_class: DeviceClass) -> DeviceTest | str:
-    """The test of a class; what is wrong with it, if it does not compile."""
+    """The test of a class; the error, if a selector does not compile."""
     found = _compiled(device_class.spec.selectors)
     return found if isinstance(found, str) else DeviceTest(found)
 
 
 class RequestTest(msgspec.Struct, frozen=True):
-    """What a request asks of a device beyond its names. `problem`: it cannot be asked."""
+    """What a request asks of a device beyond its names. With a `problem` it cannot be evaluated."""
 
     selector: MaintenanceSelector
     by_class: DeviceTest | None = None
@@ -86,7 +86,7 @@ class RequestTest(msgspec.Struct, frozen=True):
     problem: SelectionProblem | None = None
 
     def says(self, key: DeviceKey, device: Device, node: str) -> bool | str:
-        """Whether the device is meant; what is wrong, where an expression fails on it."""
+        """Whether the device is selected; the error, if an expression fails on it."""
         selector = self.selector
         wanted = (selector.driver, selector.pool, selector.device)
         if any(want and want != have for want, have in zip(wanted, key, strict=True)):
@@ -101,7 +101,7 @@ class RequestTest(msgspec.Struct, frozen=True):
 
 
 def test_of(selector: MaintenanceSelector, classes: Mapping[str, DeviceClass]) -> RequestTest:
-    """The test of a selector. `classes` are those that there are."""
+    """The test of a selector. `classes` are the existing ones."""
     by_class = by_cel = None
     if name := selector.device_class_name:
         if name not in classes:
@@ -123,13 +123,13 @@ def test_of(selector: MaintenanceSelector, classes: Mapping[str, DeviceClass]) -
 
 
 def selector_fails(device: DeviceKey, error: str) -> SelectionProblem:
-    """An expression has no answer for a device: as for claims, then nothing is selected."""
+    """The problem of an expression that fails on a device: nothing is selected then, as for claims."""
     said = f"The selectors cannot be evaluated for {device.device} of {device.pool}: {error}. Test with has() or orValue()."
     return SelectionProblem("SelectorFails", said)
 
 
 def too_many(number: int) -> SelectionProblem:
-    """More is selected than can be fixed."""
+    """The problem of a selection that is larger than the status can hold."""
     said = f"{counted(number, 'device')} are selected, and {MOST_DEVICES} at most can be: ask for fewer, in several requests."
     return SelectionProblem("TooManyDevices", said)
 

@@ -1,9 +1,9 @@
-"""How a Job for verification gets its GPU: by which DeviceClass its claim asks, and which taints it tolerates.
+"""How a verification Job gets its GPU: the DeviceClass of its claim, and the taints that it tolerates.
 
-Owns these two choices, and whether a claim that waits still makes them. Both follow from what is published of the GPU: who
-allocates it decides on the class, and a claim can be changed by nobody, so one that was made before the GPU changed hands, or got
-another taint, is made again. Tolerated are by name the taints of maintenance and of faults, which are what is verified. A taint
-that a person wrote by hand, or that says what the agent cannot do, keeps this claim off like every other.
+Owns these two choices, and whether a pending claim still matches them. Both follow from the published GPU: its allocator
+determines the class. Claims are immutable, so a claim is recreated if the GPU was handed over, or got another taint, after its
+creation. The taints of maintenance and of faults are tolerated by name, since they are what is verified. A taint that a person
+wrote, or that states a limit of the agent, keeps this claim off like every other.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ from draco.resources.names import (
 )
 
 MOST_TOLERATIONS: Final = 16
-"""The API server takes no more for a request of a claim."""
+"""The API server's limit for one request of a claim."""
 _FAULTS: Final = tuple(f"{TAINT_FAMILIES}{family.value}" for family in FaultFamily)
 
 
@@ -47,8 +47,8 @@ class OfferedDevice(msgspec.Struct, frozen=True):
 class ProbedGpu(msgspec.Struct, frozen=True, kw_only=True):
     """What can be claimed of the GPU that a Job verifies: one of `devices`, which are published now.
 
-    `key` is that of the taint of the Job's own request, `other_keys` are those of other requests, on whatever hardware.
-    `selects`: whether a DeviceClass of this name exists and has one of the devices, or may have one for all that is known.
+    `key` is the taint key of the Job's own request, `other_keys` are those of other requests, on any hardware. `selects`: whether
+    a DeviceClass of this name exists and matches one of the devices, or may match.
     """
 
     devices: tuple[OfferedDevice, ...]
@@ -63,9 +63,9 @@ class ProbedGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def class_for(gpu: ProbedGpu, asked_for: Iterable[str], classes: Mapping[str, DeviceClass]) -> str:
-    """The class by which the GPU is claimed; "" if there is none. Those that are `asked_for` come first.
+    """The class for the claim; "" if there is none. Those in `asked_for` are preferred.
 
-    Its claims have to be allocated by the GPU's own allocator.
+    Its claims must be allocated by the GPU's own allocator.
     """
     names = [name for name in asked_for if name]
     if gpu.is_operators:
@@ -77,7 +77,7 @@ def class_for(gpu: ProbedGpu, asked_for: Iterable[str], classes: Mapping[str, De
 
 
 def no_class(gpu: ProbedGpu, cron_job: str) -> str:
-    """Why there is no class, in a sentence."""
+    """Why there is no class, as a sentence."""
     name = _named(gpu)
     if gpu.is_operators:
         return (
@@ -91,10 +91,10 @@ def no_class(gpu: ProbedGpu, cron_job: str) -> str:
 
 
 def tolerations_for(gpu: ProbedGpu) -> list[DeviceToleration]:
-    """What the claim tolerates: each key by name, so that no taint is tolerated that nobody thought of."""
+    """The claim's tolerations: each key by name, so no unexpected taint is tolerated."""
     standing = [taint.key for taint in _taints(gpu) if _is_tolerated(taint, gpu)]
     first = list(dict.fromkeys(key for key in (gpu.key, TAINT_MAINTENANCE, *standing) if _may_be_tolerated(key)))
-    # A toleration without an effect lets the claim be allocated the device; only one that says NoExecute lets it keep it.
+    # A toleration without an effect lets the claim be allocated the device; keeping it needs the effect NoExecute.
     found = [
         DeviceToleration(key=key, operator="Exists", effect=effect) for key in first for effect in ("", "NoExecute")
     ]
@@ -103,7 +103,7 @@ def tolerations_for(gpu: ProbedGpu) -> list[DeviceToleration]:
 
 
 def obstacle(gpu: ProbedGpu) -> str:
-    """Which taint keeps the claim off all of the GPU, in a sentence; "" if none does."""
+    """The taint that keeps the claim off all of the GPU, as a sentence; "" if none does."""
     hindered = [_hindrance(each, gpu) for each in gpu.devices]
     first = next(iter(hindered), None)
     if first is None or not all(hindered):
@@ -117,12 +117,12 @@ def obstacle(gpu: ProbedGpu) -> str:
 
 
 def is_outdated(claim: ResourceClaim, gpu: ProbedGpu, classes: Mapping[str, DeviceClass]) -> bool:
-    """Whether a claim that waits is never allocated as it is: the GPU changed hands since, or has another taint."""
+    """Whether a pending claim can never be allocated: the GPU was handed over since, or has another taint."""
     asked = next((each.exactly for each in claim.spec.devices.requests if each.exactly is not None), None)
     if asked is None or not gpu.devices:
         return False
     if not _serves(asked.device_class_name, gpu, classes):
-        return bool(class_for(gpu, (), classes))  # nothing is gained while there is no better one
+        return bool(class_for(gpu, (), classes))  # without a better class, recreating the claim gains nothing
     taints = [taint for taint in _taints(gpu) if _is_tolerated(taint, gpu)]
     return not all(any(each.tolerates(taint) for each in asked.tolerations) for taint in taints)
 
@@ -146,7 +146,7 @@ def _is_tolerated(taint: DeviceTaint, gpu: ProbedGpu) -> bool:
 
 
 def _hindrance(each: OfferedDevice, gpu: ProbedGpu) -> DeviceTaint | None:
-    """What keeps the claim off this device. That it is Draco's to allocate keeps off nobody who asks by a class of Draco's."""
+    """What keeps the claim off this device. Being Draco's to allocate does not: the claim then asks by a class of Draco's."""
     return next((taint for taint in each.taints if taint.sets_aside and not _is_tolerated(taint, gpu)), None)
 
 

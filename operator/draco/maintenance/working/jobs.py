@@ -1,8 +1,7 @@
-"""Jobs that work on the GPUs of a request, or try them: which are wanted, which are there, and how they stand.
+"""Jobs that work on the GPUs of a request, or verify them: which are wanted, which exist, and their state.
 
-Each physical GPU of a request has one Job of each purpose, by a name that follows from both, so that an operator that died
-between any two writes makes none twice. Owns the names and the reading of Jobs and their pods, in sentences. What is written into
-a Job is `manifests`' business.
+Each physical GPU of a request has one Job per purpose, named after both, so a crash between two writes never leads to a second
+Job. Owns the names and the reading of Jobs and their pods, as sentences. `manifests` writes Jobs.
 """
 
 import hashlib
@@ -19,22 +18,22 @@ from draco.resources.names import LABEL_MAINTENANCE, LABEL_PURPOSE, DeviceKey
 from draco.resources.texts import reason_of, sentence
 
 _STEM = 30
-"""Of a request's name, in the name of a Job: the names of its pods must be short enough to be hostnames."""
+"""Characters of a request's name in a Job's name: pod names must be valid hostnames."""
 _DIGITS = 10
 _LONGEST_WORDS = 300
 _ORDINARY = frozenset({"", "ContainerCreating", "PodInitializing"})
-"""Why a container waits that is about to start."""
+"""Waiting reasons of a container that is about to start."""
 
 
 class JobTarget(msgspec.Struct, frozen=True, order=True):
-    """One physical GPU of a request, by the first of its devices that was asked for; `uuid` is "" where none is known."""
+    """One physical GPU of a request, by the first of its requested devices; `uuid` is "" if unknown."""
 
     device: DeviceKey
     uuid: str = ""
 
 
 def cron_job_of(request: DeviceMaintenance, purpose: Purpose) -> str:
-    """The name of the CronJob that the request's Jobs of this purpose are made from; "" if it asks for none."""
+    """The CronJob that the request's Jobs of this purpose are made from; "" if it asks for none."""
     if purpose is Purpose.WORK:
         return request.spec.work.from_cron_job if request.spec.work else ""
     verification = request.spec.verification
@@ -42,7 +41,7 @@ def cron_job_of(request: DeviceMaintenance, purpose: Purpose) -> str:
 
 
 def targets_of(request: DeviceMaintenance) -> list[JobTarget]:
-    """The physical GPUs of the request, once each: what was asked for, not what is merely the same hardware."""
+    """The physical GPUs of the request, once each: those of requested devices, without others of the same hardware."""
     found: dict[str, JobTarget] = {}
     for each in sorted(request.status.devices, key=lambda device: device.key):
         if not each.overlaps:
@@ -58,14 +57,14 @@ def job_name(request: DeviceMaintenance, purpose: Purpose, target: JobTarget) ->
 
 
 def is_own(metadata: ObjectMeta, request: DeviceMaintenance, namespace: str) -> bool:
-    """Whether Draco made the object for the request. Only it writes in its namespace: elsewhere owners and labels say nothing."""
+    """Whether Draco made the object for the request. Outside its own namespace, owners and labels prove nothing."""
     return metadata.namespace == namespace and any(
         owner.kind == "DeviceMaintenance" and owner.uid == request.metadata.uid for owner in metadata.owner_references
     )
 
 
 def is_own_claim(claim: ResourceClaim, request: DeviceMaintenance, namespace: str) -> bool:
-    """Whether the claim is that of a Job of the request, so that it does not count as in use."""
+    """Whether the claim is that of a Job of the request, so it does not count as in use."""
     return claim.metadata.labels.get(LABEL_MAINTENANCE) == request.metadata.uid and is_own(
         claim.metadata, request, namespace
     )
@@ -81,9 +80,9 @@ def jobs_state(
     targets: Sequence[JobTarget] | None = None,
     trouble: str = "",
 ) -> JobsState | None:
-    """How the Jobs of this purpose stand; None if the request asks for none. `trouble` is why none could be made lately.
+    """The state of the Jobs of this purpose; None if the request asks for none. `trouble`: why the last creation failed.
 
-    `targets` are the GPUs, where they are not those that the request was about when it began.
+    `targets` overrides the GPUs that the request had when it began.
     """
     if not cron_job_of(request, purpose):
         return None
@@ -98,7 +97,7 @@ def jobs_state(
     failed: list[FailedJob] = []
     waits = ""
     for target in wanted:
-        # One may have been made while the node was down, before it was known which GPU that is.
+        # A Job may have been created while the node was down and the GPU's UUID unknown.
         names = [job_name(request, purpose, each) for each in (target, JobTarget(target.device))]
         name = next((each for each in names if each in there), names[0])
         job = there.get(name)
@@ -106,7 +105,7 @@ def jobs_state(
         if job is None:
             missing.append(name)
         elif job.metadata.deletion_timestamp is not None:
-            running.append(name)  # its pods may still be at work, and its name is taken
+            running.append(name)  # its pods may still run, and its name is taken
         elif is_true(job.status.conditions, "Complete"):
             succeeded.append(name)
         elif is_true(job.status.conditions, "Failed"):
@@ -125,7 +124,7 @@ def jobs_state(
 
 
 def labels_of(request: DeviceMaintenance, purpose: Purpose) -> dict[str, str]:
-    """By what the request's Jobs, pods and claims are found."""
+    """The labels of the request's Jobs, pods and claims."""
     return {LABEL_MAINTENANCE: request.metadata.uid, LABEL_PURPOSE: str(purpose)}
 
 
@@ -141,7 +140,7 @@ def _failure(job: Job, pods: Sequence[JobPod]) -> str:
 
 
 def _waiting(job: Job, pods: Sequence[JobPod]) -> str:
-    """Why a Job that runs has no pod that does; "" if nothing is out of order."""
+    """Why a running Job has no running pod; "" if nothing is wrong."""
     alive = sorted((pod for pod in pods if pod.metadata.deletion_timestamp is None), key=_youth, reverse=True)
     found = next((text for pod in alive if (text := _hindered(pod))), "")
     return f"Job {job.metadata.key} does not start: {found}." if found else ""
@@ -153,7 +152,6 @@ def _youth(pod: JobPod) -> tuple[float, str]:
 
 
 def _hindered(pod: JobPod) -> str:
-    """Why the pod does not run."""
     for each in _statuses(pod):
         if each.state.waiting is not None and each.state.waiting.reason not in _ORDINARY:
             waiting = each.state.waiting
@@ -165,7 +163,6 @@ def _hindered(pod: JobPod) -> str:
 
 
 def _ended(pod: JobPod) -> str:
-    """How the pod failed."""
     for each in _statuses(pod):
         ended = each.state.terminated
         if ended is not None and ended.exit_code != 0:
@@ -183,5 +180,4 @@ def _colon(text: str) -> str:
 
 
 def _short(text: str) -> str:
-    """What others say, in one line that is not too long."""
     return reason_of(text, _LONGEST_WORDS)

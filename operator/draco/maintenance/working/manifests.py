@@ -1,8 +1,8 @@
-"""What is written to run a Job on one GPU: the Job, from its template, and the claim by which it holds the GPU.
+"""Manifests of a Job on one GPU: the Job, from its template, and the claim by which it holds the GPU.
 
-Owns the manifests. A template is a CronJob's, as `kubectl create job --from` takes it; what is added pins the pods to the node of
-the GPU and tells them which one is meant. The API server compares a Job with its template and refuses every other difference (the
-chart's `operator/jobs.yaml`). A Job for verification holds the GPU like any pod, by a claim; how it gets it is `claiming`'s.
+Owns the manifests. A template is a CronJob, as for `kubectl create job --from`; Draco adds the node affinity and the environment
+that names the GPU. The chart's `operator/jobs.yaml` makes the API server refuse any other difference from the template. A
+verification Job holds the GPU through a claim, like any pod; `claiming` chooses its class and tolerations.
 """
 
 import json
@@ -25,11 +25,11 @@ from draco.resources.names import (
 )
 
 DEFAULT_DEADLINE_S: Final = 1800
-"""After so long a Job fails whose template says nothing of it: one whose image never comes would run for ever."""
+"""Deadline for Jobs whose template sets none: one whose image never comes would run for ever."""
 CLAIM_NAME: Final = "draco-gpu"
-"""What the claim is called in the pod."""
+"""The name of the claim in the pod."""
 _NOT_TAKEN: Final = ("selector", "manualSelector", "suspend", "ttlSecondsAfterFinished")
-"""Of a template. A Job that was deleted because it was finished would be made again."""
+"""Template fields that are dropped. A Job with a TTL would be deleted once finished, and then made again."""
 
 
 def job_manifest(
@@ -70,7 +70,7 @@ def claim_manifest(
     tolerations: Sequence[DeviceToleration],
     profile: str = "",
 ) -> dict[str, Any]:
-    """The claim by which the Job for verification holds the GPU, or a partition of it that has this profile."""
+    """The claim by which the verification Job holds the GPU, or a partition of it with this profile."""
     exactly = {
         "deviceClassName": device_class,
         "selectors": [{"cel": {"expression": _is_gpu(target, profile)}}],
@@ -93,7 +93,7 @@ def _toleration(each: DeviceToleration) -> dict[str, str]:
 
 
 def _is_gpu(target: JobTarget, profile: str) -> str:
-    """An expression that is true of the GPU and its partitions (of this profile) alone, and fails on no device."""
+    """An expression that is true only for the GPU and its partitions (of this profile), and fails on no device."""
     driver, uuid = json.dumps(target.device.driver), json.dumps(target.uuid)
     attributes = f"device.attributes[{driver}]"
     named = (
@@ -123,7 +123,7 @@ def _pod_spec(spec: Mapping[str, Any], target: JobTarget, *, node: str, claim: s
 
 
 def _on_node(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
-    """The same affinity, and that node only: terms are alternatives, so each of them gets it."""
+    """The affinity restricted to that node. Terms are alternatives, so each of them gets the restriction."""
     field = "requiredDuringSchedulingIgnoredDuringExecution"
     here = {"key": "metadata.name", "operator": "In", "values": [node]}
     terms = (affinity.get(field) or {}).get("nodeSelectorTerms") or [{}]

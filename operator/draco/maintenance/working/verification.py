@@ -1,7 +1,7 @@
 """Whether devices are good again, so that they may return to service.
 
-Owns the verdict for each mode, and what is asked of an agent: that it reports each GPU as healthy, without a fault that would
-keep pods off. What it says is not compared with any clock of ours.
+Owns the verdict of each mode, and what an agent must report: each GPU as healthy, without a fault that would keep pods off.
+Agents' timestamps are never compared with our own clock.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -18,9 +18,9 @@ from draco.resources.names import DeviceKey, PoolKey, gpu_name
 
 
 class AgentVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What agents say of the devices: sentences about GPUs that are not good, and nodes whose agents say nothing now.
+    """What agents say of the devices: sentences about GPUs that are not good, and nodes whose agents are silent.
 
-    `ending` are sentences about GPUs whose faults are not seen any more, and are over after some more readings without them.
+    `ending` are sentences about GPUs whose faults are not seen any more, but need more readings without them.
     """
 
     bad: tuple[str, ...] = ()
@@ -29,9 +29,9 @@ class AgentVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerificationVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the devices are good. `settles`: only once it has been so for a moment, for an agent may be about to say more.
+    """Whether the devices are good. `settles`: only if it stays so for a moment, because an agent may be about to report more.
 
-    `look_again`: it fails when this has passed, unless something else is known by then.
+    `look_again`: it fails after this time unless something changes.
     """
 
     passed: bool = False
@@ -50,9 +50,9 @@ def verdict_of(
     *,
     grace: timedelta = timedelta(0),
 ) -> VerificationVerdict:
-    """What is known of the devices of a request that is finished. No Job may still work on one.
+    """The verdict for a finished request. No Job may still work on its devices.
 
-    `grace` is for how long agents may still say what they read before the work was done.
+    `grace` is how long agents may still report readings from before the end of the work.
     """
     if work and work.running:
         return VerificationVerdict(reason="StoppingJobs", message=wording.stopping(work.running))
@@ -94,11 +94,10 @@ def agents_say(
     nodes: Mapping[PoolKey, GpuNode],
     silent: Collection[PoolKey] = (),
 ) -> AgentVerdict | None:
-    """What agents say of devices, each with the UUID of its GPU when it was isolated and the one by that name now.
+    """What agents say of devices, each with the UUID of its GPU at isolation and now; None if no device has an agent.
 
-    `nodes` are the GpuNodes of those pools that have an agent of Draco; those of `silent` report nothing that could be relied on,
-    or have lost theirs.
-    None where no device has an agent.
+    `nodes` are the GpuNodes of pools with a Draco agent. Agents of `silent` pools report nothing reliable, or have lost their
+    GpuNode.
     """
     bad: set[str] = set()
     ending: set[str] = set()
