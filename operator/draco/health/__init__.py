@@ -1,5 +1,5 @@
-"""Health: what faults GPUs have, and what is done about them.
+"""Health: which faults GPUs have, and what is done about them.
 
-Owns the table of faults, the ledger of each GPU, and what a HealthPolicy makes of it, as functions from what is seen. Must not
-read a clock, write a log, call NVML or talk to the API server: the agent and the controller do.
+Owns the table of faults, the ledger of each GPU, and what a HealthPolicy makes of it, as pure functions. Must not read a clock,
+write a log, call NVML or talk to the API server: the agent and the controller do.
 """

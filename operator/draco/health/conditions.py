@@ -1,13 +1,12 @@
 """Conditions of health policies: plain CEL over a fault and its GPU.
 
-Owns the two variables and their fields, what may stand in a condition, and the answer for one fault. cel-python's own
-interpreter evaluates: conditions are few and their answers are remembered, so that what Draco's compiler is there for does not
-matter here. cel-python has no type checker, and is wrong about values of different types. Therefore the selectors' checker looks
-first, with `fault` and `gpu` declared: it finds unknown fields and types that do not fit, with the place in the text, and leaves
-nothing of what cel-python gets wrong. Trying conditions on samples would find none of that in a branch that no sample takes.
+Owns the two variables and their fields, the permitted language, and the answer for one fault. cel-python's interpreter evaluates:
+conditions are few and their answers are cached, so speed does not matter. cel-python has no type checker and mishandles mixed
+types, so the selectors' checker runs first, with `fault` and `gpu` declared: it reports unknown fields and wrong types with their
+position. Trying conditions on samples would miss errors in branches that no sample takes.
 
-Bounded: no loop inside of another one, none that makes a list, and so many steps (`MOST_STEPS`, about 0.1 s). Not for several
-threads: cel-python's environments are not. It is imported with the first condition, so that nobody else pays for it.
+Bounded: no nested loops, none that builds a list, and at most `MOST_STEPS` steps (about 0.1 s). Not thread-safe, like
+cel-python's environments. cel-python is imported with the first condition, so that only clusters with a HealthPolicy pay for it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,17 +32,17 @@ from draco.resources.quantity import Quantity
 from draco.resources.texts import most_like, nearest
 
 MOST_STEPS: Final = 5000
-"""Nodes that one evaluation may visit, loops counted out."""
+"""Nodes that one evaluation may visit, with loops unrolled."""
 MOST_DEPTH: Final = 350
-"""Levels of cel-python's tree, of which a parenthesis adds nine. It goes down five calls a level, of 2500."""
+"""Levels of cel-python's tree; a parenthesis adds nine, and a level takes five calls of the recursion limit of 2500."""
 
 
 class ConditionError(DracoError):
-    """A condition has no answer for a fault."""
+    """A condition that cannot be evaluated for a fault."""
 
 
 class SickGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU as conditions see it: as its agent reports it, on which node, by which driver."""
+    """A GPU as conditions see it: its agent's report, its node and its driver."""
 
     gpu: GpuStatus
     node: str
@@ -67,7 +66,7 @@ _FAULT: Final[Mapping[str, tuple[Type, Callable[[GpuFaultStatus], Any]]]] = {
     "latched": (types.BOOL, lambda fault: fault.latched),
     "count": (types.INT, lambda fault: fault.count),
 }
-"""The fields of `fault`. Its effect is none of them: that may be what a policy made of it."""
+"""The fields of `fault`. Its effect is not one: a policy may have set it."""
 _GPU: Final[Mapping[str, tuple[Type, Callable[[SickGpu], Any]]]] = {
     "uuid": (types.STRING, lambda sick: sick.gpu.uuid),
     "device": (types.STRING, lambda sick: sick.gpu.device),
@@ -82,7 +81,6 @@ _GPU: Final[Mapping[str, tuple[Type, Callable[[SickGpu], Any]]]] = {
     "driverVersion": (types.STRING, lambda sick: sick.driver_version),
     "faults": (types.list_of(types.STRING), lambda sick: [fault.name for fault in sick.gpu.faults[:_MOST_FAULTS]]),
 }
-"""The fields of `gpu`."""
 _CONDITIONS: Final[Environment] = expressions_over(
     {
         "fault": {name: of for name, (of, _) in _FAULT.items()},
@@ -99,11 +97,11 @@ _FUNCTIONS: Final = frozenset(
 )
 _LOOPS: Final = frozenset({"all", "exists", "existsOne"})
 _MOST_FAULTS: Final = 64
-"""Of a GPU's faults so many names are shown to conditions."""
+"""The most fault names of a GPU that conditions see."""
 
 
 class FaultCondition:
-    """A condition that was checked."""
+    """A checked condition."""
 
     def __init__(self, expression: str, checked: CheckedExpression) -> None:
         self.expression: Final = expression
@@ -117,7 +115,7 @@ class FaultCondition:
         self._answers: dict[tuple[object, ...], bool | str] = {}
 
     def holds(self, fault: GpuFaultStatus, sick: SickGpu) -> bool:
-        """Whether it is true of the fault. Raises ConditionError where that has no answer."""
+        """Whether it is true for the fault. Raises ConditionError if it cannot be evaluated."""
         seen = {
             "fault": {name: value(fault) for name, (_, value) in _FAULT.items()},
             "gpu": {name: value(sick) for name, (_, value) in _GPU.items()},
@@ -140,7 +138,7 @@ class FaultCondition:
         except celpy.CELEvalError as error:
             return _first_sentence(error)
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            return _first_sentence(error)  # what the library forgets to make an error of its own
+            return _first_sentence(error)  # exceptions that the library does not convert into CELEvalError
         if isinstance(value, bool | celpy.celtypes.BoolType):
             return bool(value)
         return f"its result is {type(value).__name__}, not bool"
@@ -151,7 +149,7 @@ _REMEMBERED: Final = 1024
 
 @lru_cache(maxsize=2048)
 def condition_of(expression: str) -> FaultCondition | CompileError:
-    """The condition made ready, or what is wrong with it; each text once."""
+    """The compiled condition, or its error; each text is compiled once."""
     try:
         return FaultCondition(expression, check_condition(expression))
     except CompileError as error:
@@ -164,7 +162,7 @@ def load() -> None:
 
 
 def check_condition(expression: str) -> CheckedExpression:
-    """Check what can be known without a fault. Raises CompileError with every finding and its place."""
+    """Check a condition without a fault. Raises CompileError with every finding and its position."""
     checked = check(parse(expression), _CONDITIONS)
     validate(checked)
     if checked.result != types.BOOL:
@@ -178,7 +176,7 @@ def check_condition(expression: str) -> CheckedExpression:
 
 
 def one_line(error: CompileError) -> str:
-    """What is wrong, on one line, with a field that may have been meant."""
+    """The error on one line, with the field that was probably meant."""
     said = mistake_on_one_line(error)
     unknown = said.partition("undefined field '")[2].partition("'")[0]
     meant = most_like(unknown, {*_FAULT, *_GPU}, at_least=0.6) if unknown else ""
@@ -186,7 +184,7 @@ def one_line(error: CompileError) -> str:
 
 
 def _not_plain(checked: CheckedExpression) -> Iterator[Issue]:
-    """What Kubernetes added to the language, and what has no bound."""
+    """Kubernetes' additions to the language, and unbounded constructs."""
     looping = [(checked.ast.root, False)]
     while looping:
         node, inside = looping.pop()
@@ -214,7 +212,7 @@ def _not_plain(checked: CheckedExpression) -> Iterator[Issue]:
 
 
 def _never(checked: CheckedExpression) -> Iterator[Issue]:
-    """Comparisons with what a field can never be, which are mistakes and otherwise found only when a GPU fails."""
+    """Comparisons with values that a field never has: mistakes that would otherwise show only when a GPU fails."""
     for node in walk(checked.ast.root):
         if not isinstance(node, Call) or node.function not in {"_==_", "_!=_", "@in"}:
             continue
@@ -234,7 +232,7 @@ def _literals(node: Expr) -> list[Literal]:
 
 
 def _steps(root: Expr) -> int:
-    """The nodes that an evaluation visits at most. Loops do not contain each other, and go over no list that grew in one."""
+    """The most nodes that an evaluation visits. Loops are not nested, and no list grows in a loop."""
     nodes = list(walk(root))
     longest = max(_MOST_FAULTS, sum(len(node.elements) for node in nodes if isinstance(node, ListExpr)))
     longest = max(longest, sum(len(node.entries) for node in nodes if isinstance(node, MapExpr)))
@@ -243,13 +241,13 @@ def _steps(root: Expr) -> int:
 
 
 def _first_sentence(error: Exception) -> str:
-    """What cel-python says, without the trees and types that it lists behind it."""
+    """cel-python's message, without the trees and types that follow it."""
     said = error.args[0] if error.args and isinstance(error.args[0], str) else type(error).__name__
     return " ".join(said.split())[:120]
 
 
 def _program(expression: str) -> Any:
-    """cel-python's own program. It was checked before, so that only what cel-python cannot read at all fails here."""
+    """cel-python's own program. The condition is checked already, so only what cel-python cannot read fails here."""
     celpy = _library()
     try:
         tree = _environment().compile(expression)
@@ -273,7 +271,7 @@ def _depth(tree: Any) -> int:
 @cache
 def _environment() -> Any:
     celpy = _library()
-    return celpy.Environment(runner_class=celpy.InterpretedRunner)  # the compiled one is wrong about has()
+    return celpy.Environment(runner_class=celpy.InterpretedRunner)  # the compiled runner is wrong about has()
 
 
 @cache

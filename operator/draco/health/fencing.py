@@ -1,16 +1,14 @@
-"""Which agents are lost, and which nodes are fenced for it, so that no new claim gets a GPU that nobody looks after.
+"""Which agents are lost, and which nodes are fenced, so that no new claim gets a GPU that nobody looks after.
 
-Owns the decision. Knows of each agent only what was seen of its lease, and for how long, on the watcher's own clock; times that
-an agent wrote are never looked at. A fence keeps new claims away and nothing else: pods that run keep running.
+Owns the decision. An agent is judged only by what the watcher observed of its lease, on the watcher's own clock; timestamps of
+agents are never read. A fence only keeps new claims away: running pods continue.
 
-- An agent is fenced when its lease was not seen to change for the lease's whole duration, by a watcher that could have seen it.
-- A fence is lifted when the lease was seen to change again, and what the agent reports is what is published; or when there is
-  nothing left to fence.
-- An agent that has reported and is silent is lost, also where nothing of its node is published any more: kubelet deletes the
-  slices of a driver that is away for long. Its last report says nothing of now.
-- Where many are overdue at a time the fault is rather the network's or the API server's: nothing more is fenced, and what is
-  fenced stays so. Nobody knows of their nodes all the same. Overdue is half the duration, so that an outage is known as one
-  before its first lease has run out.
+- An agent is fenced when a watcher that could see its lease saw no renewal for the lease's whole duration.
+- A fence is lifted when a renewal was seen and the agent's report matches what is published, or when nothing is left to fence.
+- A silent agent that has reported before is lost, even if nothing of its node is published any more (kubelet deletes the slices
+  of a driver that is away for long). Its last report is outdated.
+- If many agents are overdue together, the likely cause is the network or the API server: fencing is suspended, existing fences
+  stay, and the nodes still count as lost. Overdue is half the duration, so an outage shows before the first lease expires.
 """
 
 from collections.abc import Iterable
@@ -21,7 +19,7 @@ from draco.resources.names import NodeName
 
 
 class FencingTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """When it is a mass outage: more than this share of the agents overdue, and no fewer than so many."""
+    """A mass outage: more than `share` of the agents are overdue, and at least `at_least`."""
 
     share: float = 0.3
     at_least: int = 3
@@ -30,9 +28,9 @@ class FencingTerms(msgspec.Struct, frozen=True, kw_only=True):
 class AgentSigns(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one node's agent.
 
-    `silent_s` is for how long its lease was watched and did not change; None where it never had one. `renewed_s` is how long ago
-    its lease was seen to change by this watcher, None if never. `reports`: it has a Node and a GpuNode. `offers`: it has devices
-    to fence as well. `consistent`: what the agent reports is what is published.
+    `silent_s` is how long its lease was watched without a renewal; None if it never had one. `renewed_s` is how long ago this
+    watcher saw a renewal, None if never. `reports`: it has a Node and a GpuNode. `offers`: it also has devices to fence.
+    `consistent`: its report matches what is published.
     """
 
     node: NodeName
@@ -46,28 +44,28 @@ class AgentSigns(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> bool:
-        """Whether it should renew a lease: who never had one need not, and who offers no device may have no agent any more."""
+        """Whether it should renew a lease. One that never had a lease need not; one without devices may be gone."""
         return self.offers and self.silent_s is not None
 
     @property
     def lost(self) -> bool:
-        """Whether its lease has run out, so that nothing that it has reported is known to be so still."""
+        """Whether its lease has expired, so that its report is outdated."""
         return self.reports and self.silent_s is not None and self.silent_s >= self.lease_s
 
     @property
     def back(self) -> bool:
-        """Whether it was seen to renew, and does its work."""
+        """Whether it has renewed its lease and is consistent."""
         return self.renewed_s is not None and self.renewed_s < self.lease_s and self.consistent
 
     def is_silent_for(self, leases: float) -> bool:
-        """Whether it has devices to fence and did not renew for so many durations of its lease."""
+        """Whether it has devices to fence and did not renew for this many lease durations."""
         return self.offers and self.silent_s is not None and self.silent_s >= leases * self.lease_s
 
 
 class FencingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do now: `fence` is new, `keep` stays fenced. `stale` and `overdue` are nodes, `agents` how many have a lease.
+    """What to do now: `fence` is new, `keep` stays fenced. `stale` and `overdue` are nodes, `agents` is the number with a lease.
 
-    `lost` are the nodes whose reports say nothing any more.
+    `lost` are the nodes whose reports are outdated. `look_again_s` is when the next lease may expire.
     """
 
     fence: tuple[NodeName, ...] = ()
@@ -79,11 +77,10 @@ class FencingPlan(msgspec.Struct, frozen=True, kw_only=True):
     agents: int = 0
     suspended: bool = False
     look_again_s: float | None = None
-    """When the next lease may run out."""
 
     @property
     def empty(self) -> bool:
-        """Whether all is as it should be."""
+        """Whether there is nothing to write."""
         return not (self.fence or self.lift)
 
     def __str__(self) -> str:
@@ -92,7 +89,7 @@ class FencingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_fencing(agents: Iterable[AgentSigns], terms: FencingTerms | None = None) -> FencingPlan:
-    """Decide over all agents at once."""
+    """Decide about all agents together."""
     terms = terms or FencingTerms()
     known = sorted(agents, key=lambda each: each.node)
     counted = [each for each in known if each.counts]

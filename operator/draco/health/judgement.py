@@ -1,7 +1,6 @@
-"""What the ledger's faults mean for new work: which effect each has now, which is the worst, and which taints say so.
+"""What the ledger's faults mean for new work: the effect of each, the worst one, and the taints.
 
-The table says what is done about a fault, unless the operator has written an override for it, which a HealthPolicy asked for.
-Pure; the facts are `ledger`'s.
+The table decides, unless a HealthPolicy made the operator write an override. Pure; `ledger` has the facts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,13 +23,13 @@ from draco.resources.names import TAINT_FAMILIES, GpuUuid
 _TAINT_EFFECTS = {
     HealthEffect.ANNOUNCE: "None",
     HealthEffect.NO_SCHEDULE: "NoSchedule",
-    HealthEffect.EVICT: "NoSchedule",  # what evicts is a DeviceMaintenance of the operator's
+    HealthEffect.EVICT: "NoSchedule",  # the operator evicts with a DeviceMaintenance
     HealthEffect.NO_EXECUTE: "NoExecute",
 }
 
 
 class JudgedFault(msgspec.Struct, frozen=True):
-    """A fault and what is made of it. `mask` are the memory units that it concerns, None for the whole GPU."""
+    """A fault with its effect. `mask` are the memory units that it affects, None for the whole GPU."""
 
     status: GpuFaultStatus
     mask: int | None = None
@@ -38,11 +37,11 @@ class JudgedFault(msgspec.Struct, frozen=True):
 
     @property
     def blocking(self) -> bool:
-        """Whether it keeps new work away from what it concerns."""
+        """Whether it keeps new work away."""
         return self.status.effect in BLOCKING_FAULTS
 
     def concerns(self, mask: int | None) -> bool:
-        """Whether it concerns a partition with these units. None is the whole GPU, which anything wrong with a part concerns."""
+        """Whether it affects a partition with these units. None is the whole GPU, which every fault affects."""
         return self.mask is None or mask is None or bool(self.mask & mask)
 
 
@@ -56,23 +55,23 @@ def judge(entries: Sequence[LedgerEntry], overrides: Iterable[FaultOverride] = (
 def override_of(
     overrides: Iterable[FaultOverride], gpu: GpuUuid, name: str, instance: int | None
 ) -> FaultOverride | None:
-    """What policies say of one fault: rather what they say of its instance than of all."""
+    """The override for one fault: one for its instance before one for all."""
     fitting = [one for one in overrides if one.uuid == gpu and one.fault == name and one.instance in {None, instance}]
     return max(fitting, key=lambda one: one.instance is not None, default=None)
 
 
 def blocking(faults: Iterable[JudgedFault], mask: int | None) -> JudgedFault | None:
-    """The worst fault that keeps new work away from a partition with these units, or from the whole GPU (None)."""
+    """The worst fault that keeps new work from a partition with these units, or from the whole GPU (None)."""
     return next((one for one in faults if one.blocking and one.concerns(mask)), None)
 
 
 def whole_blocking(faults: Iterable[JudgedFault]) -> JudgedFault | None:
-    """The worst fault that keeps new work away from the whole GPU and from every part of it."""
+    """The worst fault that keeps new work from the GPU and all its partitions."""
     return next((one for one in faults if one.blocking and one.mask is None), None)
 
 
 def taints(faults: Iterable[JudgedFault], mask: int | None = None) -> list[DeviceTaint]:
-    """One taint for each family that has something to say about a partition with these units, or about the whole GPU.
+    """One taint per fault family for a partition with these units, or for the whole GPU (None).
 
     Its value is the family's worst fault. The worst come first.
     """
@@ -113,7 +112,7 @@ def _judged(one: LedgerEntry, overrides: Sequence[FaultOverride]) -> JudgedFault
 
 
 def _rank(entry: LedgerEntry, judged: JudgedFault) -> tuple[object, ...]:
-    """What does most comes first, then what takes most to end, then what NVML told only once, then what came first."""
+    """Order: strongest effect, then reboot before other repairs, then XIDs (which NVML reports once), then the oldest."""
     status = judged.status
     first = status.first_seen.timestamp() if status.first_seen is not None else 0.0
     return (

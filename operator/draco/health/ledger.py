@@ -1,15 +1,14 @@
 """The ledger: which faults a node's GPUs have, from when to when.
 
-Takes what was heard (XIDs), and what readings show or do not show. A fault is kept by GPU, name and, where it concerns one, GPU
-instance. What NVML tells only once stays until what ends it was seen: a reset, which NVML asked for and asks for no more, a new
-load of the driver, or a boot; or until the Job of a policy that was to repair it has succeeded, because no call tells of a reset.
-From then on, as what is seen or not at each reading, it is over after so many readings without it.
+Input are XIDs, which NVML reports once, and readings, which show a fault or not. A fault is kept per GPU, name and, if it affects
+one, GPU instance. A fault that NVML reports once stays until its end is observed: a reset (NVML asked for one and asks no more),
+a new load of the driver, a boot, or the success of a policy's repair Job, because no call reports a reset. After that, and for
+all other faults, it is over after a number of readings without it.
 
-A reading that says nothing about a family of faults neither confirms nor ends any of it: one that cannot be read tells nothing at
-all. What a GPU does not tell of while it is divided is over when a load of the driver has done away with it: if it has not, it is
-seen as soon as the GPU is whole.
+A reading that says nothing about a family neither confirms nor ends its faults. Faults that a divided GPU does not report end
+with a load of the driver: if it did not remove them, they show as soon as the GPU is whole.
 
-Pure: the agent keeps it on disk (`agent.hardware.fault_record`). What a fault means for new work is `judgement`'s.
+Pure: `agent.hardware.fault_record` persists it, `judgement` says what a fault means for new work.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,14 +26,14 @@ _MOST = 2**31 - 1
 
 
 class DriverLoad(msgspec.Struct, frozen=True):
-    """In which boot, and in which load of the driver ("" if unknown)."""
+    """A boot, and a load of the driver ("" if unknown)."""
 
     boot_id: str
     driver_load: str = ""
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """That a fault is there now, as a reading shows it. `count` is how many errors NVML has counted, where it counts them."""
+    """A fault that a reading shows. `count` is NVML's number of errors, 0 where it counts none."""
 
     name: str
     message: str = ""
@@ -42,14 +41,14 @@ class Sign(msgspec.Struct, frozen=True):
 
 
 class LinkReading(msgspec.Struct, frozen=True):
-    """A GPU's NVLinks: those that are up, one bit each, and how many errors all of them have counted."""
+    """A GPU's NVLinks: those that are up, one bit each, and the errors counted on all of them."""
 
     up: int
     errors: int = 0
 
 
 class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What one reading says of a GPU: nothing of the families in `unasked`, nor of those in `hidden`, because it is divided."""
+    """One reading of a GPU. It says nothing of the families in `unasked`, nor of `hidden` ones, because the GPU is divided."""
 
     gpu: GpuUuid
     signs: tuple[Sign, ...] = ()
@@ -59,7 +58,7 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstancePlace(msgspec.Struct, frozen=True):
-    """The instance that an XID was reported for. `mask` are its memory units, None where nobody knows them."""
+    """The instance of an XID. `mask` are its memory units, None if unknown."""
 
     gi: int
     ci: int | None = None
@@ -69,8 +68,8 @@ class InstancePlace(msgspec.Struct, frozen=True):
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One fault of one GPU.
 
-    `mask` are the memory units that it concerns, None for all. `asked`: since it came NVML has asked for a recovery action.
-    `ended`: what ends it was seen. `clean` are the readings without it since, `failing` those in a row that showed it.
+    `mask` are the affected memory units, None for all. `asked`: NVML has asked for a recovery action since. `ended`: its end was
+    observed. `clean` counts the readings without it since then, `failing` the consecutive readings with it.
     """
 
     gpu: GpuUuid
@@ -92,28 +91,28 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def key(self) -> tuple[GpuUuid, str, int | None]:
-        """What it is one of a kind by."""
+        """Its identity in the ledger."""
         return self.gpu, self.name, self.instance
 
     @property
     def kind(self) -> FaultKind:
-        """What the table says of it."""
+        """Its row in the table."""
         return kind_of(self.name, self.code)
 
     @property
     def certain(self) -> bool:
-        """Whether enough readings in a row have shown it."""
+        """Whether enough consecutive readings have shown it."""
         return self.failing >= self.kind.after or self.kind.after == 1
 
 
 class FaultLedger(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All faults that are not over, and, by UUID, the NVLinks that were up and their errors when they were last counted."""
+    """All open faults, and, by UUID, the NVLinks that were up and their errors at the last count."""
 
     entries: tuple[LedgerEntry, ...] = ()
     links: dict[GpuUuid, LinkReading] = {}
 
     def of(self, gpu: GpuUuid) -> tuple[LedgerEntry, ...]:
-        """Those of one GPU."""
+        """The faults of one GPU."""
         return tuple(one for one in self.entries if one.gpu == gpu)
 
 
@@ -122,14 +121,14 @@ CleanProbes = Callable[[LedgerEntry], int]
 
 
 def by_table(entry: LedgerEntry) -> int:
-    """So many as the table says."""
+    """The number from the table."""
     return entry.kind.clean
 
 
 def heard(
     ledger: FaultLedger, gpu: GpuUuid, code: int, *, place: InstancePlace | None = None, load: DriverLoad, now: datetime
 ) -> FaultLedger:
-    """An XID came, for the GPU or for one of its instances."""
+    """Record an XID of the GPU or of one of its instances."""
     kind = xid(code)
     where = None if kind.spreads else place
     fresh = LedgerEntry(
@@ -147,7 +146,7 @@ def heard(
     )
     known = next((one for one in ledger.entries if one.key == fresh.key), None)
     if known is not None:
-        # What was asked for because of the first one may be done with the second one still to come.
+        # A reset that the first one asked for may be over while the second one is still to come.
         fresh = msgspec.structs.replace(
             fresh,
             asked=known.asked and not known.ended,
@@ -159,17 +158,17 @@ def heard(
 
 
 def loaded(ledger: FaultLedger, load: DriverLoad) -> FaultLedger:
-    """The driver was loaded, or the node was booted, since some of the faults came, perhaps."""
+    """Record that the driver may have been loaded, or the node booted, since some of the faults."""
     return _with(ledger, [_after_load(one, load) for one in ledger.entries])
 
 
 def reloaded(ledger: FaultLedger) -> FaultLedger:
-    """The driver was loaded while the agent had a session with it."""
+    """Record that the driver was loaded while the agent had a session with it."""
     return _with(ledger, [_ended(one) if _ends_with_load(one.kind) else one for one in ledger.entries])
 
 
 def repaired(ledger: FaultLedger, gpu: GpuUuid, until: datetime) -> FaultLedger:
-    """Somebody who was to reset a GPU said that it was done. What has come since `until` may have come after that: it stays."""
+    """Record that a GPU's reset was reported as done. A fault seen after `until` may be newer than the reset: it stays."""
 
     def is_meant(one: LedgerEntry) -> bool:
         before = one.last_seen is not None and one.last_seen <= until
@@ -186,7 +185,7 @@ def looked(
     load: DriverLoad,
     clean: CleanProbes = by_table,
 ) -> FaultLedger:
-    """The GPUs were read. Those that are in no reading keep what they have."""
+    """Record readings. GPUs without a reading keep their faults."""
     links = dict(ledger.links)
     entries = [one for one in ledger.entries if one.gpu not in {reading.gpu for reading in readings}]
     for reading in readings:
@@ -200,7 +199,7 @@ def looked(
 
 
 def forgotten(ledger: FaultLedger, gpus: Iterable[GpuUuid]) -> FaultLedger:
-    """Somebody said that these GPUs are gone for good."""
+    """Drop these GPUs, which somebody said are gone for good."""
     gone = set(gpus)
     if not gone.intersection({one.gpu for one in ledger.entries} | set(ledger.links)):
         return ledger
@@ -238,7 +237,7 @@ def _first_seen(gpu: GpuUuid, sign: Sign, now: datetime, load: DriverLoad) -> Le
 
 
 def _seen(one: LedgerEntry, sign: Sign, now: datetime) -> LedgerEntry:
-    """Counted are errors where NVML counts them, else how often it came."""
+    """Count NVML's errors where it counts them, else recurrences."""
     came_back = one.clean > 0
     return msgspec.structs.replace(
         one,
@@ -270,7 +269,7 @@ def _ended(one: LedgerEntry) -> LedgerEntry:
 
 
 def _after_load(one: LedgerEntry, load: DriverLoad) -> LedgerEntry:
-    """No call tells of a reset; a boot has another id, and a load of the driver another number."""
+    """No call reports a reset; a boot has another id, and a load of the driver another number."""
     kind = one.kind
     if one.ended or (kind.ends is FaultEnd.LOOK and not kind.load_ends):
         return one
@@ -285,12 +284,12 @@ def _ends_with_load(kind: FaultKind) -> bool:
 
 
 def _of_links(before: LinkReading | None, now: LinkReading) -> list[Sign]:
-    """What is wrong with links, by how they were: a link that never was up may have nothing at its other end."""
+    """What is wrong with links, compared with before: a link that never was up may have nothing at its other end."""
     if before is None:
         return []
     found = []
     down = before.up & ~now.up
-    if down and now.up:  # with none that is up, the bridge is gone or the fabric is not there yet
+    if down and now.up:  # with none up, the bridge is gone or the fabric is not there yet
         numbers = ", ".join(str(bit) for bit in range(down.bit_length()) if down >> bit & 1)
         found.append(Sign("NvLinkDown", f"NVLink {numbers} was up and is down; {_RETRAIN}.", down.bit_count()))
     if now.errors > before.errors:
@@ -308,7 +307,7 @@ def _baseline(before: LinkReading | None, now: LinkReading) -> LinkReading:
 
 
 def _with(ledger: FaultLedger, entries: Iterable[LedgerEntry]) -> FaultLedger:
-    """In an order that does not depend on how it was come by, and not more than there is room for."""
+    """The ledger with these entries, in a stable order and within `ENTRIES_PER_GPU`."""
     by_gpu: dict[GpuUuid, list[LedgerEntry]] = {}
     for one in entries:
         by_gpu.setdefault(one.gpu, []).append(one)
@@ -324,7 +323,7 @@ def _most_important(entries: list[LedgerEntry]) -> list[LedgerEntry]:
 
 
 def matters(ledger: FaultLedger) -> Mapping[str, object]:
-    """What of it must outlive the agent at once: the rest is figures, of which the last minute may be lost."""
+    """What must be persisted immediately; the rest are counts, of which the last minute may be lost."""
     return {
         "entries": [
             (one.key, one.mask, one.boot_id, one.driver_load, one.asked, one.ended, one.certain)

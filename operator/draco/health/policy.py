@@ -1,12 +1,12 @@
 """Decides what HealthPolicies make of the faults of a node's GPUs.
 
-Owns the policy made ready to be asked (`ReadyPolicy`), the order of policies and rules, which GPUs a policy selects, and the
-overrides that the node's agent is told. For each fault the first rule that is true counts, of the policy with the highest
-priority, then of the oldest. Must not open requests (`remediation`) nor sum up over nodes (`policy_status`).
+Owns the compiled policy (`ReadyPolicy`), the order of policies and rules, which GPUs a policy selects, and the overrides for the
+node's agent. For each fault the first true rule counts, of the policy with the highest priority, then of the oldest. Must not
+open requests (`remediation`) nor sum up over nodes (`policy_status`).
 
-Mistakes end mildly. A policy that cannot be understood leaves its GPUs to Draco's own table, and no policy behind it has them:
-that one may do what the first was there to prevent. A rule without an answer is passed over. What cannot be judged now, because
-the agent or the driver is down, stays as it was.
+Mistakes have mild effects. An invalid policy leaves its GPUs to Draco's own table, and no later policy gets them: it might do
+what the first was there to prevent. A rule that cannot be evaluated is skipped. What cannot be judged now, because the agent or
+the driver is down, stays unchanged.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,13 +23,13 @@ from draco.resources.api.meta import is_true
 from draco.resources.api.slices import Device
 
 MOST_OVERRIDES = 1024
-"""The schema takes no more for a node."""
+"""The schema's limit for one node."""
 _LAST = datetime.max.replace(tzinfo=UTC)
 _MOST_ERRORS = 16
 
 
 class ReadyPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy with its rules and selectors compiled. `problem` says what of it cannot be understood, `reason` in one word."""
+    """A policy with its rules and selectors compiled. `problem` says why it is invalid, `reason` in one word."""
 
     policy: HealthPolicy
     rules: tuple[tuple[HealthRule, FaultCondition], ...] = ()
@@ -39,12 +39,12 @@ class ReadyPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The policy's."""
+        """The policy's name."""
         return self.policy.metadata.name
 
     @property
     def uid(self) -> str:
-        """The policy's."""
+        """The policy's UID."""
         return self.policy.metadata.uid
 
 
@@ -57,12 +57,12 @@ class SeenGpus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def readable(self) -> bool:
-        """Whether the agent can say which GPUs there are."""
+        """Whether the agent can read its GPUs."""
         return is_true(self.gpu_node.status.conditions, "Readable")
 
 
 class RuleMatch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The rule that counts for one fault, or would if its policy were in force."""
+    """The rule that counts for one fault, or would without dry run."""
 
     policy: str
     rule: HealthRule
@@ -76,9 +76,9 @@ class RuleMatch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PolicyShare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One policy on one node: how many GPUs it selects, the faults its rules are about, and rules that had no answer.
+    """One policy on one node: the GPUs that it selects, the faults that match its rules, and evaluation errors.
 
-    `withheld` is a policy that cannot be understood and keeps GPUs with faults from this one.
+    `withheld` names an invalid policy that keeps faulty GPUs from this one.
     """
 
     gpus: int = 0
@@ -88,7 +88,7 @@ class PolicyShare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is decided of a node. `shares` are by the UID of the policy."""
+    """The decision for a node. `shares` are by policy UID."""
 
     node: str
     overrides: tuple[FaultOverride, ...] = ()
@@ -100,7 +100,7 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def ready(policy: HealthPolicy, device_class: DeviceClass | None) -> ReadyPolicy:
-    """Compile a policy. `device_class` is the one that it names, None where that does not exist."""
+    """Compile a policy. `device_class` is the one that it names, None if that does not exist."""
     spec = policy.spec
     rules = []
     for rule in spec.rules:
@@ -126,7 +126,7 @@ def ready(policy: HealthPolicy, device_class: DeviceClass | None) -> ReadyPolicy
 
 
 def first_asked_first(policies: Iterable[HealthPolicy]) -> list[HealthPolicy]:
-    """Policies in the order in which they are asked. Those being deleted have no say."""
+    """Policies in order of evaluation, without those being deleted."""
     return sorted(
         (policy for policy in policies if policy.metadata.deletion_timestamp is None),
         key=lambda policy: (
@@ -156,18 +156,16 @@ def decide_node(seen: SeenGpus, policies: Sequence[ReadyPolicy]) -> NodeHealth:
 
 
 def in_order(overrides: Iterable[FaultOverride]) -> list[FaultOverride]:
-    """Overrides as they are compared and written."""
+    """Overrides in the order in which they are compared and written."""
     return sorted(overrides, key=_place)
 
 
 def named(node: str, gpu: GpuStatus) -> str:
-    """A GPU in messages."""
+    """The name of a GPU in messages."""
     return f"{gpu.device or gpu.uuid} of {node}"
 
 
 class _NodeDecision:
-    """The decisions of one node so far."""
-
     def __init__(self, seen: SeenGpus, policies: Sequence[ReadyPolicy]) -> None:
         self._seen = seen
         self._policies = policies
@@ -180,7 +178,6 @@ class _NodeDecision:
         self.withheld: dict[str, str] = {}
 
     def ask_about(self, gpu: GpuStatus) -> None:
-        """Ask all policies that select the GPU about each of its faults."""
         asked: list[tuple[ReadyPolicy, bool]] = []
         for each in self._policies:
             selected = self._selects(each, gpu)
@@ -194,7 +191,7 @@ class _NodeDecision:
             self._ask(asked, fault, sick)
 
     def _selects(self, ready_policy: ReadyPolicy, gpu: GpuStatus) -> bool | None:
-        """Whether the policy selects the GPU; None where that cannot be known now."""
+        """Whether the policy selects the GPU; None if unknown now."""
         wanted = ready_policy.policy.spec.node_selector
         if wanted is not None and not wanted.selects(self._seen.labels):
             return False
@@ -229,7 +226,7 @@ class _NodeDecision:
             match = RuleMatch(policy=each.name, rule=rule, node=self._node, gpu=sick.gpu, fault=fault)
             self.matches[each.uid].append(match)
             if each.policy.spec.dry_run:
-                continue  # it changes nothing, also for policies behind it
+                continue  # a dry run changes nothing, also for later policies
             if rule.effect is not None or rule.clean_probes is not None:
                 self.overrides.append(_override(match))
             return
@@ -261,7 +258,7 @@ def _override(match: RuleMatch) -> FaultOverride:
 
 
 def _unreported(seen: SeenGpus, policies: Sequence[ReadyPolicy]) -> Iterator[FaultOverride]:
-    """What stands for GPUs that the agent does not list while it cannot read them: it is asked for again when it can."""
+    """Overrides of GPUs that the agent cannot list while its driver is unreadable; they are evaluated again later."""
     if seen.readable:
         return
     listed = {gpu.uuid for gpu in seen.gpu_node.status.gpus}

@@ -1,7 +1,6 @@
 """Sums up the state of one HealthPolicy over all nodes.
 
-Owns its status: the counts, the condition Accepted and the one sentence that a person reads in the table. What is wrong comes
-first, then what a person has to do, then the faults.
+Owns its status: the counts, the condition Accepted and the message. Errors come first, then what a person has to do, then faults.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,7 @@ LONGEST_MESSAGE = 300
 
 
 class PolicyTotals:
-    """The shares of one policy in the nodes that were added."""
+    """The shares of one policy on the nodes that were added."""
 
     def __init__(self) -> None:
         self.gpus = 0
@@ -29,7 +28,7 @@ class PolicyTotals:
         self.withheld: tuple[str, int] = ("", 0)
 
     def add(self, share: PolicyShare) -> None:
-        """Count what it has on one node. Nodes are added in the order of their names."""
+        """Add its share on one node. Nodes are added in the order of their names."""
         self.gpus += share.gpus
         self.matches += len(share.matches)
         self.faulty += len({match.gpu.uuid for match in share.matches})
@@ -43,7 +42,7 @@ class PolicyTotals:
 def status_of(
     policy: ReadyPolicy, totals: PolicyTotals, notes: Sequence[RemedyNote], remediating: int, now: datetime
 ) -> HealthPolicyStatus:
-    """The status that the policy should have."""
+    """The policy's status."""
     meta = policy.policy.metadata
     accepted = Condition(
         type=CONDITION_ACCEPTED,
@@ -91,7 +90,7 @@ def _sentences(policy: ReadyPolicy, totals: PolicyTotals, notes: Sequence[Remedy
 
 
 def would(match: RuleMatch) -> str:
-    """What a policy that is only tried would do about one fault."""
+    """What a policy in dry run would do about one fault."""
     rule = match.rule
     steps = []
     if rule.effect:

@@ -1,14 +1,13 @@
 """Decides which DeviceMaintenances HealthPolicies open automatically, and what becomes of them.
 
-Owns the requests that carry `LABEL_REMEDIATES`: at most one for a GPU at a time, and none while any other DeviceMaintenance
-concerns it. Failures are counted from the requests that are there, so that they survive every restart; after so many in a row
-nothing more is opened and a person has to look. How a request takes its course, and when it may begin, is `maintenance`'s
-concern: these are requests like any other.
+Owns the requests with `LABEL_REMEDIATES`: at most one per GPU at a time, and none while another DeviceMaintenance concerns it.
+Failures are counted from the existing requests, so the count survives restarts; after too many in a row nothing more is opened
+and a person has to look. `maintenance` runs these requests like any other, and decides when they may begin.
 
-A request that is isolated goes on, whatever becomes of its policy or its fault: work may be at it. One that waits is cancelled
-when its policy does not ask for it any more, or its GPU is not on the node any more, whose name another board may get; so is one
-whose work has not begun when another board has the name. One that only evicts is finished when the fault is over. What a person
-cancelled is not opened again for the same fault.
+An isolated request continues whatever becomes of its policy or fault: work may be running. A waiting one is cancelled when its
+policy does not ask for it any more, or when its GPU has left the node, because another board may get its name. One whose work has
+not begun is cancelled when another board has the name. One that only evicts is finished when the fault is over. A request that a
+person cancelled is not opened again for the same fault.
 """
 
 import re
@@ -59,18 +58,18 @@ OUTCOME_WITHDRAWN = "withdrawn"
 _COMES_BACK = timedelta(hours=1)
 """A fault that is back within this time was not repaired."""
 _SETTLES = timedelta(minutes=1)
-"""So long after a request is completed its fault may still be reported: the agent reads again, and its report is on its way."""
+"""How long the fault of a completed request may still be reported: the agent's next reading and report take time."""
 _HEALS = timedelta(minutes=3)
-"""A request that has just failed may yet be completed: the agent's clean readings come after the work that repaired the GPU."""
+"""How long a failed request may still be completed: the agent's clean readings follow the work that repaired the GPU."""
 _EVICTIONS = 2
-"""Failures in a row of requests that only evict."""
+"""Permitted failures in a row of requests that only evict."""
 
 
 class SeenRemedies(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one node: its GPUs, what rules in force say of their faults, and what may already be done about them.
+    """What is known of one node: its GPUs, the rules that match their faults, and existing requests.
 
-    `requests` are the DeviceMaintenances that may concern the node. `policies` are all that exist, by UID. `published` are the
-    UUIDs of GPUs that can be named. `readable`: the agent sees its GPUs, so that a fault which is not reported is over.
+    `requests` are the DeviceMaintenances that may concern the node. `policies` are all that exist, by UID. `published` are UUIDs
+    of published GPUs. `readable`: the agent reads its GPUs, so a fault that is not reported is over.
     """
 
     now: datetime
@@ -84,7 +83,7 @@ class SeenRemedies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What to set in a request of ours: that it is finished, or cancelled and why."""
+    """The change of a request of ours: finish it, or cancel it with this outcome."""
 
     request: DeviceMaintenance
     outcome: str = ""
@@ -95,7 +94,7 @@ class RequestChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemedyNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of a policy. `given_up`: a person has to look."""
+    """A note for a policy's status. `given_up`: a person has to look."""
 
     policy: str
     text: str
@@ -144,7 +143,7 @@ def left_behind(
     node: str,
     gpus: Iterable[GpuStatus] = (),
 ) -> tuple[RequestChange, ...]:
-    """Withdraw what waits for GPUs that were on a node and are not among `gpus`. `policies` are the UIDs of those that exist."""
+    """Withdraw waiting requests for GPUs that left a node and are not in `gpus`. `policies` are the UIDs of existing ones."""
     here = {gpu.uuid for gpu in gpus}
     return tuple(
         RequestChange(request=each, outcome=OUTCOME_WITHDRAWN)
@@ -180,7 +179,7 @@ def _plan_gpu(seen: SeenRemedies, gpu: GpuStatus) -> _GpuPlan:
 
 
 def _wish(seen: SeenRemedies, gpu: GpuStatus, policy: str = "") -> RuleMatch | None:
-    """What is asked for, by one policy or by any: work before mere eviction, and of several the first, about the worst fault."""
+    """The match that counts, of one policy or of any (""): repair before eviction, and the worst fault first."""
     matches = [each for each in seen.matches if each.gpu.uuid == gpu.uuid and policy in {"", each.policy}]
     working = [each for each in matches if each.rule.remediation]
     whole = [each for each in working if each.fault.scope is not FaultScope.NODE]
@@ -191,16 +190,15 @@ def _wish(seen: SeenRemedies, gpu: GpuStatus, policy: str = "") -> RuleMatch | N
 def _plan_open(
     seen: SeenRemedies, gpu: GpuStatus, request: DeviceMaintenance, ours: Sequence[DeviceMaintenance]
 ) -> _GpuPlan:
-    """A request of ours is under way."""
     policy = seen.policies.get(remediates(request))
     spec = request.spec
     if policy is None or request.is_to_end:
-        return _GpuPlan()  # its policy was deleted: it is a person's now
+        return _GpuPlan()  # its policy was deleted, so a person owns it now
     if request.status.phase is MaintenancePhase.FAILED:
         return _plan_failed(seen, gpu, request, policy, newest_first(ours))
     is_over_now = seen.readable and not any(each.name == opened_for(request)[1] for each in gpu.faults)
     if waits(request):
-        # Of a GPU that is not published, as while its node reboots, nobody knows whether the policy still selects it.
+        # While a GPU is not published, for example because its node reboots, whether the policy selects it is unknown.
         known = policy.spec.dry_run or gpu.uuid in seen.published
         if is_over_now or (known and _wish(seen, gpu, policy.metadata.name) is None):
             return _GpuPlan(change=RequestChange(request=request, outcome=OUTCOME_WITHDRAWN))
@@ -216,7 +214,7 @@ def _plan_failed(
     policy: HealthPolicy,
     newest_first: Sequence[DeviceMaintenance],
 ) -> _GpuPlan:
-    """It keeps the GPU out of service. If there is to be another attempt it makes room for that, else it stays for a person."""
+    """A failed request keeps the GPU out of service: cancel it if another attempt is due, else leave it to a person."""
     name, fault = policy.metadata.name, opened_for(request)[1]
     of_gpu = [each for each in seen.matches if each.gpu.uuid == gpu.uuid and each.policy == name]
     wish = next((each for each in of_gpu if each.fault.name == fault), next(iter(of_gpu), None))
@@ -224,7 +222,7 @@ def _plan_failed(
         return _GpuPlan()
     failed = find_condition(request.status.conditions, CONDITION_FAILED)
     failed_at = failed.last_transition_time if failed is not None else None
-    # A clock that was set back must not make anybody wait for hours, here and below.
+    # If the clock was set back, nobody must wait for hours, here and below.
     if failed_at is not None and timedelta() < (heals_in := failed_at + _HEALS - seen.now) <= _HEALS:
         return _GpuPlan(look_again=heals_in)
     failures = _failures(newest_first, policy, seen.now, None)
@@ -236,7 +234,7 @@ def _plan_failed(
 
 
 def _plan_next(seen: SeenRemedies, wish: RuleMatch, device: DeviceKey, past: Sequence[DeviceMaintenance]) -> _GpuPlan:
-    """Nothing is under way: open the next request, unless there is reason not to."""
+    """Open the next request, unless there is a reason not to."""
     policy = next((each for each in seen.policies.values() if each.metadata.name == wish.policy), None)
     if policy is None:
         return _GpuPlan()
@@ -263,7 +261,7 @@ def _plan_next(seen: SeenRemedies, wish: RuleMatch, device: DeviceKey, past: Seq
 
 
 def _request(policy: HealthPolicy, wish: RuleMatch, device: DeviceKey, attempt: int) -> DeviceMaintenance:
-    """The request. Its name is that of the GPU and the attempt, so that two replicas cannot open two."""
+    """The request. Its name has the GPU and the attempt, so two replicas cannot open two."""
     remediation = wish.rule.remediation if wish.fault.scope is not FaultScope.NODE else None
     evicts = wish.rule.effect in {HealthEffect.EVICT, HealthEffect.NO_EXECUTE}
     verification = MaintenanceVerification()
@@ -290,7 +288,7 @@ def _request(policy: HealthPolicy, wish: RuleMatch, device: DeviceKey, attempt: 
 def _failures(
     newest_first: Sequence[DeviceMaintenance], policy: HealthPolicy, now: datetime, fault: GpuFaultStatus | None
 ) -> int:
-    """How many requests of the policy for a GPU failed in a row, the latest first. `fault` is what is there now."""
+    """How many requests of the policy for a GPU failed in a row, the latest first. `fault` is the current one."""
     count = 0
     back_at: datetime | None = None
     if fault is not None:

@@ -1,13 +1,12 @@
-"""What a request that a HealthPolicy opened says: whose it is, for which fault of which GPU, how far it is, what it repaired.
+"""Requests opened by HealthPolicies: whose they are, for which fault of which GPU, their progress, and what they repaired.
 
-Owns the reading of their labels, annotations and conditions, and which of those that are over are kept: failures in a row are
-counted by them. What becomes of a request is `remediation`'s.
+Owns the reading of their labels, annotations and conditions, and how many finished ones are kept, because failures in a row are
+counted from them. `remediation` decides what becomes of a request.
 
-Owns also which GPUs count as repaired, as their agents are told. NVML reports an XID once and tells nobody of a reset; drivers
-before 565 do not even ask for one. An agent alone would keep such a fault until the driver is loaded again. A policy names the
-Job that repairs a GPU, so one that succeeded is believed: what a reset ends is over, unless the agent has seen it since. What a
-repair is worth shows after it: in readings without a fault, in the verification, and in the failures that are counted if the
-fault is back within the hour.
+Also owns which GPUs count as repaired, which their agents are told. NVML reports an XID once and no call reports a reset; drivers
+before 565 do not even ask for one. An agent alone would keep such a fault until the driver is loaded again. So the success of the
+policy's repair Job counts as a reset, unless the agent has seen the fault since. Readings, the verification, and the failures
+counted when the fault is back within the hour show whether the repair worked.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,20 +44,20 @@ def opened_for(request: DeviceMaintenance) -> tuple[str, str]:
 
 
 def is_over(request: DeviceMaintenance) -> bool:
-    """Whether the request has given everything back."""
+    """Whether the request has returned its devices."""
     return request.status.phase in OVER
 
 
 def places_of(request: DeviceMaintenance) -> set[str]:
-    """The node by name, or "" for any, and the GPUs by UUID that a request is about: no other GPU is any concern of it."""
+    """The node by name, or "" for any, and the UUIDs of the GPUs that a request may concern."""
     gpus = {opened_for(request)[0], *(each.uuid for each in request.status.devices)} - {""}
     return {request.spec.device_selector.pool or "", *gpus}
 
 
 def concerns(request: DeviceMaintenance, device: DeviceKey, uuid: str) -> bool:
-    """Whether a request that is not over is about a GPU, its partitions included, or may yet be.
+    """Whether an open request concerns a GPU or its partitions, or may do so later.
 
-    One that selects by class or expression says what it found in its status; until then it may be anything.
+    One that selects by class or expression lists its devices in its status; until then it may concern any GPU.
     """
     if is_over(request):
         return False
@@ -72,7 +71,7 @@ def concerns(request: DeviceMaintenance, device: DeviceKey, uuid: str) -> bool:
         return False
     if selector.device and not _is_part(DeviceKey(device.driver, device.pool, selector.device), device):
         return False
-    # Looked for and not found, as far as it was looked for at all.
+    # With a count of 0 for this generation, nothing was found.
     return not (request.status.device_count == 0 and request.status.observed_generation == request.metadata.generation)
 
 
@@ -81,18 +80,18 @@ def _is_part(device: DeviceKey, gpu: DeviceKey) -> bool:
 
 
 def waits(request: DeviceMaintenance) -> bool:
-    """Whether nothing was isolated for it."""
+    """Whether nothing has been isolated for it."""
     return request.status.phase in _WAITING and request.status.isolated_at is None
 
 
 def met_another_board(request: DeviceMaintenance) -> bool:
-    """Whether no work on it has begun, and its device is another GPU now, which it is not about."""
+    """Whether its work has not begun and its device name now means another GPU."""
     ready = find_condition(request.status.conditions, CONDITION_READY_FOR_WORK)
     return request.status.started_at is None and ready is not None and ready.reason == REASON_OTHER_GPU
 
 
 def expired(requests: Iterable[DeviceMaintenance], now: datetime) -> list[DeviceMaintenance]:
-    """Requests of ours that are over and long past, or have many newer ones. What tells failures in a row apart stays."""
+    """Finished requests of ours that are old, or have many newer ones. Those that failures in a row are counted from stay."""
     found = []
     by_gpu: dict[str, list[DeviceMaintenance]] = {}
     for each in requests:
@@ -119,16 +118,16 @@ def newest_first(requests: Iterable[DeviceMaintenance]) -> list[DeviceMaintenanc
 
 
 def _most_kept(requests: Sequence[DeviceMaintenance]) -> int:
-    """More where more failed in a row: they are what it is counted by."""
+    """Keep more if more failed in a row: failures are counted from them."""
     failed = sum(each.metadata.annotations.get(ANNOTATION_OUTCOME) == OUTCOME_FAILED for each in requests)
     return max(_MOST_KEPT, failed + 1)
 
 
 def repaired_gpus(requests: Iterable[DeviceMaintenance], gpus: Iterable[GpuStatus]) -> list[RepairedGpu]:
-    """The GPUs of one node that Jobs have repaired and whose agent still reports what that ended, by UUID.
+    """The GPUs of one node that Jobs have repaired while the agent still reports the repaired fault, by UUID.
 
-    `gpus` are what the agent reports, `requests` any. A request for a fault that a reset does not end repairs nothing by its Job.
-    What was seen after the work began may have come after the reset: it stays.
+    `gpus` are the agent's report, `requests` may be any. Only a request for a fault that a reset ends, or repairs, counts. A
+    fault seen after the work began may be newer than the reset: it stays.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     found = {}
@@ -144,10 +143,10 @@ def repaired_gpus(requests: Iterable[DeviceMaintenance], gpus: Iterable[GpuStatu
 
 
 def has_repaired(request: DeviceMaintenance) -> bool:
-    """Whether the Jobs of a policy's request have succeeded, and it still has the GPU."""
+    """Whether the Jobs of a policy's request have succeeded while it still holds the GPU."""
     return bool(remediates(request)) and not is_over(request) and request.says(CONDITION_WORKED)
 
 
 def _is_a_reset(kind: FaultKind) -> bool:
-    """Whether what repairs such a fault is a reset, or does at least as much."""
+    """Whether repairing such a fault takes a reset or more."""
     return kind.ends is FaultEnd.RESET or kind.action is FaultAction.RESET

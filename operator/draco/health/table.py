@@ -1,6 +1,6 @@
 """Which faults a GPU can have, and what each asks for, from `faults.toml`.
 
-Owns the table and what follows from a row that leaves something out. Whether a fault is there, and over, is `ledger`'s.
+Owns the table and the defaults of omitted fields. `ledger` says whether a fault is present.
 """
 
 import pkgutil
@@ -16,7 +16,7 @@ from draco.resources.api.health import FaultFamily, FaultScope, HealthEffect
 LADDER: Final = tuple(HealthEffect)
 """The effects, the mildest first."""
 UNKNOWN_XID = "XidUnknown"
-"""What an XID that stands in no row is called where there must not be too many names."""
+"""The name of an XID without a row where the number of names must be bounded."""
 
 
 class FaultAction(StrEnum):
@@ -33,7 +33,7 @@ class FaultAction(StrEnum):
 
 
 class FaultEnd(StrEnum):
-    """What ends a fault: that it is not seen any more, a reset of the GPU or a new load of the driver, or only a boot."""
+    """What ends a fault: readings without it, a reset of the GPU or a new load of the driver, or only a boot."""
 
     LOOK = "look"
     RESET = "reset"
@@ -41,7 +41,7 @@ class FaultEnd(StrEnum):
 
 
 class KnownHealth(StrEnum):
-    """What is said of a GPU's health; the same words as in a GpuNode."""
+    """A GPU's health, in the words of a GpuNode."""
 
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"
@@ -78,7 +78,7 @@ CLEAN_OF_PROGRAMS: Final = 360
 
 
 class FaultKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A fault by its name, and everything that the table says of it; `faults.toml` says what each field means."""
+    """A fault with all fields of its row; `faults.toml` documents them."""
 
     name: str
     family: FaultFamily
@@ -106,7 +106,7 @@ TABLE: Final = msgspec.toml.decode(pkgutil.get_data(__package__, "faults.toml") 
 
 
 def _kind(row: Mapping[str, Any]) -> FaultKind:
-    """What a row says, and what follows from what it leaves out."""
+    """The kind of a row, with defaults for omitted fields."""
     action = FaultAction(row["action"])
     left_out = {
         "effect": _EFFECTS.get(action, HealthEffect.RECORD),
@@ -117,7 +117,6 @@ def _kind(row: Mapping[str, Any]) -> FaultKind:
 
 
 def _xid_kinds(codes: Iterable[int], **row: Any) -> Iterator[FaultKind]:
-    """Those of XIDs that mean the same."""
     for code in codes:
         kind = _kind({**row, "name": f"Xid{code}", "family": FaultFamily.XID, "code": code})
         yield msgspec.structs.replace(kind, latched=kind.ends is not FaultEnd.LOOK)
@@ -127,11 +126,11 @@ KINDS: Final[Mapping[str, FaultKind]] = MappingProxyType(
     {kind.name: kind for row in TABLE["xids"] for kind in _xid_kinds(**row)}
     | {row["name"]: _kind(row) for row in TABLE["faults"]}
 )
-"""Every fault that has a row, by its name."""
+"""Every fault with a row, by name."""
 
 
 def kind_of(name: str, code: int | None = None) -> FaultKind:
-    """What is known of a fault. A record of another release may name what this one does not know."""
+    """The kind of a fault. A record of another release may have a name that this one does not know."""
     found = KINDS.get(name)
     if found is not None:
         return found
@@ -150,15 +149,15 @@ def kind_of(name: str, code: int | None = None) -> FaultKind:
 
 
 def xid(code: int) -> FaultKind:
-    """What is known of an XID."""
+    """The kind of an XID."""
     return kind_of(f"Xid{code}", code)
 
 
 def metric_name(name: str) -> str:
-    """A fault's name where every name costs something for ever: a number that stands in no row is not one of its own."""
+    """A fault's name for metrics, where every name costs memory: XIDs without a row share one."""
     return name if name in KINDS else UNKNOWN_XID
 
 
 def severity(effect: HealthEffect) -> int:
-    """Where an effect stands on the ladder."""
+    """The position of an effect, the mildest first."""
     return LADDER.index(effect)

@@ -1,7 +1,6 @@
-"""MIG planning: every decision about partitions, from what NVML reports for a board.
+"""MIG planning: every decision about partitions, from what NVML reports for a board. Pure: no NVML, no clock.
 
-Rooms: `board` the tables as values; `geometry` the states of one GPU, and which GPU and start an instance gets; `packing` what
-fits on many; `layouts` wanted layouts; `keeping` which idle instances stay; `observed` a GPU as it is; `gpu_plan` what has to
-happen on it, step by step, for its policy, and `claim_plan` for claims; `repair` few moves that unblock a claim; `replay` what
-would have happened under another rule. Pure: no NVML, no clock.
+Rooms: `board` tables as values; `geometry` the states of one GPU, and where an instance goes; `packing` what fits on many GPUs;
+`layouts` wanted layouts; `keeping` which idle instances stay; `observed` a GPU's current state; `gpu_plan` the steps for a GPU's
+policy, `claim_plan` those for claims; `repair` the fewest moves that unblock a claim; `replay` the effect of another rule.
 """

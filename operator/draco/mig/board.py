@@ -1,7 +1,7 @@
-"""What a board can be divided into: profiles, and where instances of them may start, in the units NVML counts in.
+"""What a board can be divided into: profiles and their possible starts, in NVML's units.
 
-Owns the tables as values, made from what NVML reports. Must not hold numbers of any known board: a board nobody has met before
-is planned from its own report like every other.
+Owns the tables as values, made from NVML's report. Must not hold numbers of any known board: unknown boards are planned the same
+way.
 """
 
 from functools import cached_property
@@ -19,20 +19,20 @@ ENGINE_CAPACITIES: Final = {
     "jpegEngines": "jpeg_engines",
     "ofaEngines": "ofa_engines",
 }
-"""Capacities of a partition, and the profile's fields they come from. Their counters have the fields' names, with hyphens."""
+"""Capacities of a partition, and the profile's fields for them. Their counters have the fields' names, with hyphens."""
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One GPU instance profile of a board."""
 
     id: int
-    """What NVML wants for creating one; not the number of NVML's enumeration."""
+    """NVML's argument for creating one; not the number of its enumeration."""
     name: str
-    """As NVIDIA writes it, without "MIG ": `1g.10gb`, `1g.10gb+me`."""
+    """NVIDIA's name without "MIG ": `1g.10gb`, `1g.10gb+me`."""
     slices: int
     """Compute slices."""
     size: int
-    """Memory units it takes, all in a row."""
+    """Contiguous memory units that it takes."""
     starts: tuple[int, ...]
     """Memory units at which it may start."""
     max_instances: int
@@ -46,7 +46,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
 
 class PlacementId(NamedTuple):
-    """Where an instance of a GPU stands, by the numbers that NVML has for it. Two never have the same one at one time."""
+    """The place of an instance on a GPU, by NVML's numbers. Two instances never share one."""
 
     profile_id: int
     start: int
@@ -60,7 +60,7 @@ class Placement(msgspec.Struct, frozen=True, cache_hash=True):
 
     @property
     def id(self) -> PlacementId:
-        """The numbers NVML knows it by."""
+        """NVML's numbers for it."""
         return PlacementId(self.profile.id, self.start)
 
     @property
@@ -78,7 +78,7 @@ class Placement(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 def unit_mask(start: int, size: int) -> int:
-    """Memory units in a row, one bit each."""
+    """Contiguous memory units, one bit each."""
     return ((1 << size) - 1) << start
 
 
@@ -89,7 +89,7 @@ class Board(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
 
     @cached_property
     def units(self) -> int:
-        """How many memory units there are."""
+        """The number of memory units."""
         return max((start + profile.size for profile in self.profiles for start in profile.starts), default=0)
 
     @cached_property
@@ -99,13 +99,13 @@ class Board(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
 
     @cached_property
     def whole(self) -> Profile:
-        """The profile that takes most of the board; of several, one with all engines."""
+        """The largest profile; of several, one with all engines."""
         return max(self.profiles, key=lambda each: (each.size, sum(getattr(each, engine) for engine in _ENGINES)))
 
     def profile(self, name: str) -> Profile | None:
-        """The profile of that name, if the board has it."""
+        """The profile of that name; None if the board lacks it."""
         return next((profile for profile in self.profiles if profile.name == name), None)
 
     def by_id(self, profile_id: int) -> Profile | None:
-        """The profile NVML knows by that id, if the board has it."""
+        """The profile with that NVML id; None if the board lacks it."""
         return next((profile for profile in self.profiles if profile.id == profile_id), None)

@@ -1,7 +1,7 @@
-"""What has to happen on one GPU so that claims have what they were allocated of it, or have given it up.
+"""The steps on one GPU that give claims the instances they were allocated, or take them away.
 
-The agent carries these plans out when kubelet asks, and when claims have lost what they had. Owns what gives way to a claim: only
-what no claim needs and nobody else may have made. Pure. What policies want of a GPU is decided in `gpu_plan`.
+The agent runs these plans when kubelet asks, and when claims have lost their instances. Owns what gives way to a claim: only
+instances that no claim needs and nobody else may have made. Pure. `gpu_plan` plans for policies.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from draco.resources.names import GpuUuid
 
 
 def plan_places(gpu: ObservedGpu, places: Sequence[ObservedInstance]) -> GpuPlan:
-    """What gives each of these places an instance. Each is planned as if it were alone, for the claims that it names.
+    """Give each of these places an instance. Each is planned independently, for the claims that it names.
 
-    `keeps` are the instances that stand there already; one that names no claim is idle, unless somebody still computes on it.
+    `keeps` are the existing instances; one that names no claim is idle, unless a process still uses it.
     """
     there = {each.id: each for each in gpu.instances if each.use in IN_PLACE}
     plan = GpuPlan(uuid=gpu.uuid, keeps=tuple(there[place.id] for place in places if place.id in there))
@@ -57,7 +57,7 @@ def plan_places(gpu: ObservedGpu, places: Sequence[ObservedInstance]) -> GpuPlan
 
 
 def plan_whole(gpu: ObservedGpu) -> GpuPlan:
-    """What makes a GPU undivided for a claim that was allocated all of it, so that no other claim has any of it."""
+    """Make a GPU undivided for a claim that was allocated all of it, so no other claim has any of it."""
     if not gpu.enabled:
         return GpuPlan(uuid=gpu.uuid)
     plan = GpuPlan(uuid=gpu.uuid, mode_change="off", needs_reset=gpu.switched_by_reset)
@@ -71,9 +71,9 @@ def plan_whole(gpu: ObservedGpu) -> GpuPlan:
 
 
 def plan_release(uuid: GpuUuid, instances: Sequence[ObservedInstance], keep: KeptInstances) -> GpuPlan:
-    """Which instances of a claim go with it. `instances` are those that no other claim needs; the claim's own name it.
+    """Which instances of a claim are destroyed with it. `instances` are those that no other claim needs; its own name it.
 
-    Of those that would do for what is to stay idle, the claim's come last, and else the newest.
+    If several could stay as idle instances, others stay before the claim's own, and older before newer.
     """
     idle = [each for each in instances if each.use in IN_PLACE]
     stay = kept([each.id for each in sorted(idle, key=lambda each: (bool(each.claims), each.age))], keep)
@@ -86,6 +86,6 @@ def plan_release(uuid: GpuUuid, instances: Sequence[ObservedInstance], keep: Kep
 
 
 def _gives_way(instance: ObservedInstance, place: ObservedInstance) -> bool:
-    """Whether an instance may go for another at a place: nobody's, or what is left of the one that is made again."""
+    """Whether an instance may be destroyed for this place: it is nobody's, or a remnant of the same one."""
     mine = (instance.id, instance.claims) == (place.id, place.claims)
     return not instance.foreign and (mine or not instance.claims)

@@ -1,10 +1,10 @@
-"""What still fits beside what is there, how much each further instance costs, and where one goes: which GPU and which start.
+"""What still fits beside existing instances, how much each further one costs, and on which GPU and start it goes.
 
-Owns the states of one GPU, worked out once for each table and shared by all GPUs that have it, and the rule of capability loss
-over several GPUs of one board. Knows nothing of claims, nodes or NVML calls, and changes no GPU: callers tell what is there.
+Owns the states of one GPU, computed once per table and shared by all GPUs that have it, and the rule of capability loss over
+several GPUs of one board. Knows nothing of claims, nodes or NVML calls, and changes no GPU.
 
-A state is the units in use plus the scarce shared engines in use. Units alone decide nearly everything: only engines of which a
-layout with enough units could want too many are counted (on the common boards the optical flow accelerator of `+me`).
+A state is the units and the scarce shared engines in use. Units decide nearly everything: only engines are counted that can run
+out before the units do (on the common boards the optical flow accelerator of `+me`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,13 +22,13 @@ class State(NamedTuple):
     mask: int
     """Memory units, one bit each."""
     tokens: tuple[int, ...]
-    """Of each scarce thing the geometry counts, how many."""
+    """How much of each scarce resource is in use."""
     instances: int
-    """How many there are. The more, the later the GPU becomes empty on its own."""
+    """The number of instances. The more, the later the GPU becomes empty."""
 
 
 class SharedResource(NamedTuple):
-    """Something shared that runs out before the units do."""
+    """A shared resource that runs out before the units do."""
 
     name: str
     total: int
@@ -36,7 +36,7 @@ class SharedResource(NamedTuple):
 
 
 class PlacementRank(NamedTuple):
-    """How good a placement is; smaller is better."""
+    """The quality of a placement; smaller is better."""
 
     loss: int
     minus_instances: int
@@ -46,20 +46,20 @@ class PlacementRank(NamedTuple):
 
     @property
     def cost(self) -> tuple[int, int, int, int]:
-        """What is compared, wherever the placement is."""
+        """The compared part, without the placement."""
         return self[:4]
 
 
 class Geometry:
-    """All that follows from one board's table. Get it by `geometry(board)`.
+    """Everything derived from one board's table. Create it with `geometry(board)`.
 
-    Answers are kept for each state met: there are few (192 masks on the 8-unit boards).
+    Answers are cached per state; there are few (192 masks on the 8-unit boards).
     """
 
     def __init__(self, board: Board, wanted: frozenset[str]) -> None:
         self.board = board
         self.wanted = tuple(each for each in board.profiles if not wanted or each.name in wanted)
-        """The profiles worth keeping room for: all, unless some policy allows only these."""
+        """The profiles to keep room for: all, unless a policy permits only these."""
         alike: dict[tuple[object, ...], list[Profile]] = {}
         for each in self.wanted:
             alike.setdefault((each.size, each.slices, frozenset(each.starts)), []).append(each)
@@ -81,7 +81,7 @@ class Geometry:
         return State(state.mask | placement.mask, tuple(map(int.__add__, state.tokens, uses)), state.instances + 1)
 
     def block(self, state: State, mask: int) -> State:
-        """The state with one more instance, of a profile that the board's table lacks: it still takes its units."""
+        """The state with one more instance of a profile that the board's table lacks: only its units count."""
         return State(state.mask | mask, state.tokens, state.instances + 1)
 
     def remove(self, state: State, placement: Placement) -> State:
@@ -97,7 +97,7 @@ class Geometry:
         return state
 
     def fits(self, state: State) -> tuple[Placement, ...]:
-        """Every placement that could be made now."""
+        """Every placement that is possible now."""
         if (known := self._fits.get(state)) is None:
             known = tuple(
                 Placement(profile, start)
@@ -110,7 +110,7 @@ class Geometry:
         return known
 
     def fits_at(self, state: State, placement: Placement) -> bool:
-        """Whether that placement could be made now."""
+        """Whether that placement is possible now."""
         return (
             placement.start in placement.profile.starts
             and not state.mask & placement.mask
@@ -118,7 +118,7 @@ class Geometry:
         )
 
     def room(self, state: State, profile: Profile) -> int:
-        """How many instances of one profile still fit, if nothing else comes."""
+        """How many instances of one profile still fit, without others."""
         if (known := self._room.get((state, profile))) is None:
             known, end = 0, 0
             for start, mask in self._masks[profile]:
@@ -131,10 +131,10 @@ class Geometry:
         return known
 
     def capability(self, state: State) -> int:
-        """Compute slices of everything that still fits, profile by profile, each as if it came alone.
+        """Compute slices of everything that still fits, profile by profile, each counted alone.
 
-        It measures options kept open, not capacity. Variants that differ only in engines (`+me`) count as one profile: counted
-        alone they would reward free units scattered over many GPUs, and in replays that costs accepted claims.
+        It measures options, not capacity. Variants that differ only in engines (`+me`) count as one profile: counted separately,
+        they reward free units scattered over many GPUs, which cost accepted claims in replays.
         """
         if (known := self._capability.get(state)) is None:
             known = sum(kind[0].slices * max(self.room(state, each) for each in kind) for kind in self._families)
@@ -142,10 +142,10 @@ class Geometry:
         return known
 
     def rank(self, state: State, placement: Placement) -> PlacementRank:
-        """The rule by which placements are compared.
+        """The rule that compares placements.
 
-        Least loss first. Of equals, where most instances are: that GPU is the last to become empty, so the others are left to.
-        Then where fewest units are left, then the highest start.
+        Least loss first. Then the GPU with most instances, which will be the last to become empty, so that others become empty
+        sooner. Then fewest units left, then the highest start.
         """
         after = self.add(state, placement)
         left = self.board.units - after.mask.bit_count()
@@ -153,7 +153,7 @@ class Geometry:
         return PlacementRank(loss, -state.instances, left, -placement.start, placement)
 
     def best(self, state: State, profile: Profile) -> PlacementRank | None:
-        """The best start for a profile on a GPU in this state; None where it does not fit."""
+        """The best start for a profile on a GPU in this state; None if it does not fit."""
         key = (state, profile)
         if key not in self._best:
             ranked = [self.rank(state, each) for each in self.fits(state) if each.profile == profile]
@@ -172,16 +172,16 @@ class Geometry:
 def geometry(board: Board, wanted: frozenset[str] = frozenset()) -> Geometry:
     """The geometry of a board: the same object for equal tables.
 
-    `wanted` names the profiles to keep room for; empty means all. Others may still be there or be placed.
+    `wanted` names the profiles to keep room for; empty means all. Others may still exist or be placed.
     """
     return Geometry(board, wanted)
 
 
 def scarce(board: Board, profiles: Sequence[Profile] = ()) -> tuple[SharedResource, ...]:
-    """The shared things that can run out before the units do, when only these profiles (by default all) are made.
+    """The shared resources that can run out before the units do, if only these profiles (by default all) are used.
 
-    Numbers that contradict the number of instances NVML promises for a profile are not used: some listings have such, and
-    the promise is what was seen to hold.
+    An engine count that contradicts NVML's maximum of instances for a profile is ignored: some tables have such counts, and the
+    maximum was observed to hold.
     """
     profiles = profiles or board.profiles
     kept = [token for token in (*_engines(board), *_instance_limits(board)) if _most(profiles, token) > token.total]
@@ -194,7 +194,7 @@ def scarce(board: Board, profiles: Sequence[Profile] = ()) -> tuple[SharedResour
 
 def _engines(board: Board) -> Iterable[SharedResource]:
     if not board.profiles or board.whole.size < board.units:
-        return  # no profile has all of them, so their number is not known
+        return  # no profile has all engines, so their total is unknown
     for engine in _ENGINES:
         total = getattr(board.whole, engine)
         uses = {profile: getattr(profile, engine) for profile in board.profiles}
@@ -209,7 +209,7 @@ def _instance_limits(board: Board) -> Iterable[SharedResource]:
 
 
 def _most(profiles: Sequence[Profile], token: SharedResource, kept: Sequence[SharedResource] = ()) -> int:
-    """The most of a token that instances side by side could use while they keep to the other limits."""
+    """The most of a resource that coexisting instances could use within the other limits."""
     starting: dict[int, list[Profile]] = {}
     for profile in profiles:
         for start in profile.starts:
@@ -231,7 +231,7 @@ def _raise(found: dict[int, dict[tuple[int, ...], int]], unit: int, uses: tuple[
 
 
 class Choice(NamedTuple):
-    """A place for one instance; `gpu` is an index into what was given."""
+    """A place for one instance; `gpu` is an index into the given GPUs."""
 
     gpu: int
     placement: Placement
@@ -243,7 +243,7 @@ class Choice(NamedTuple):
 
 
 class BoardPool:
-    """GPUs of one board and what is on them, grouped by state: a choice looks at states, not at GPUs."""
+    """GPUs of one board with their instances, grouped by state, so a choice compares states instead of GPUs."""
 
     def __init__(self, geometry: Geometry, states: Iterable[State]) -> None:
         self.geometry = geometry
@@ -253,7 +253,7 @@ class BoardPool:
             self._alike.setdefault(state, set()).add(gpu)
 
     def choose(self, profile: Profile) -> Choice | None:
-        """The place that costs least of what the GPUs could still host; the first GPU of several alike."""
+        """The place with the least capability loss; the first GPU among equal ones. None if the profile fits nowhere."""
         ranked = [
             (best.cost, best.placement, state) for state in self._alike if (best := self.geometry.best(state, profile))
         ]
@@ -266,15 +266,15 @@ class BoardPool:
         )
 
     def put(self, choice: Choice) -> None:
-        """An instance was made."""
+        """Record a new instance."""
         self._change(choice.gpu, self.geometry.add(self.states[choice.gpu], choice.placement))
 
     def take(self, choice: Choice) -> None:
-        """An instance is gone."""
+        """Record a destroyed instance."""
         self._change(choice.gpu, self.geometry.remove(self.states[choice.gpu], choice.placement))
 
     def room(self, profile: Profile) -> int:
-        """How many more of one profile fit as things are."""
+        """How many more of one profile fit."""
         return sum(len(gpus) * self.geometry.room(state, profile) for state, gpus in self._alike.items())
 
     def _change(self, gpu: int, state: State) -> None:
@@ -287,5 +287,5 @@ class BoardPool:
 
 
 def largest_first(profiles: Iterable[Profile]) -> list[Profile]:
-    """The order in which to place several at once: what is hardest to place comes first."""
+    """The order for placing several: the hardest to place first."""
     return sorted(profiles, key=lambda each: (-each.size, len(each.starts)))

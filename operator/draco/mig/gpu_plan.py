@@ -1,11 +1,11 @@
-"""What has to happen on one GPU until it is divided as its policy wants it.
+"""The steps that divide one GPU as its policy wants.
 
-`plan_gpu` is the one function from what a GPU has, what is wanted of it and what claims have been promised of it to a plan. The
-agent carries the plan out, `draco layout plan` prints it. Instances that claims have are waited for and never touched, and so are
-places of claims whose pods have not started, and what others made.
+`plan_gpu` is a pure function from a GPU's instances, what is wanted of it, and what claims have been promised, to a plan. The
+agent runs the plan, `draco layout plan` prints it. Instances of claims, places of claims whose pods have not started, and
+instances that others made are waited for and never touched.
 
-Owns the steps, their order, and why some of them have to wait. Pure. Which layout is wanted is decided in `mig_policy`, and how a
-step survives a crash in the agent.
+Owns the steps, their order, and why some have to wait. `mig_policy` decides which layout is wanted; the agent makes steps
+crash-safe.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,11 +22,11 @@ from draco.resources.api.draco import InstanceUse, MigMode, PromisedDevice, Want
 from draco.resources.names import GpuUuid
 
 _NAMED = 3
-"""So many of those who leave no room are named; the rest is counted."""
+"""At most this many blockers are named; the others are counted."""
 
 
 class DelayedInstance(NamedTuple):
-    """An instance that cannot be made now. `why` says so in words; "" where what it waits for is said of the whole GPU."""
+    """An instance that cannot be created now. `why` is the reason; "" if it is that of the whole GPU."""
 
     profile: str
     start: int
@@ -34,7 +34,7 @@ class DelayedInstance(NamedTuple):
 
 
 class InstanceShortage(NamedTuple):
-    """Of a profile there is no room for `missing` of the `wanted` warm instances."""
+    """There is no room for `missing` of the `wanted` warm instances of a profile."""
 
     profile: str
     missing: int
@@ -42,7 +42,7 @@ class InstanceShortage(NamedTuple):
 
 
 class Obstacle(StrEnum):
-    """What keeps a claim from having an instance, other than an instance in its way."""
+    """Why a claim cannot have an instance, other than an instance in its way."""
 
     NO_MIG = "the GPU does not support MIG"
     NEEDS_RESET = "turning MIG mode on needs a reset"
@@ -50,7 +50,7 @@ class Obstacle(StrEnum):
 
 
 class BlockedPlace(NamedTuple):
-    """A place that its claim cannot have now, and the first instance, or what else, that is in the way."""
+    """A place that its claim cannot have now, and the first obstacle."""
 
     place: ObservedInstance
     by: ObservedInstance | Obstacle
@@ -62,19 +62,18 @@ class BlockedPlace(NamedTuple):
 
 
 class LayoutProgress(NamedTuple):
-    """What a GPU still waits for, and what there is no room for, as sentences; "" for nothing."""
+    """What a GPU still waits for, and what it has no room for, as sentences; "" for nothing."""
 
     waits: str = ""
     lacks: str = ""
 
 
 class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens on a GPU, in this order: `destroys`, the change of MIG mode, `makes`; `makes_later` when that is possible.
+    """What happens on a GPU, in this order: `destroys`, the change of MIG mode, `makes`; `makes_later` once possible.
 
-    `mode_change` is "on", "off" or "". `waits` and `lacks` say in sentences what keeps the rest from being done, and what there
-    is no room for. `in_the_way` is what has to go first, on its own; `keeps` what stays; `promised` the places of claims to come,
-    whether there is an instance or not; `blocked` those that claims need now and cannot have; `whole` the claims that have the
-    GPU undivided.
+    `mode_change` is "on", "off" or "". `waits` and `lacks` say in sentences why the rest cannot be done, and what has no room.
+    `in_the_way` has to go first, without Draco; `keeps` stays; `promised` are the places of claims to come, with or without an
+    instance; `blocked` those that claims need now and cannot have; `whole` the claims that have the undivided GPU.
     """
 
     uuid: GpuUuid
@@ -102,14 +101,14 @@ class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.destroys or self.switches_now or self.makes)
 
     def progress(self, hindrance: str = "") -> LayoutProgress:
-        """What the GPU's status says once all is done that can be done now. `hindrance` is what kept a step from being taken."""
+        """The GPU's status once everything possible is done. `hindrance` is why a step was not taken."""
         waits, lacks = self.waits or hindrance, self.lacks
         if not self.promised:
             return LayoutProgress(waits, lacks)
         said = f"The GPU keeps {_few(f'{each} for claim {each.claims[0]}' for each in self.promised)}."
         if self.mode in {None, MigMode.DYNAMIC}:
             return LayoutProgress(waits, f"{lacks} {said}".strip())
-        # Who wants a certain layout, or none, waits for the claims to end.
+        # With a static layout, or MIG off, the GPU waits for the claims to end.
         return LayoutProgress(f"{waits} {said}".strip(), lacks)
 
     def __str__(self) -> str:
@@ -130,7 +129,7 @@ class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_gpu(gpu: ObservedGpu, wanted: WantedGpu | None, promised: Sequence[PromisedDevice] = ()) -> GpuPlan:
-    """What is to happen on a GPU now. `wanted` None: no policy has it. `promised` is what claims have been allocated of it."""
+    """What to do on a GPU now. `wanted` None: no policy has it. `promised` is what claims have been allocated of it."""
     board = gpu.board
     if not gpu.capable or board is None:
         divided = wanted is not None and wanted.mode is not MigMode.DISABLED
@@ -167,7 +166,7 @@ def plan_gpu(gpu: ObservedGpu, wanted: WantedGpu | None, promised: Sequence[Prom
     left = [each for each in (*instances, *coming) if each not in destroys]
     if wanted.mode is MigMode.DISABLED:
         return _undivided(plan, gpu, wanted, left)
-    # A GPU that is divided is no claim's as a whole, whatever the record says; one that was promised is until then.
+    # A divided GPU belongs to no claim as a whole, whatever the record says; a promise of the whole GPU still counts.
     whole = tuple(dict.fromkeys((*(() if gpu.enabled else gpu.whole), *filter(None, [keep.whole]))))
     plan = msgspec.structs.replace(plan, whole=whole)
     if wanted.mode is MigMode.STATIC:
@@ -176,7 +175,7 @@ def plan_gpu(gpu: ObservedGpu, wanted: WantedGpu | None, promised: Sequence[Prom
 
 
 def _open(keep: KeptInstances, gpu: ObservedGpu) -> KeptInstances:
-    """Without promises that have been kept, or that the layout keeps: what a prepared claim has is its own."""
+    """Drop promises that a prepared claim or the layout already keeps."""
     done = {
         *keep.places,
         *gpu.missing,
@@ -186,7 +185,7 @@ def _open(keep: KeptInstances, gpu: ObservedGpu) -> KeptInstances:
 
 
 def _of_claim(instance: ObservedInstance, claim: str | None) -> ObservedInstance:
-    """An instance, of any owner, that stands where a claim is to have its own."""
+    """An instance of any owner at a place where a claim is to have its own."""
     return instance if claim is None else msgspec.structs.replace(instance, claims=(claim,))
 
 
@@ -203,18 +202,18 @@ def _coming(placement: Placement, claim: str) -> ObservedInstance:
 
 
 def _is_surplus(instance: ObservedInstance, wanted: WantedGpu | None, board: Board) -> bool:
-    """Whether something that is not ours to destroy now has no place beside what is wanted."""
+    """Whether something that Draco may not destroy now conflicts with what is wanted."""
     if wanted is None or wanted.mode is MigMode.DYNAMIC:
         return False
     if wanted.mode is MigMode.DISABLED:
         return True
-    if instance.use is InstanceUse.FOREIGN:  # others may have what the layout leaves free
+    if instance.use is InstanceUse.FOREIGN:  # others may use what the layout leaves free
         return not all(fits_beside(board, [instance], each.profile, each.start) for each in wanted.layout)
     return (instance.profile, instance.start) not in {(each.profile, each.start) for each in wanted.layout}
 
 
 def fits_beside(board: Board, instances: Iterable[ObservedInstance], profile: str, start: int) -> bool:
-    """Whether an instance can be made beside these, by units and by engines."""
+    """Whether an instance fits beside these, by units and by engines."""
     found = board.profile(profile)
     return found is not None and geometry(board).fits_at(_state(board, instances), Placement(found, start))
 
@@ -236,10 +235,10 @@ def _state(board: Board, instances: Iterable[ObservedInstance]) -> State:
 
 
 def _switching(plan: GpuPlan, gpu: ObservedGpu, wanted: WantedGpu, change: str) -> GpuPlan:
-    """With a change of the MIG mode that nothing is in the way of."""
+    """The plan with a change of the MIG mode that nothing blocks."""
     plan = msgspec.structs.replace(plan, mode_change=change, needs_reset=gpu.switched_by_reset)
     if gpu.pending:
-        return plan  # asked for; it comes with the reset
+        return plan  # requested; it takes effect with the reset
     if gpu.switched_by_reset and not wanted.reset_permitted:
         why = f"needs a reset of this GPU, which policy {wanted.policy} does not permit now."
         return msgspec.structs.replace(plan, waits=f"Turning MIG mode {change} {why}")
@@ -247,7 +246,7 @@ def _switching(plan: GpuPlan, gpu: ObservedGpu, wanted: WantedGpu, change: str) 
 
 
 def _undivided(plan: GpuPlan, gpu: ObservedGpu, wanted: WantedGpu, left: Sequence[ObservedInstance]) -> GpuPlan:
-    """MIG mode off, once nothing is left, and nothing is to come."""
+    """Turn MIG mode off once no instance is left or to come."""
     if not gpu.enabled:
         return plan
     plan = _switching(plan, gpu, wanted, "off")
@@ -258,13 +257,13 @@ def _undivided(plan: GpuPlan, gpu: ObservedGpu, wanted: WantedGpu, left: Sequenc
     return msgspec.structs.replace(plan, switches_now=False, waits=waits)
 
 
-# A certain layout
+# A static layout
 
 
 def _laid_out(
     plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, left: Sequence[ObservedInstance]
 ) -> GpuPlan:
-    """What is missing of a static layout, and what of it has room now."""
+    """The missing instances of a static layout, and those that have room now."""
     plan = msgspec.structs.replace(plan, layout=layout_of(wanted, board))
     if not gpu.enabled:
         plan = _switching(plan, gpu, wanted, "on")
@@ -283,11 +282,11 @@ def _laid_out(
             continue
         placement = Placement(profile, each.start)
         blocking = [each for each in left if each.mask & placement.mask]
-        # Instances name their owners; a place that is only promised is named where nothing else is in the way.
+        # Existing instances name their owners; a promised place is named only if nothing else is in the way.
         blocking = [each for each in blocking if each.use is not None] or blocking
         if blocking:
             later.append(DelayedInstance(each.profile, each.start, f"{written(placement)} waits for {blame(blocking)}"))
-        elif not shape.fits_at(state, placement):  # one that NVML refuses would keep the others from being made
+        elif not shape.fits_at(state, placement):  # NVML would refuse it, and the others would not be created
             why = f"{written(placement)} waits for engines that other instances on the GPU use"
             later.append(DelayedInstance(each.profile, each.start, why))
         else:
@@ -316,12 +315,12 @@ def _laid_out(
 def _on_demand(
     plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, left: Sequence[ObservedInstance]
 ) -> GpuPlan:
-    """Warm instances, the largest first, each where it costs least; those that do not fit now are made when there is room."""
+    """Warm instances, the largest first, each where it costs least; those without room are created later."""
     shape = geometry(board)
     counts = keeping(wanted, board).counts
     largest_first = sorted(board.profiles, key=lambda each: -each.size)
     if plan.whole:
-        # Where partitions are made on demand, a GPU that is in use as a whole is just that.
+        # With mode Dynamic, whole use is a permitted use of the GPU.
         none = [InstanceShortage(one.name, count, count) for one in largest_first if (count := counts.get(one.id, 0))]
         so = f", so there is no room for {_short(none)}" if none else ""
         return msgspec.structs.replace(plan, lacks=f"Claim {plan.whole[0]} has the whole GPU{so}.")
@@ -358,7 +357,7 @@ def _on_demand(
 
 
 def blame(instances: Iterable[ObservedInstance]) -> str:
-    """Whose the instances in the way are: the first of whom that is known."""
+    """The owner of the first instance in the way."""
     for instance in instances:
         if instance.claims:
             return f"claim {instance.claims[0]}"
@@ -372,7 +371,7 @@ def blame(instances: Iterable[ObservedInstance]) -> str:
 
 
 def written(placement: Placement) -> str:
-    """A place as people write it: 1g.10gb at 3."""
+    """A place for people: 1g.10gb at 3."""
     return f"{placement.profile.name} at {placement.start}"
 
 
@@ -385,7 +384,6 @@ def _list(things: Iterable[object]) -> str:
 
 
 def _few(phrases: Iterable[str]) -> str:
-    """The first of them, and how many more; "" without any."""
     found = list(phrases)
     more = len(found) - _NAMED
     *first, last = [*found[:_NAMED], f"{more} more"] if more > 0 else found or [""]

@@ -1,6 +1,6 @@
-"""Which idle instances of a GPU stay, and which places of it are kept free for claims to come.
+"""Which idle instances of a GPU stay, and which places are kept free for claims to come.
 
-Owns what a policy and promises keep without anybody using it. Pure. What else happens to the GPU is `gpu_plan`'s.
+Owns what a policy and promises keep without a user. Pure. `gpu_plan` plans everything else.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +21,9 @@ class Promise(NamedTuple):
 
 
 class KeptInstances(msgspec.Struct, frozen=True, kw_only=True):
-    """Which idle instances of a GPU are to stay: all of `places` and `promised`, and so many of each profile in `counts`.
+    """Which idle instances of a GPU stay: all of `places` and `promised`, and a number of each profile in `counts`.
 
-    What is promised is kept free for its claim, too, where no instance is; `whole` is the claim that all of the GPU is promised.
+    A promised place is kept free for its claim without an instance, too; `whole` is the claim that all of the GPU is promised.
     """
 
     places: frozenset[PlacementId] = frozenset()
@@ -33,7 +33,7 @@ class KeptInstances(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keeping(wanted: WantedGpu | None, board: Board | None, promised: Iterable[PromisedDevice] = ()) -> KeptInstances:
-    """What is kept without a prepared claim: by a policy, and for claims to come. What the board lacks keeps nothing.
+    """What a policy and promises keep without a prepared claim. Places that the board lacks are ignored.
 
     `promised` is what claims have been allocated of this GPU.
     """
@@ -63,7 +63,7 @@ def _by_policy(wanted: WantedGpu | None, board: Board) -> KeptInstances:
 
 
 def layout_of(wanted: WantedGpu, board: Board) -> tuple[Placement, ...]:
-    """What a static layout names; what the board does not have is left out."""
+    """The placements of a static layout that the board has."""
     return tuple(
         Placement(profile, one.start)
         for one in wanted.layout
@@ -72,7 +72,7 @@ def layout_of(wanted: WantedGpu, board: Board) -> tuple[Placement, ...]:
 
 
 def kept(idle: Sequence[PlacementId], keeping: KeptInstances) -> frozenset[PlacementId]:
-    """Which of the idle instances stay; of several that would do, the first. Warm ones are those that nobody has yet."""
+    """Which of the idle instances stay; the first ones, if several would do. Warm ones have no promise."""
     left = dict(keeping.counts)
     stay = set()
     for one in idle:

@@ -1,8 +1,7 @@
 """MIG profiles and placements of NVIDIA's boards, from `known_boards.toml`.
 
-Owns the reading only. The tables are for what is planned without having the GPUs (`draco simulate mig`, `draco autoscale
-template`), and for simulated GPUs.
-Nothing that runs in a cluster plans from them: it reads NVML, and `draco_local.simulator.compare` holds these tables against it.
+Owns the reading only. The tables serve planning without GPUs (`draco simulate mig`, `draco autoscale template`) and simulated
+GPUs. In a cluster nothing plans from them but NVML's report; `draco_local.simulator.compare` checks these tables against it.
 """
 
 import pkgutil
@@ -16,14 +15,14 @@ from draco.mig.board import Board, Profile
 
 
 class BoardModel(msgspec.Struct, frozen=True):
-    """A GPU model as NVML names it, whether it can be divided or not. `compute_capability` is `major.minor`."""
+    """A GPU model as NVML names it, divisible or not. `compute_capability` is `major.minor`."""
 
     product_name: str
     architecture: str
     compute_capability: str
     memory_mib: int
     nvswitch: bool = False
-    """Whether switches join the GPUs of one server."""
+    """Whether switches connect the GPUs of one server."""
 
 
 class _Table(msgspec.Struct):
@@ -41,4 +40,4 @@ _TABLE = msgspec.toml.decode(pkgutil.get_data(__package__, "known_boards.toml") 
 BOARDS: Mapping[str, Board] = MappingProxyType(_boards(_TABLE))
 """The boards that can be divided, by name."""
 MODELS: Mapping[str, BoardModel] = MappingProxyType(_TABLE.models)
-"""All known boards, by name."""
+"""All known models, by name."""

@@ -1,7 +1,6 @@
-"""Wanted layouts: from profiles and counts to placements on one GPU of a board, or why that cannot be.
+"""Wanted layouts: from profiles and counts to placements on one GPU of a board, or why that is impossible.
 
-Owns legality and the sentence about it, with the nearest layout that can exist. Which GPU wants which layout, and when it is
-applied, is decided elsewhere.
+Owns legality and its message, with the nearest possible layout. Which GPU gets which layout, and when, is decided elsewhere.
 """
 
 import re
@@ -18,7 +17,7 @@ from draco.resources.errors import DracoError
 
 
 class LayoutError(DracoError):
-    """A layout that cannot exist on a board. `nearest` can, and is part of the sentence; it is empty if there is none."""
+    """A layout that is impossible on a board. `nearest` is possible, and part of the message; empty if there is none."""
 
     def __init__(self, reason: str, nearest: Sequence[Placement] = (), shown: str = "") -> None:
         self.nearest = tuple(nearest)
@@ -33,17 +32,15 @@ class _Wanted(NamedTuple):
 _NAME = re.compile(r"(?P<slices>\d+)g\.(?P<gb>\d+)gb(?P<sign>.*)")
 _TOKENS = MappingProxyType({"ofa_engines": "optical flow accelerators", "jpeg_engines": "JPEG engines"})
 ArrangementValue = tuple[int, int, int, int]
-"""What makes one arrangement better than another: units wanted that it holds, instances that it holds, those where they were
-wanted or are already, and the capability it leaves."""
+"""The value of an arrangement: wanted units it holds, instances it holds, those at a wanted or present start, capability left."""
 
 
 def resolve(
     board: Board, items: Iterable[LayoutInstances], present: Collection[Placement] = ()
 ) -> tuple[Placement, ...]:
-    """Placements for a layout, by start; `LayoutError` if it cannot exist on one GPU of the board.
+    """Placements for a layout, by start. Raises `LayoutError` if it is impossible on one GPU of the board.
 
-    Where a start is free to choose, an instance that is `present` already is kept; else what is left of the GPU stays as useful
-    as it can.
+    With a free choice of start, a `present` instance is kept; otherwise the rest of the GPU keeps the most capability.
     """
     wanted = _expanded(board, list(items))
     made = geometry(board)
@@ -58,13 +55,13 @@ def resolve(
 
 
 def written(placements: Iterable[Placement]) -> str:
-    """A layout as a person writes it: `1 x 3g.40gb, 4 x 1g.10gb`, the largest first."""
+    """A layout for people: `1 x 3g.40gb, 4 x 1g.10gb`, the largest first."""
     counted = Counter(each.profile for each in placements)
     return ", ".join(f"{counted[profile]} x {profile.name}" for profile in largest_first(counted))
 
 
 def unknown_profile(board: Board, name: str) -> str:
-    """The sentence about a profile that a board does not have."""
+    """The message about a profile that a board lacks."""
     names = [each.name for each in sorted(board.profiles, key=lambda each: (each.size, each.slices, each.name))]
     plain = name.strip().lower().removeprefix("mig").strip()  # nvidia-smi writes MIG 1g.10gb
     meant = f", write {plain}" if plain in names else ""
@@ -72,7 +69,7 @@ def unknown_profile(board: Board, name: str) -> str:
 
 
 def _expanded(board: Board, items: Sequence[LayoutInstances]) -> list[_Wanted]:
-    """Every wanted instance; of one profile no more than one over what a GPU holds, which is enough to see that it cannot be."""
+    """Every wanted instance; of one profile at most one more than a GPU holds, which suffices to see that they do not fit."""
     wanted: list[_Wanted] = []
     for item in items:
         profile = board.profile(item.profile)
@@ -99,10 +96,10 @@ def _expanded(board: Board, items: Sequence[LayoutInstances]) -> list[_Wanted]:
 
 
 def _counterpart(board: Board, items: Sequence[LayoutInstances]) -> tuple[Placement, ...]:
-    """What comes nearest to a layout that was written for another board; empty if nothing of it has a counterpart.
+    """The nearest equivalent of a layout that was written for another board; empty if no profile has one.
 
-    A profile is called by its rounded memory, so boards that are divided alike have other names for the same parts, and one name
-    may stand for different parts. A board of NVIDIA's that has all the names says which parts are meant; else the names do.
+    Profile names contain the rounded memory, so equally divided boards use different names for the same parts, and one name may
+    mean different parts. An NVIDIA board that has all the names determines the parts; without one, the names do.
     """
     source = next((each for each in BOARDS.values() if all(each.profile(item.profile) for item in items)), None)
     wanted: list[_Wanted] = []
@@ -116,7 +113,7 @@ def _counterpart(board: Board, items: Sequence[LayoutInstances]) -> tuple[Placem
 
 
 def _like(board: Board, name: str, meant: Profile | None) -> Profile | None:
-    """The board's profile of as many slices and the same engines, by its sign, and of the nearest memory."""
+    """The board's profile with as many slices, the same engines (by its sign), and the nearest memory."""
     if (asked := _NAME.fullmatch(name)) is None:
         return None
     alike: dict[Profile, int] = {}
@@ -131,7 +128,6 @@ def _like(board: Board, name: str, meant: Profile | None) -> Profile | None:
 def _arranged(
     made: Geometry, wanted: Sequence[_Wanted], present: frozenset[Placement]
 ) -> tuple[list[Placement], list[Profile]]:
-    """The best arrangement of as much as fits, and what does not."""
     ordered = sorted(wanted, key=lambda each: (-each.profile.size, each.start is None, each.profile.id))
     known: dict[tuple[State, int], tuple[ArrangementValue, tuple[Placement | None, ...]]] = {}
 
@@ -159,7 +155,7 @@ def _arranged(
 
 
 def _filled(made: Geometry, placed: Sequence[Placement], missing: Sequence[Profile]) -> tuple[Placement, ...]:
-    """With something smaller in place of each instance that does not fit."""
+    """The arrangement with something smaller in place of each instance that does not fit."""
     filled = list(placed)
     state = made.state_of(filled)
     plain = [each for each in made.board.profiles if not set("+-") & set(each.name)]

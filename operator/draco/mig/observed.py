@@ -1,6 +1,6 @@
-"""A GPU as plans are made from: its instances, whose they are, and what claims have lost.
+"""A GPU as the input of plans: its instances, their owners, and what claims have lost.
 
-Owns the shapes only. The agent fills them in from NVML and its record, the operator from what agents report. Pure.
+Owns the structs only. The agent fills them from NVML and its record, the operator from agents' reports. Pure.
 """
 
 import msgspec
@@ -10,17 +10,17 @@ from draco.resources.api.draco import InstanceUse
 from draco.resources.names import GpuUuid
 
 IDLE = frozenset({InstanceUse.WARM, InstanceUse.LAYOUT})
-"""Uses of instances that no claim has."""
+"""Uses of instances without a claim."""
 IN_PLACE = IDLE | {InstanceUse.CLAIM}
-"""Uses of instances that are ours and whole."""
+"""Uses of complete instances of ours."""
 
 
 class ObservedInstance(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance of a GPU. `use` None: there is none yet, and its place is kept for a claim.
+    """An instance of a GPU. `use` None: it does not exist yet, and its place is kept for a claim.
 
-    `claims` ("namespace/name") have it. `stuck`: it is going, and cannot be destroyed now; `holder` is who keeps it, if that is
-    known. `number` is NVML's for the GPU instance, None where it is not known. `doubtful`: it may be ours or somebody else's.
-    Instances of ours that were made earlier have a smaller `age`.
+    `claims` ("namespace/name") have it. `stuck`: it is being destroyed but cannot be now; `holder` keeps it, if known. `number`
+    is NVML's number of the GPU instance, None if unknown. `doubtful`: ours or somebody else's. Older instances of ours have a
+    smaller `age`.
     """
 
     profile: str
@@ -37,7 +37,7 @@ class ObservedInstance(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> PlacementId:
-        """Where it stands."""
+        """Its place."""
         return PlacementId(self.profile_id, self.start)
 
     @property
@@ -55,11 +55,11 @@ class ObservedInstance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObservedGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU as it is. `instances` are its instances, `whole` the claims that have it undivided.
+    """A GPU's current state. `instances` are its instances, `whole` the claims that have it undivided.
 
-    `capable`: it has a MIG mode. `pending`: another mode comes with the next reset. `board` is None where NVML says nothing of
-    what can be made. `missing` are places whose instance a prepared claim has lost, with that claim. `settled`: what is there is
-    known for sure; else nothing is made.
+    `capable`: it has a MIG mode. `pending`: another mode takes effect with the next reset. `board` is None if NVML does not
+    report it. `missing` are places whose instance a prepared claim has lost, with that claim. `settled`: the instances are known
+    for certain; otherwise none are created.
     """
 
     uuid: GpuUuid

@@ -1,10 +1,10 @@
-"""Whether a set of instances fits on a number of equal GPUs, if all were placed again: the exact test.
+"""Whether a set of instances fits on a number of equal GPUs if all were placed again: an exact test.
 
-Owns that question only; where each goes is `geometry`'s. Two shapes of board have a closed form, answered in no time for any
-number of GPUs; every other table is searched.
+Owns that question only; `geometry` places instances. Two kinds of board have a closed form that is fast for any number of GPUs;
+every other table is searched.
 
 Closed forms. On nested boards (each size divides the next, and starts are all multiples of it) instances fit if their units do.
-On the eight-unit grid of seven compute slices a GPU is two halves: the left is one 4g, one 3g or two pairs of units; the right
+On the eight-unit grid of seven compute slices a GPU is two halves: the left is one 4g, one 3g or two pairs of units; the right is
 one 3g, or a pair and the weak pair (units 6 and 7), which takes a double-memory 1g or a single 1g, but no 2g.
 """
 
@@ -29,7 +29,7 @@ class ClosedForm(Enum):
 
 
 class _Role(Enum):
-    """What a profile is on the grid of seven slices: its size and starts there."""
+    """A profile's size and starts on the grid of seven slices."""
 
     SINGLE = (1, (0, 1, 2, 3, 4, 5, 6))
     DOUBLE = (2, (0, 2, 4, 6))
@@ -59,7 +59,7 @@ def packable(board: Board, counts: Counts, gpus: int) -> bool:
 
 @lru_cache(maxsize=256)
 def shape(board: Board) -> ClosedForm:
-    """Which closed form holds for a board, by its table alone."""
+    """The closed form of a board, by its table alone."""
     sizes = sorted({profile.size for profile in board.profiles} | {board.units})
     divides = all(larger % smaller == 0 for smaller, larger in pairwise(sizes))
     if divides and all(sorted(p.starts) == list(range(0, board.units, p.size)) for p in board.profiles):
@@ -79,7 +79,7 @@ def _tokens(board: Board, wanted: frozenset[Profile]) -> tuple[SharedResource, .
 
 
 def _only_singles_are_scarce(tokens: Sequence[SharedResource], wanted: Counts) -> bool:
-    """Whether at most one limit counts, and it is: one of certain 1g (`+me`) on a GPU."""
+    """Whether the only scarce resource, if any, is one 1g with certain engines (`+me`) per GPU."""
     if not tokens:
         return True
     [token, *more] = tokens
@@ -106,18 +106,18 @@ def _seven_slices_fit(wanted: Counts, gpus: int, rare: int) -> bool:
     weak = right - doubles_in_weak  # each takes one 1g
     if number[_Role.SINGLE] > 2 * pairs + weak:
         return False
-    # A rare 1g needs a GPU of its own with a place for any 1g: a weak pair, or a free pair on a GPU without one. Full halves
-    # are put on as few GPUs as can be.
+    # A rare 1g needs its own GPU with a place for any 1g: a weak pair, or a free pair on a GPU without one. Full halves are
+    # packed on as few GPUs as possible.
     full = max(0, left_taken + threes_right - shared)
     return rare <= weak + min(pairs, shared - full - weak)
 
 
 class _Search:
-    """The general case: which of the layouts of one GPU to use how often, found by trying them.
+    """The general case: how often to use which layout of one GPU, found by search.
 
-    A GPU's layouts count only by how many of each profile they hold, and only those to which nothing can be added. What cannot
-    fit is mostly decided by weights of which a GPU has only so much; the rest by depth-first search that remembers what failed.
-    Profiles that need the same are one.
+    A layout counts only by how many of each profile it holds, and only layouts to which nothing can be added are used. Most
+    impossible sets are rejected by weights that a GPU holds only so much of; the others by depth-first search with memory of
+    failures. Profiles with equal needs are merged.
     """
 
     def __init__(self, board: Board, profiles: Sequence[Profile]) -> None:
@@ -136,7 +136,6 @@ class _Search:
         self._failed: set[tuple[tuple[int, ...], int]] = set()
 
     def packable(self, counts: Counts, gpus: int) -> bool:
-        """Whether they fit."""
         start = (tuple(sum(counts.get(profile, 0) for profile in kind) for kind in self._alike), gpus)
         if self._hopeless(*start):
             return False
@@ -153,7 +152,7 @@ class _Search:
         return False
 
     def _steps(self, left: tuple[int, ...], gpus: int) -> Iterator[tuple[tuple[int, ...], int]]:
-        """What is left after one GPU more: it holds one of the kind that is hardest to place, and as much as can be beside."""
+        """What is left after one more GPU, which holds one of the hardest kind and as much as fits beside it."""
         first = next((index for index, number in enumerate(left) if number), 0)
         clipped = {tuple(map(min, made, left)) for made in self._layouts if made[first]}
         for made in sorted(_maximal(clipped), key=lambda each: (-_dot(self._sizes, each), each)):
@@ -169,7 +168,7 @@ def _search(board: Board, profiles: frozenset[Profile]) -> _Search:
 
 
 def _multisets(profiles: Sequence[Profile], tokens: Sequence[SharedResource]) -> set[tuple[int, ...]]:
-    """How many of each profile the layouts of one GPU hold, from the first unit to the last."""
+    """How many of each profile the layouts of one GPU hold, computed from the first unit to the last."""
     reached: dict[int, set[tuple[int, ...]]] = {0: {(0,) * len(profiles)}}
     done: set[tuple[int, ...]] = set()
     last = max(start for profile in profiles for start in profile.starts)
@@ -192,7 +191,7 @@ def _allowed(profiles: Sequence[Profile], tokens: Sequence[SharedResource], made
 
 
 def _maximal(made: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
-    """Those that are no part of another."""
+    """Those that are not part of another."""
     kept: list[tuple[int, ...]] = []
     for one in sorted(made, key=sum, reverse=True):
         if not any(all(map(int.__le__, one, other)) for other in kept):

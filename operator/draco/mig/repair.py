@@ -1,10 +1,10 @@
-"""The fewest moves of idle instances that make room for one that is blocked.
+"""The fewest moves of idle instances that make room for a blocked one.
 
-Owns the plan, exact for two moves: if there is a way, one is found, and of those with fewest moves the one after which most can
-still be hosted. Nothing that runs is ever touched; carrying a plan out, and whether to, is decided elsewhere.
+Owns the plan, exact for two moves: it finds a way if there is one, and among those with fewest moves the one that leaves most
+capability. It never touches an instance in use; the plan is executed elsewhere.
 
-It plans where Draco chooses places itself: in replays. Where kube-scheduler allocates, which claims stand in the way is tried
-out with the scheduler's own rules, in `draco.mig_policy.releases`.
+It applies where Draco chooses places, in replays. Where kube-scheduler allocates, `draco.mig_policy.releases` tries the removal
+of claims with the scheduler's own rules.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,25 +17,25 @@ from draco.mig.geometry import BoardPool, Choice, Geometry, State
 
 
 class Movability(StrEnum):
-    """What may be done with an instance that is there."""
+    """What repair may do with an existing instance."""
 
     FIXED = "fixed"
-    """It is in use, or not ours."""
+    """In use, or not ours."""
     MOVABLE = "movable"
-    """It is idle: it may be destroyed if it is made again elsewhere."""
+    """Idle: it may be destroyed if it is created again elsewhere."""
     SPARE = "spare"
-    """It is kept warm for nobody yet: made again elsewhere if there is room, else given up."""
+    """Warm, without a claim: created again elsewhere if there is room, else given up."""
 
 
 class PlacedInstance(NamedTuple):
-    """An instance that is there."""
+    """An existing instance."""
 
     placement: Placement
     hold: Movability
 
 
 class InstanceMove(NamedTuple):
-    """One instance destroyed and made again; `to` is None for a spare that is given up."""
+    """One instance destroyed and created again; `to` is None for a spare that is given up."""
 
     source: Choice
     to: Choice | None
@@ -46,7 +46,7 @@ class InstanceMove(NamedTuple):
 
 
 class RepairPlan(NamedTuple):
-    """A plan: destroy all sources, make them again where they go, then make what was wanted."""
+    """A plan: destroy all sources, create them at their targets, then create the wanted one."""
 
     moves: tuple[InstanceMove, ...]
     wanted: Choice
@@ -59,7 +59,7 @@ class RepairPlan(NamedTuple):
 def plan_repair(
     geometry: Geometry, gpus: Sequence[Sequence[PlacedInstance]], wanted: Profile, max_moves: int = 2
 ) -> RepairPlan | None:
-    """How to make room for one more instance with at most `max_moves` (0 to 2) moves; None if that cannot be done.
+    """Make room for one more instance with at most `max_moves` (0 to 2) moves; None if that is impossible.
 
     `gpus` are all GPUs of the same board that may take part, with every instance on them.
     """
@@ -75,14 +75,14 @@ def plan_repair(
 
 
 class _Opened(NamedTuple):
-    """Room made on one GPU: what goes, and what comes in its place."""
+    """Room made on one GPU: what leaves, and what replaces it."""
 
     out: tuple[Choice, ...]
     into: Choice
 
 
 class _Plan(NamedTuple):
-    """What makes one plan better than another comes first; smaller is better, as for a placement."""
+    """Fields are ordered by importance; smaller is better, as for a placement."""
 
     given_up: int
     lost: int
@@ -91,13 +91,13 @@ class _Plan(NamedTuple):
 
 
 class _Search:
-    """Tries plans on a copy of the fleet's states, and takes each back."""
+    """Tries plans on a copy of the fleet's states, and undoes each."""
 
     def __init__(self, geometry: Geometry, gpus: Sequence[Sequence[PlacedInstance]]) -> None:
         self.geometry = geometry
         self.pool = BoardPool(geometry, [geometry.state_of(held.placement for held in gpu) for gpu in gpus])
         self.lost = 0
-        """Capability lost by what has been tried on so far."""
+        """Capability lost by what is applied so far."""
         self._hold = {Choice(gpu, held.placement): held.hold for gpu, there in enumerate(gpus) for held in there}
         self._movable = {
             gpu: [Choice(gpu, held.placement) for held in gpus[gpu] if held.hold is not Movability.FIXED]
@@ -105,7 +105,6 @@ class _Search:
         }
 
     def plans(self, wanted: Profile, moves: int) -> Iterator[_Plan]:
-        """Every way to make room with exactly that many moves."""
         for opened in self._openings(wanted, moves, ()):
             self._open(opened)
             yield from self._finished(opened.into, [], opened.out)
@@ -114,7 +113,7 @@ class _Search:
             yield from self._chains(wanted)
 
     def _chains(self, wanted: Profile) -> Iterator[_Plan]:
-        """One goes for what is wanted, and another for that one."""
+        """One instance leaves for the wanted one, and another for that one."""
         for first in self._openings(wanted, 1, ()):
             self._open(first)
             [moved] = first.out
@@ -125,7 +124,7 @@ class _Search:
             self._close(first)
 
     def _openings(self, profile: Profile, moves: int, gone: tuple[Choice, ...]) -> Iterator[_Opened]:
-        """Where a profile would fit if that many movable instances of one GPU went, and not if fewer did."""
+        """Places for a profile if exactly that many movable instances of one GPU leave, and not with fewer."""
         for gpu, movable in self._movable.items():
             state = self.pool.states[gpu]
             for out in combinations([each for each in movable if each not in gone], moves):
@@ -138,7 +137,7 @@ class _Search:
                         yield _Opened(out, Choice(gpu, placement))
 
     def _finished(self, wanted: Choice, done: list[InstanceMove], out: Sequence[Choice]) -> Iterator[_Plan]:
-        """The plan that finds places for what went out last, if there is one."""
+        """The plan that finds places for what left last, if there is one."""
         units_left = self.geometry.board.units - self.pool.states[wanted.gpu].mask.bit_count()
         homeless = sorted(out, key=lambda each: (-each.placement.profile.size, each.gpu, each.start))
         spares = sum(self._hold[each] is Movability.SPARE for each in homeless)
@@ -149,7 +148,7 @@ class _Search:
                 return
 
     def _homes(self, homeless: Sequence[Choice], given_up: int) -> tuple[list[InstanceMove], int] | None:
-        """Where each can go, and what is lost by all; at most so many spares are given up."""
+        """Targets for all, and the total loss; at most `given_up` spares get none."""
         if not homeless:
             return [], self.lost
         first, *rest = homeless
@@ -165,7 +164,7 @@ class _Search:
         return None
 
     def _places(self, profile: Profile, *, only_best: bool) -> Iterator[Choice]:
-        """The best place, then one of each other kind: another may leave room for what comes next."""
+        """The best place, then one of each other kind, which may leave room for the next instance."""
         if (best := self.pool.choose(profile)) is None:
             return
         yield best
@@ -205,7 +204,7 @@ class _Search:
 
 
 def _few_of_each(gpus: Sequence[Sequence[PlacedInstance]]) -> Iterator[int]:
-    """Of GPUs with the same instances no plan opens more than two."""
+    """No plan opens more than two GPUs with the same instances."""
     seen: dict[tuple[PlacedInstance, ...], int] = {}
     for gpu, there in enumerate(gpus):
         alike = tuple(sorted(there, key=lambda held: held.placement.start))

@@ -1,8 +1,7 @@
 """Replays claims that come and go on a simulated fleet, under one of several rules, ours and those of schedulers.
 
-Owns the rules by which an instance gets its place, each of which sees a fleet and a profile and changes nothing; and the
-bookkeeping of a replay: what was accepted, what was refused although everything together would have fitted, and how much was in
-use. Streams: it keeps only what is there, never what has been.
+Owns the rules that place an instance, which read a fleet and change nothing, and the counts of a replay: accepted claims, claims
+refused although everything would have fit if placed again, and utilisation. It streams: only current claims are kept.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +16,10 @@ from draco.mig.repair import Movability, PlacedInstance, plan_repair
 
 
 class Policy(StrEnum):
-    """Who decides."""
+    """The placement rule."""
 
     SCHEDULER_1_35 = "scheduler-1.35"
-    """The node with fewest claims, then any GPU of it (devices are met in no fixed order), lowest start."""
+    """The node with fewest claims, then any of its GPUs (devices have no fixed order), lowest start."""
     SCHEDULER_1_36 = "scheduler-1.36"
     """The node with fewest claims, then the first GPU and lowest start: devices sorted by name."""
     STEERED = "steered"
@@ -28,7 +27,7 @@ class Policy(StrEnum):
     OPERATOR = "operator"
     """The GPU and start of least capability loss in the whole fleet."""
     ORACLE = "oracle"
-    """No placements: a claim is accepted if all together would fit, everything moved as needed. The bound."""
+    """The upper bound: no placements; a claim is accepted if all would fit after any moves."""
 
 
 class SimulatedFleet:
@@ -41,17 +40,17 @@ class SimulatedFleet:
         self.claims = [0] * -(-gpus // gpus_per_node)
 
     def put(self, choice: Choice) -> None:
-        """A claim got its instance."""
+        """Record a claim's instance."""
         self.pool.put(choice)
         self.claims[choice.gpu // self.gpus_per_node] += 1
 
     def take(self, choice: Choice) -> None:
-        """A claim is gone, with its instance."""
+        """Remove a claim's instance."""
         self.pool.take(choice)
         self.claims[choice.gpu // self.gpus_per_node] -= 1
 
     def nodes(self) -> Iterator[range]:
-        """The GPUs of each node, nodes with fewest claims first: how the scheduler's default scoring spreads them."""
+        """The GPUs of each node, nodes with fewest claims first, like the scheduler's default scoring."""
         for node in sorted(range(len(self.claims)), key=self.claims.__getitem__):
             first = node * self.gpus_per_node
             yield range(first, min(first + self.gpus_per_node, len(self.pool.states)))
@@ -76,7 +75,7 @@ def rule_of(policy: Policy, chance: Callable[[int], int]) -> PlacementRule | Non
 
 
 def _lowest_start(fleet: SimulatedFleet, profile: Profile, pick: Callable[[int], int]) -> Choice | None:
-    """The lowest start on one of a node's GPUs that have room; `pick(n)` says which of n."""
+    """The lowest start on one of a node's GPUs with room; `pick(n)` chooses one of n."""
     states = fleet.pool.states
     for node in fleet.nodes():
         if fitting := [gpu for gpu in node if fleet.geometry.room(states[gpu], profile)]:
@@ -101,7 +100,7 @@ class ReplayOutcome(StrEnum):
     REPAIRED = "repaired"
     """Accepted after idle instances were moved."""
     AVOIDABLE = "avoidable"
-    """Refused, though it would have fitted if everything had been placed again."""
+    """Refused, though it would fit if everything were placed again."""
     FULL = "full"
     """Refused, and no placement could have helped."""
 
@@ -123,7 +122,7 @@ class ReplayCounts(msgspec.Struct):
     peak_slices: int = 0
 
     def of(self, *outcomes: ReplayOutcome, profile: Profile | None = None) -> int:
-        """How many claims (of one profile) ended so."""
+        """How many claims (of one profile) had one of these outcomes."""
         return sum(n for (p, o), n in self.outcomes.items() if o in outcomes and (profile is None or p == profile))
 
     @property
@@ -133,12 +132,12 @@ class ReplayCounts(msgspec.Struct):
 
     @property
     def refused(self) -> int:
-        """Claims that did not."""
+        """Claims that did not get one."""
         return self.of(ReplayOutcome.AVOIDABLE, ReplayOutcome.FULL)
 
 
 class Replay:
-    """One policy on one fleet. Without a rule nothing is placed: a claim is accepted if all together fit."""
+    """One policy on one fleet. Without a rule nothing is placed: a claim is accepted if all fit."""
 
     def __init__(self, fleet: SimulatedFleet, rule: PlacementRule | None, max_moves: int = 0) -> None:
         self.fleet = fleet
@@ -149,7 +148,7 @@ class Replay:
         self.results = ReplayCounts()
         self.used_slices = 0
         self.at = 0.0
-        """Now; time may begin later, if nothing has happened before."""
+        """The current time; it may start later if nothing has happened yet."""
         self._rule = rule
         self._max_moves = max_moves
         self._active: dict[str, tuple[Profile, Movability]] = {}
@@ -157,7 +156,7 @@ class Replay:
         self._claims: dict[Choice, str] = {}
 
     def arrive(self, claim: str, profile: Profile, at: float, hold: Movability = Movability.FIXED) -> ReplayOutcome:
-        """A claim comes; what became of it. `hold` says what repair may do with its instance."""
+        """Add a claim, and return its outcome. `hold` says what repair may do with its instance."""
         self.advance(at)
         outcome = self._decide(claim, profile)
         key = (profile, outcome)
@@ -170,7 +169,7 @@ class Replay:
         return outcome
 
     def depart(self, claim: str, at: float) -> None:
-        """A claim goes; nothing happens if it has no instance."""
+        """Remove a claim; nothing happens if it has no instance."""
         self.advance(at)
         if claim in self._active:
             self._forget(claim)
@@ -180,7 +179,7 @@ class Replay:
         return claim in self._active
 
     def headroom(self, profile: Profile) -> int:
-        """How many more of a profile fit as things are."""
+        """How many more of a profile fit."""
         return self.fleet.pool.room(profile) if self._rule is not None else self.headroom_repacked(profile)
 
     def headroom_repacked(self, profile: Profile) -> int:
@@ -246,7 +245,7 @@ class Replay:
             self._remove(claim)
 
     def advance(self, at: float) -> None:
-        """Count what is there until this moment."""
+        """Account for the time until this moment."""
         self.results.slice_time += self.used_slices * (at - self.at)
         self.results.time += at - self.at
         self.at = at
@@ -258,5 +257,5 @@ def used_share(replay: Replay) -> float:
 
 
 def profiles_met(results: ReplayCounts) -> Iterator[Profile]:
-    """The profiles claims asked for, each once."""
+    """The profiles that claims asked for, each once."""
     yield from dict.fromkeys(profile for profile, _ in results.outcomes)

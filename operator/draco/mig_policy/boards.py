@@ -1,7 +1,7 @@
-"""Boards and GPUs of nodes as the planner knows them, and how a GPU will stand at last.
+"""Boards and GPUs of nodes as planner structs, and the final state of a GPU.
 
-Owns the way from a GpuNode to the planner's structs and back. Equal tables make equal boards, which share all that is worked out
-for them. What happens to a GPU is decided in `mig.gpu_plan`, which the agent asks with what it sees itself.
+Owns the conversion from a GpuNode to the planner's structs and back. Equal tables make equal boards, which share their derived
+data. `mig.gpu_plan` decides what happens to a GPU; the agent calls it with its own observations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,12 +28,12 @@ from draco.resources.quantity import Quantity
 
 
 def boards_of(node: GpuNode) -> dict[str, Board]:
-    """The node's boards by the names that its GPUs call them."""
+    """The node's boards, by the names that its GPUs use."""
     return {table.name: board_of(table) for table in node.status.boards}
 
 
 def board_of(table: BoardTable) -> Board:
-    """One table as a board: the same object for equal tables, since thousands of nodes report the same few."""
+    """A table as a board: the same object for equal tables, since thousands of nodes report the same few."""
     return _shared(Board(tuple(_profile(row) for row in table.profiles)))
 
 
@@ -77,7 +77,7 @@ _UNKNOWN_PROFILE = -1
 
 
 def observed(gpu: GpuStatus, board: Board, holders: Mapping[str, Sequence[str]]) -> ObservedGpu:
-    """The GPU as it was reported. `holders` are the claims that have each device of its node."""
+    """The GPU as reported. `holders` are the claims that have each device of its node."""
     mig = gpu.mig or GpuMig()
     instances = [_observed_instance(each, board, holders) for each in mig.instances]
     return ObservedGpu(
@@ -111,7 +111,7 @@ def _observed_instance(
 
 
 def at_last(gpu: GpuStatus, board: Board, plan: GpuPlan) -> GpuStatus:
-    """The GPU once all is done and everything that is waited for is gone, but for what others made, who know nothing of it."""
+    """The GPU once the plan is done and everything it waits for is gone, except instances that others made."""
     mig = gpu.mig or GpuMig()
     others = [each for each in observed(gpu, board, {}).instances if each.use is InstanceUse.FOREIGN]
     wanted = [

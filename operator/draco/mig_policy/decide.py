@@ -1,11 +1,10 @@
 """One node: which of its GPUs belong to which policy, and what is wanted of each.
 
-Owns the choice: the oldest policy that selects a GPU has it. A GPU that cannot be judged now, because its agent or its driver is
-down, or because a selector is broken, stays with the policy that has it. Owns also the way from a policy's words, which are for
-any board, to what is wanted of a GPU with a certain board: the layout with its starts, and the profiles that the board has. Says
-also which pools are filled evenly when Draco allocates.
+Owns the choice: the oldest policy that selects a GPU has it. A GPU that cannot be judged now, because its agent or driver is down
+or a selector fails, stays with its policy. Also owns the translation of a policy, which is for any board, for a certain board:
+the layout with its starts, and the profiles that the board has. Also says on which pools Draco spreads claims.
 
-Decisions of tens of thousands of GPUs are remembered, and hold no cycles: the garbage collector need not walk them each time.
+Decisions of tens of thousands of GPUs are cached and hold no cycles, so the garbage collector need not walk them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,7 +57,7 @@ class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, gpu_node: GpuNode, node: Node | None, slices: Iterable[ResourceSlice]) -> Self:
-        """From what its agent reports, the Node if it is known, and the slices of its pool."""
+        """From its agent's report, the Node if known, and the slices of its pool."""
         parts = own_slices(slices, gpu_node.metadata.name)
         devices = [device for each in parts for device in each.spec.devices]
         whole = whole_gpus(devices, gpu_node.status.gpus, driver=gpu_node.status.driver)
@@ -66,7 +65,7 @@ class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuDecision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One GPU. `policy` has it ("" for none) and says who allocates it; `verdicts` is what each policy says to it."""
+    """One GPU. `policy` has it ("" for none) and chooses its allocator; `verdicts` has each policy's answer."""
 
     uuid: str
     device: str
@@ -87,7 +86,7 @@ class NodeDecision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def wanted(self) -> list[WantedGpu]:
-        """What is to stand in the node's spec, by UUID."""
+        """The GPUs for the node's spec, by UUID."""
         return sorted((each.wanted for each in self.gpus if each.wanted), key=lambda each: each.uuid)
 
     def __str__(self) -> str:
@@ -99,7 +98,7 @@ class NodeDecision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 Ahead = Mapping[str, Sequence[ProfileCount]]
-"""What GPUs are to keep idle by the measured demand, by UUID."""
+"""The idle instances that each GPU should keep for measured demand, by UUID."""
 
 
 def decide(
@@ -107,7 +106,7 @@ def decide(
 ) -> NodeDecision:
     """What is wanted of the node's GPUs. `rules` are the policies, oldest first; `permits` whether each may reset now.
 
-    `ahead` None: demand is not measured here, so what is kept ahead of it stays as it stands.
+    `ahead` None: demand is not measured here, so what is kept for it stays unchanged.
     """
     node = seen.gpu_node
     boards = boards_of(node)
@@ -120,9 +119,9 @@ def decide(
 def spread_pools(
     decisions: Iterable[NodeDecision], policies: Iterable[MigPolicy], drivers: Mapping[str, str]
 ) -> frozenset[PoolKey]:
-    """The pools, each named after its node, on which claims are to be spread. `drivers` has the driver of each node.
+    """The pools, each named after its node, on which claims are spread. `drivers` has the driver of each node.
 
-    Where the GPUs of one node belong to several policies, one that spreads is enough, as it is about nodes and not about GPUs.
+    If the GPUs of one node belong to several policies, one that spreads suffices: spreading is about nodes, not GPUs.
     """
     spreading = {each.metadata.name for each in spreading_policies(policies)}
     return frozenset(
@@ -133,7 +132,7 @@ def spread_pools(
 
 
 def spread_pools_of(nodes: Iterable[SeenNode], policies: Iterable[MigPolicy]) -> frozenset[PoolKey]:
-    """The same of a cluster that was read once, where nothing is decided yet."""
+    """The same for objects that were read once, before any decision."""
     seen, known = list(nodes), oldest_first(policies)
     rules = [rules_of(each) for each in known]
     drivers = {each.gpu_node.metadata.name: each.gpu_node.status.driver for each in seen}
@@ -165,7 +164,7 @@ def _gpu(
     if gpu.mig is not None and verdicts[owner.name].answer is PolicyMatch.SELECTED:
         there = (kept.warm if kept else []) if ahead is None else ahead.get(gpu.uuid, ())
         result = wanted_of(owner.policy, gpu.uuid, gpu.mig, boards.get(gpu.mig.board), there)
-        # What cannot be as it is wanted stays as it was, and Draco's.
+        # What is impossible stays as before, and Draco's.
         wanted, hindered = (result, None) if isinstance(result, WantedGpu) else (kept, result)
     if wanted is not None:
         wanted = msgspec.structs.replace(wanted, reset_permitted=permits.get(owner.name, False))
@@ -185,7 +184,7 @@ def _takes(said: MatchVerdict, has_it: bool) -> bool:
 
 
 def _unreported(node: GpuNode, current: Mapping[str, WantedGpu]) -> list[GpuStatus]:
-    """GPUs that are spoken for and not reported while the node's driver does not answer. Otherwise they are gone."""
+    """GPUs of policies that are not reported because the node's driver does not answer. If it answers, they are gone."""
     readable = find_condition(node.status.conditions, "Readable")
     if readable is None or readable.status == "True":
         return []
@@ -196,16 +195,16 @@ def _unreported(node: GpuNode, current: Mapping[str, WantedGpu]) -> list[GpuStat
 def wanted_of(
     policy: MigPolicy, uuid: str, mig: GpuMig, board: Board | None, ahead: Sequence[ProfileCount] = ()
 ) -> WantedGpu | GpuCondition:
-    """What the policy wants of the GPU with this UUID; or why that cannot be said, and then the GPU stays as it is.
+    """What the policy wants of the GPU with this UUID, or why that is unknown, so that the GPU stays unchanged.
 
-    `ahead` is what it is to keep by demand; what the policy gives no limit for is left out. Resets are not
-    permitted yet: that is a matter of time.
+    `ahead` is what it keeps for demand; profiles without a limit in the policy are ignored. Resets are not permitted here: that
+    depends on the time.
     """
     plain = WantedGpu(uuid=uuid, policy=policy.metadata.name, mode=policy.spec.mode)
     if policy.spec.mode is MigMode.DISABLED:
         return plain
     if board is None:
-        # Some drivers tell what fits on a board only once MIG is on, so that comes first.
+        # Some drivers report what fits on a board only once MIG is on, so that comes first.
         return _cannot(LayoutState.CHANGING, "its agent has not reported its board") if mig.enabled else plain
     return (
         _static(policy, plain, mig, board)
@@ -247,7 +246,7 @@ def _cannot(state: LayoutState, message: str) -> GpuCondition:
 
 
 def _present(mig: GpuMig, board: Board) -> frozenset[Placement]:
-    """What is there to stay, if it can: an instance in use should not go because another start would do as well."""
+    """Instances to keep if possible: one in use should not go for an equivalent start."""
     return frozenset(
         Placement(profile, each.start)
         for each in mig.instances
@@ -259,7 +258,7 @@ def _present(mig: GpuMig, board: Board) -> frozenset[Placement]:
 def _placed(
     board: Board, instances: tuple[LayoutInstances, ...], present: frozenset[Placement]
 ) -> tuple[WantedInstance, ...] | str:
-    """The layout on this board, in the order of starts; or why it cannot be."""
+    """The layout on this board, in the order of starts; or why it is impossible."""
     try:
         placements = resolve(board, instances, present)
     except LayoutError as error:

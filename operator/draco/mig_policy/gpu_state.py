@@ -1,7 +1,4 @@
-"""Compares a GPU with what its policy wants of it.
-
-Owns the comparison of what is wanted with what the agent reports, and the words for what is still missing.
-"""
+"""Compares what a policy wants of a GPU with what its agent reports. Owns the comparison and its messages."""
 
 from enum import Enum
 from functools import lru_cache
@@ -12,7 +9,7 @@ from draco.resources.api.meta import find_condition
 from draco.resources.names import CONDITION_PARTITIONABLE
 
 _SWITCHED_BY_RESET = frozenset({"Ampere", ""})
-"""Architectures with MIG whose mode changes by a reset only, and those that are not known. Source: NVIDIA's MIG user guide."""
+"""Architectures with MIG whose mode changes only with a reset, and unknown ones. Source: NVIDIA's MIG user guide."""
 
 _NO_COUNTERS = (
     "this cluster does not keep the counters of partitions, so none are published on demand; use mode Static, or Kubernetes 1.36 "
@@ -21,12 +18,12 @@ _NO_COUNTERS = (
 
 
 def switched_by_reset(gpu: GpuStatus) -> bool:
-    """Whether the GPU's MIG mode changes by a reset only."""
+    """Whether the GPU's MIG mode changes only with a reset."""
     return gpu.architecture in _SWITCHED_BY_RESET
 
 
 class LayoutState(Enum):
-    """Whether a GPU is as wanted, will be, or cannot be."""
+    """Whether a GPU's layout is applied, will be, or cannot be."""
 
     APPLIED = "applied"
     CHANGING = "changing"
@@ -34,14 +31,14 @@ class LayoutState(Enum):
 
 
 class GpuCondition(NamedTuple):
-    """The state of a GPU's layout and why; of one that is as wanted, what it has no room for."""
+    """The state of a GPU's layout and the reason; for an applied one, what has no room."""
 
     state: LayoutState
     message: str = ""
 
 
 def condition_of(node: GpuNode, gpu: GpuStatus | None, wanted: WantedGpu, permit: ResetPermit) -> GpuCondition:
-    """How far the GPU is. `permit` is what its policy says of resets at all."""
+    """The state of the GPU. `permit` is its policy's permit for resets."""
     current = next((each for each in node.spec.gpus if each.uuid == wanted.uuid), None)
     if gpu is None or gpu.mig is None:
         return _changing("its agent has not reported its partitions")
@@ -76,7 +73,7 @@ def _by_state(mig: GpuMig, wanted: WantedGpu, permit: ResetPermit) -> GpuConditi
     if mig.enabled:
         return _divided(mig, wanted)
     if wanted.mode is MigMode.DYNAMIC and mig.state is MigState.READY and mig.message:
-        # In use as a whole: where partitions are made on demand that is one of the demands.
+        # In use as a whole, which is one of the demands where partitions are made on demand.
         return _applied(mig.message)
     return _changing(mig.message or "MIG is still off")
 
@@ -86,7 +83,7 @@ def _divided(mig: GpuMig, wanted: WantedGpu) -> GpuCondition:
         return _static(mig, wanted)
     if mig.state is MigState.CHANGING:
         return _changing(mig.message or "its instances are being changed")
-    # Warm instances are kept as far as there is room: a busy GPU has none, and is none the worse for it.
+    # Warm instances are kept if there is room; a busy GPU without any is still applied.
     return _applied(mig.message)
 
 
@@ -126,7 +123,7 @@ def _disabled(mig: GpuMig) -> GpuCondition:
             return _changing(f"{each.profile} at {each.start} is in use by claim {each.claim}")
     if mig.enabled:
         return _changing(mig.message or "MIG is still on")
-    # It may have to be divided again: for a claim that was allocated a part of it before.
+    # It may have to be divided again for a claim that was allocated a partition before.
     return (
         _changing(mig.message) if mig.state is MigState.CHANGING and mig.message else GpuCondition(LayoutState.APPLIED)
     )
@@ -136,7 +133,7 @@ def _applied(message: str) -> GpuCondition:
     return GpuCondition(LayoutState.APPLIED, message.rstrip("."))
 
 
-@lru_cache(maxsize=1024)  # thousands of GPUs are in the same
+@lru_cache(maxsize=1024)  # thousands of GPUs have the same message
 def _changing(message: str) -> GpuCondition:
     return GpuCondition(LayoutState.CHANGING, message.rstrip("."))
 

@@ -1,10 +1,9 @@
 """Decides whether a policy selects a GPU, and why not.
 
-Owns the tests in their order: node, exclusion, whether the GPU can be what the policy asks, selectors. A GPU without MIG is only
-a policy's that hands whole GPUs over to Draco: for the others there is nothing to do about it. A test that has no answer leaves
-the GPU where it is: neither a broken selector nor an agent that is down moves a GPU from one policy to another. Owns also the
-policy made ready to be asked about many GPUs (`Rules`): its compiled selectors, what is wrong with them, the order of
-policies, and what they permit: resets, evictions, spreading.
+Owns the tests in their order: node, exclusion, whether the GPU can do what the policy asks, selectors. A GPU without MIG is
+selected only by a policy that hands whole GPUs over to Draco: other policies cannot do anything with it. A test that cannot be
+evaluated changes nothing: neither a broken selector nor an agent that is down moves a GPU between policies. Also owns the
+compiled policy (`Rules`), the order of policies, and what they permit: resets, evictions, spreading.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,7 +32,7 @@ _LAST = datetime.max.replace(tzinfo=UTC)
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy and its selectors. `problem` says what of it cannot be understood: then it takes no further GPU."""
+    """A policy and its compiled selectors. `problem` says why it is invalid: then it takes no further GPU."""
 
     policy: MigPolicy
     selectors: tuple[Selector, ...] = ()
@@ -41,12 +40,12 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The policy's."""
+        """The policy's name."""
         return self.policy.metadata.name
 
 
 def rules_of(policy: MigPolicy) -> Rules:
-    """The policy made ready."""
+    """The compiled policy."""
     selectors = []
     for index, selector in enumerate(policy.spec.device_selectors):
         compiled = ready_selector(selector.cel.expression if selector.cel else "")
@@ -67,7 +66,7 @@ def permit(reset: MigReset, now: datetime) -> Openness:
 
 
 def preempting_policies(policies: Iterable[MigPolicy]) -> frozenset[str]:
-    """The names of those that let Draco evict pods for others of higher priority. Where kube-scheduler allocates, none does."""
+    """The policies that let Draco evict pods for others of higher priority. None does where kube-scheduler allocates."""
     return frozenset(
         each.metadata.name
         for each in policies
@@ -76,12 +75,12 @@ def preempting_policies(policies: Iterable[MigPolicy]) -> frozenset[str]:
 
 
 def spreading_policies(policies: Iterable[MigPolicy]) -> list[MigPolicy]:
-    """Those that have claims spread."""
+    """The policies that spread claims."""
     return [each for each in policies if each.spec.placement is PlacementStrategy.SPREAD]
 
 
 def oldest_first(policies: Iterable[MigPolicy]) -> list[MigPolicy]:
-    """Policies in the order in which they choose their GPUs: by creation, then by name. Those being deleted have no say."""
+    """Policies in the order in which they choose GPUs: by creation, then by name, without those being deleted."""
     return sorted(
         (policy for policy in policies if policy.metadata.deletion_timestamp is None),
         key=lambda policy: (policy.metadata.creation_timestamp or _LAST, policy.metadata.name),
@@ -89,11 +88,11 @@ def oldest_first(policies: Iterable[MigPolicy]) -> list[MigPolicy]:
 
 
 _OF_PARTITIONS = frozenset({"type", "uuid", "parentUUID", "profile"})
-"""Attributes that a partition does not have from its GPU."""
+"""Attributes that differ between a partition and its GPU."""
 
 
 class PolicyMatch(Enum):
-    """What a policy says to a GPU."""
+    """A policy's answer for a GPU."""
 
     SELECTED = "selected"
     OTHER_NODE = "other node"
@@ -104,7 +103,7 @@ class PolicyMatch(Enum):
 
 
 class MatchVerdict(msgspec.Struct, frozen=True, gc=False):
-    """An answer; `selector` is the index of the one that does not hold, `error` why there is no answer."""
+    """An answer; `selector` is the index of the one that does not match, `error` why there is no answer."""
 
     answer: PolicyMatch
     selector: int | None = None
@@ -121,10 +120,10 @@ _UNREPORTED = MatchVerdict(PolicyMatch.UNKNOWN, error="The agent does not report
 def verdict(
     rules: Rules, labels: Mapping[str, str], gpu: GpuStatus, device: Device | None, *, driver: str, has_it: bool
 ) -> MatchVerdict:
-    """What the policy says to a GPU of a node with these labels, which it may have already.
+    """The policy's answer for a GPU of a node with these labels. `has_it`: the policy has the GPU already.
 
-    `device` is the whole GPU as published, if it is known. A GPU whose partitions are not reported cannot be read just now. Older
-    agents report none of a GPU without MIG either; it is the former if the policy has it.
+    `device` is the whole GPU as published, if known. Without reported partitions the GPU is unreadable now, or an older agent
+    reports a GPU without MIG: unreadable if the policy has it.
     """
     spec = rules.policy.spec
     if spec.node_selector is not None and not spec.node_selector.selects(labels):
@@ -141,7 +140,7 @@ def verdict(
 
 
 def hands_over_whole(spec: MigPolicySpec) -> bool:
-    """Whether it is about who allocates whole GPUs. Then a GPU needs no MIG."""
+    """Whether the policy hands whole GPUs over to Draco. Then they need no MIG."""
     return spec.allocator is Allocator.OPERATOR and spec.mode is MigMode.DISABLED
 
 
@@ -165,7 +164,7 @@ def _by_selectors(rules: Rules, device: Device | None, driver: str) -> MatchVerd
 
 
 def whole_gpus(devices: Iterable[Device], gpus: Iterable[GpuStatus], *, driver: str) -> dict[str, Device]:
-    """Each GPU by UUID as it is published, or would be if it could be had whole: then from any of its partitions."""
+    """Each GPU by UUID as published, or, if only partitions are published, as it would be, derived from one of them."""
     whole: dict[str, Device] = {}
     partition: dict[str, Device] = {}
     for device in devices:

@@ -1,11 +1,11 @@
-"""Finds the devices that claims have been allocated and that a GPU would no longer offer.
+"""Finds devices that claims have been allocated and that a GPU would no longer offer.
 
-Owns the comparison of what is allocated with what is offered by what is wanted. The scheduler counts what is taken by the devices
-that are published: a device that were dropped while a claim has it would free its units for another claim. The agent knows of a
-claim only once its pod starts, so those places are written for it here.
+Owns the comparison of allocated devices with those that the wanted state offers. The scheduler counts used units by published
+devices: if an allocated device were withdrawn, its units would be free for another claim. An agent knows of a claim only once its
+pod starts, so these places are written to its GpuNode.
 
-What is offered anyway is left out: where nothing changes under claims, nothing is promised. Of a GPU whose partitions are not
-reported it is not known what is offered, so what claims have of it is promised, unless the policy that had it has it still.
+Devices that stay offered need no promise. If a GPU's partitions are not reported, its offer is unknown, so its allocated devices
+are promised unless the same policy still has it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,9 +17,9 @@ from draco.resources.names import gpu_name, read_partition_name
 
 
 def promises(node: GpuNode, wanted: Iterable[WantedGpu], allocated: Mapping[str, str]) -> list[PromisedDevice]:
-    """What is to be kept for claims beside what is wanted, by device. `allocated`: the node's devices, and the claim of each.
+    """What to keep for claims beside what is wanted, by device. `allocated` has the claim of each of the node's devices.
 
-    What cannot be judged now, because the GPU is not reported, stays as it is.
+    Promises of GPUs that are not reported now stay unchanged.
     """
     if not allocated:
         return []
@@ -60,7 +60,7 @@ def offers_whole(gpu: GpuStatus, wanted: WantedGpu | None) -> bool:
 
 
 def offers(gpu: GpuStatus, wanted: WantedGpu | None, profile: str, start: int) -> bool:
-    """Whether the GPU offers this part of it."""
+    """Whether the GPU offers this partition."""
     if wanted is None or wanted.mode is MigMode.DISABLED:
         return False
     if switched_by_reset(gpu) and not (gpu.mig is not None and gpu.mig.enabled):

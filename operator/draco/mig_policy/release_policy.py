@@ -1,7 +1,7 @@
-"""Whether the allocation of an idle claim may be taken back now, and if not, why not; and what is said of idle claims in the way.
+"""Whether the allocation of an idle claim may be released now, and the messages about idle claims in the way.
 
-Owns the reasons, as values and sentences, and what Events and the status of policies say of a release. What is known of the claim
-is the caller's; that the claim stands in the way of a pod, and that there is another place for it, is `releases`.
+Owns the reasons, as values and sentences, and the texts in Events and the status of policies. The caller knows the claim;
+`releases` finds that it blocks a pod and that another place exists for it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,8 +19,8 @@ from draco.resources.texts import agreeing, them
 class IdleClaim(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a claim that is allocated on GPUs of one MigPolicy and reserved for nobody.
 
-    `idle_s` is for how long it has been seen so, `released_s` how long ago its allocation was taken back before, if it was.
-    `users` are the pods that name it and have not ended, `prepared_on` the node that has it prepared.
+    `idle_s` is how long it has been observed idle, `released_s` how long ago it was last released, None if never. `users` are the
+    pods that name it and have not ended, `prepared_on` the node that has it prepared.
     """
 
     claim: ResourceClaim
@@ -33,23 +33,23 @@ class IdleClaim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseDelays(msgspec.Struct, frozen=True, kw_only=True):
-    """How long to wait, in seconds."""
+    """Delays, in seconds."""
 
     grace_s: float = 60.0
-    """So long a claim must have been idle: who allocates ahead of a pod reserves a moment later, and says nothing in between."""
+    """How long a claim must have been idle: whoever allocates ahead of a pod reserves the claim a moment later."""
     rest_s: float = 600.0
-    """So long a claim is let be after it was released: two pods, or two tools, must not send one to and fro."""
+    """How long a released claim is left alone: two pods, or two tools, must not move it back and forth."""
 
 
 class ReleaseObstacle(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a claim stays as it is. `again_s`: in how many seconds that may be over on its own, None if only a change ends it."""
+    """Why a claim is not released. `again_s`: after how many seconds to check again, None if only a change helps."""
 
     text: str
     again_s: float | None = None
 
 
 def obstacle(idle: IdleClaim, patience: ReleaseDelays) -> ReleaseObstacle | None:
-    """The first reason not to take back the claim's allocation; None if it may be done now."""
+    """The first reason not to release the claim; None if it may be released now."""
     return next(_obstacles(idle, patience), None)
 
 
@@ -76,14 +76,14 @@ def _obstacles(idle: IdleClaim, patience: ReleaseDelays) -> Iterator[ReleaseObst
 
 
 def users(pods: Iterable[Pod]) -> tuple[ObjectKey, ...]:
-    """Those of a claim's pods that have not ended: also one that waits for something else may be given the claim next."""
+    """The claim's pods that have not ended; also one that waits for something else may use the claim next."""
     return tuple(sorted(pod.metadata.key for pod in pods if not pod.has_ended))
 
 
 def prepared_on(claim: ResourceClaim, nodes: Iterable[GpuNode]) -> str:
     """The node whose agent has the claim prepared, or says so in the claim; "" if none does.
 
-    Its place on the GPU is taken until then, whatever is allocated: the claim that came there would be refused on its node.
+    Until then the node would refuse another claim for its place, whatever is allocated.
     """
     name = str(claim.metadata.key)
     for node in nodes:
@@ -104,7 +104,7 @@ def _duration(seconds: float) -> str:
 
 
 def for_waiting(release: ClaimRelease, prospect: str) -> str:
-    """Of a claim that waits: without which idle ones it would be allocated, and what becomes of them."""
+    """For a waiting claim: without which idle claims it would be allocated, and what becomes of them."""
     held = "; ".join(
         f"claim {key} holds {', '.join(release.devices[key])}, and no pod uses it" for key in release.claims
     )
@@ -117,7 +117,7 @@ def for_waiting(release: ClaimRelease, prospect: str) -> str:
 
 
 def for_idle(release: ClaimRelease, claim: ObjectKey, prospect: str) -> str:
-    """Of an idle claim: whom it keeps waiting, and what becomes of it."""
+    """For an idle claim: whom it blocks, and what becomes of it."""
     others = [each for each in release.claims if each != claim]
     also = f" and claim {others[0]}" if others else ""
     return (
@@ -127,27 +127,27 @@ def for_idle(release: ClaimRelease, claim: ObjectKey, prospect: str) -> str:
 
 
 def for_policy(release: ClaimRelease) -> str:
-    """Of the policy that has the GPUs."""
+    """For the policy that has the GPUs."""
     waiting = _claims(release.waiting)
     return f"{waiting[0].upper()}{waiting[1:]} would fit without idle {_claims(release.claims)}."
 
 
 def kept(release: ClaimRelease, policies: Sequence[str]) -> str:
-    """These policies permit nothing."""
+    """The policies do not permit the release."""
     named = sorted(set(policies))
     policy, it = agreeing(len(named), "MigPolicy", "MigPolicies"), them(len(release.claims))
     return f"To let Draco release {it}, set spec.repair.idleClaims: Release in {policy} {' and '.join(named)}."
 
 
 def held_back(release: ClaimRelease, claim: ObjectKey, reason: str) -> str:
-    """The policies permit it, but something else does not yet."""
+    """The policies permit the release, but something else delays it."""
     if len(release.claims) == 1:
         return f"Draco releases it as soon as possible; not yet, because {reason}."
     return f"Draco releases them as soon as possible; not yet, because of claim {claim}: {reason}."
 
 
 def due(release: ClaimRelease) -> str:
-    """Nothing is in the way."""
+    """The release is due."""
     return f"Draco releases {them(len(release.claims))} automatically in a moment."
 
 

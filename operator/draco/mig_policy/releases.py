@@ -1,8 +1,8 @@
-"""Finds the idle claims that stand in the way of one that a pod waits for.
+"""Finds the idle claims that block a claim that a pod waits for.
 
-Owns the search for the fewest of them, tried out with the scheduler's own rules: without them the waiting claims must fit on a
-node that the pod may go to, and each of them must then find another place. Nothing that a pod uses is ever proposed. Idle
-instances that no claim holds are no obstacle: they give way automatically.
+Owns the search for the fewest of them, with the scheduler's own rules: without them the waiting claims must fit on a node that
+the pod may use, and each of them must then find another place. A claim in use is never proposed. Idle instances without a claim
+are no obstacle: they give way automatically.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -20,25 +20,25 @@ from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import ObjectKey
 
 _MOVABLE = 16
-"""Idle claims that are looked at for one pod."""
+"""The most idle claims that are tried for one pod."""
 _ELSEWHERE = 32
-"""Nodes on which another place is looked for."""
+"""Nodes on which another place is searched."""
 _STEPS = 10_000
-"""Devices that one search looks at."""
+"""Devices that one search visits."""
 _NODES = 256
-"""Nodes that are asked at a stretch whether the pod may go there."""
+"""Nodes per step of the test where the pod may go."""
 _POOLS = 16
-"""Pools whose counters are added up at a stretch."""
+"""Pools per step of adding up counters."""
 
 Steps = Generator[None, None, "ClaimRelease | None"]
-"""A search that is made piece by piece. Between two of them the fleet is as it was, and may change."""
+"""A search in steps. Between steps the fleet is unchanged by the search, and may be changed by others."""
 
 
 class Searches:
-    """The searches that may still be made in one go, for any number of pods.
+    """The budget of searches in one round, for any number of pods.
 
-    They try things out on the fleet's own state, and put it back before anybody else sees it: a copy of what thousands of nodes
-    hold would take longer than most searches.
+    Searches modify the fleet's own state and restore it before anybody else sees it: copying the state of thousands of nodes
+    would take longer than most searches.
     """
 
     def __init__(self, fleet: Fleet, most: int) -> None:
@@ -46,7 +46,7 @@ class Searches:
         self.left = most
 
     def take(self) -> bool:
-        """Take one search, if there is one left."""
+        """Take one search; False if none is left."""
         self.left -= 1
         return self.left >= 0
 
@@ -67,9 +67,9 @@ class ClaimRelease(msgspec.Struct, frozen=True, kw_only=True):
 def plan_release(
     searches: Searches, pod: Pod, claims: Sequence[ResourceClaim], movable: Mapping[ObjectKey, int]
 ) -> ClaimRelease | None:
-    """The fewest idle claims without which the pod's claims fit; None if they fit as things are, or if that does not help.
+    """The fewest idle claims without which the pod's claims fit; None if they fit already, or if that does not help.
 
-    `movable` are the idle claims that may go, each with how many may go at once. None as well once no search is left.
+    `movable` are the idle claims that may go, each with how many may go together. Also None once no search is left.
     """
     steps = release_steps(searches, pod, claims, movable)
     while True:
@@ -83,7 +83,7 @@ def plan_release(
 def release_steps(
     searches: Searches, pod: Pod, claims: Sequence[ResourceClaim], movable: Mapping[ObjectKey, int]
 ) -> Steps:
-    """The same in pieces, for who must not keep others waiting. What it finds was so when it was tried, a piece ago."""
+    """The same in steps, for a caller that must yield. Its result was true when tried, one step ago."""
     fleet = searches.fleet
     waiting = [claim for claim in claims if claim.status.allocation is None]
     if not waiting or not movable:
@@ -94,7 +94,7 @@ def release_steps(
         nodes |= _open(fleet, pod, claims, names[start : start + _NODES])
         yield
     if not nodes:
-        searches.take()  # all nodes were asked, and thousands of such pods may wait
+        searches.take()  # all nodes were tested, and thousands of such pods may wait
         return None
     for _ in range(0, len(names), _POOLS):
         if fleet.recount(_POOLS):
@@ -109,9 +109,9 @@ def release_steps(
             continue
         yield
         if any(fleet.state.held_by(each.metadata.key) for each in waiting):
-            return None  # allocated by now
+            return None  # allocated meanwhile
         if any(each not in fleet.idle for each in gone):
-            continue  # used, or gone, by now
+            continue  # used or gone meanwhile
         node = search.fits_without(gone)
         if node is not None:
             return ClaimRelease(
@@ -128,8 +128,6 @@ def release_steps(
 
 
 class _Search:
-    """Tries of one pod's claims on the nodes it may go to."""
-
     def __init__(self, searches: Searches, waiting: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> None:
         self._searches = searches
         self._fleet = searches.fleet
@@ -144,11 +142,11 @@ class _Search:
                 self._fleet, self._waiting, self._nodes.values(), share_ids=repeat(""), max_steps=_STEPS
             )
         except AllocationError:
-            return True  # what makes the scheduler give up is not mended by moves
+            return True  # releases do not fix what makes the scheduler fail
         return found is not None
 
     def fits_without(self, gone: Sequence[ObjectKey]) -> str | None:
-        """A node where the waiting claims fit if these were gone, and these somewhere afterwards."""
+        """A node where the waiting claims fit without `gone`, if those then fit somewhere; None if there is none."""
         homes = {key: _node_names(self._fleet, key) for key in gone}
         for key in gone:
             self._fleet.state.remove_claim(key)
@@ -183,7 +181,7 @@ class _Search:
                 self._fleet.state.remove_claim(claim.metadata.key)
 
     def _anywhere(self, home: Sequence[str]) -> Iterator[Node]:
-        """Where a claim may be placed again: where it was first."""
+        """Nodes where a claim may be placed again, its own first."""
         names = [*home, *(name for name in islice(self._fleet.node_names, _ELSEWHERE) if name not in home)]
         return (self._fleet.nodes[name] for name in names if name in self._fleet.nodes)
 
@@ -197,7 +195,7 @@ class _Search:
 
 
 def _open(fleet: Fleet, pod: Pod, claims: Sequence[ResourceClaim], names: Sequence[str]) -> dict[str, Node]:
-    """Those of the named nodes to which the pod may go, and from which it reaches what it has already."""
+    """The named nodes that the pod may use, and from which its allocated claims are accessible."""
     rules = PodRules(pod)
     allocated = [claim.status.allocation for claim in claims if claim.status.allocation is not None]
     bound = [each.node_selector for each in allocated if each.node_selector is not None]

@@ -1,8 +1,7 @@
 """Sums up the state of one policy over all nodes.
 
-Owns the status of MigPolicy: its counts, its conditions and the one sentence that a person reads in the table. `PolicyCounts`
-counts node by node, so that a fleet of thousands of nodes is counted in small steps. What is wrong comes first, with
-the first GPU it is wrong on; then what is not done yet; then what others have.
+Owns the status of MigPolicy: its counts, conditions and message. `PolicyCounts` counts node by node, so that thousands of nodes
+are counted in small steps. Errors come first, with the first GPU that has them; then pending work; then what others have.
 """
 
 from collections import Counter, defaultdict
@@ -23,21 +22,21 @@ _UNASKED = MatchVerdict(PolicyMatch.UNKNOWN)
 
 
 class ReasonCount:
-    """Why some GPUs stand as they do: of how many it is said, and the first of them by node and device."""
+    """One reason for the state of GPUs: how many have it, and the first of them by node and device."""
 
     def __init__(self) -> None:
         self.count = 0
         self._first: tuple[str, str, GpuDecision] | None = None
 
     def add(self, node: str, gpu: GpuDecision) -> None:
-        """It is said of this GPU too."""
+        """Count another GPU."""
         self.count += 1
         if self._first is None or (node, gpu.device) < self._first[:2]:
             self._first = (node, gpu.device, gpu)
 
     @property
     def example(self) -> str:
-        """The first one, by name."""
+        """The name of the first one."""
         return named(self._first[0], self._first[2]) if self._first else ""
 
 
@@ -47,25 +46,25 @@ class PolicyCounts:
     def __init__(self, policy: str) -> None:
         self._policy = policy
         self.nodes = 0
-        """Nodes with GPUs, whichever policy has these."""
+        """Nodes with GPUs of any policy."""
         self.said: Counter[PolicyMatch] = Counter()
-        """What the policy says to GPUs."""
+        """The policy's answers for GPUs."""
         self.unselecting: Counter[int] = Counter()
-        """By which of its selectors GPUs are not selected."""
+        """GPUs that a selector excludes, by the selector's index."""
         self.failing: tuple[str, str] | None = None
-        """The first GPU for which a selector fails, and how."""
+        """The first GPU for which a selector fails, and the error."""
         self.lost: Counter[str] = Counter()
         """GPUs that it selects and others have, by policy."""
         self.mine: dict[str, list[GpuDecision]] = {}
         """Its GPUs, by node."""
         self.states: Counter[LayoutState] = Counter()
-        """How its GPUs stand."""
+        """The states of its GPUs."""
         self.reasons: dict[LayoutState, dict[str, ReasonCount]] = {
             each: defaultdict(ReasonCount) for each in LayoutState
         }
-        """Why its GPUs stand so, by message."""
+        """The reasons of its GPUs' states, by message."""
         self.ranks: list[tuple[bool, bool, str]] = []
-        """Its nodes in a form that sorts the worst first: whether nothing has failed, whether nothing changes, and the name."""
+        """Its nodes as keys that sort the worst first: whether nothing has failed, whether nothing changes, the name."""
         self.boards: dict[int, Board] = {}
         """The boards of its nodes, each once: nodes with the same GPUs share theirs."""
 
@@ -120,7 +119,7 @@ _NAMED = 8
 
 
 def summary(rules: Rules, decisions: Iterable[NodeDecision], now: datetime) -> MigPolicyStatus:
-    """The policy's status by every node's decision, with the times of its conditions."""
+    """The policy's status from every node's decision."""
     counts = PolicyCounts(rules.name)
     for decision in decisions:
         counts.add(decision)
@@ -128,7 +127,7 @@ def summary(rules: Rules, decisions: Iterable[NodeDecision], now: datetime) -> M
 
 
 def status_of(rules: Rules, counts: PolicyCounts, now: datetime, advice: str = "") -> MigPolicyStatus:
-    """The same from what was counted, with advice that it should pass on."""
+    """The policy's status from counts; `advice` is appended to its message."""
     policy = rules.policy
     valid = _valid(rules, counts)
     conflicting = _conflicting(counts.lost)
@@ -217,7 +216,6 @@ def _sentence(state: LayoutState, counts: PolicyCounts, being: str) -> str:
 
 
 def _nothing(rules: Rules, counts: PolicyCounts) -> tuple[str, str]:
-    """Why it has no GPU."""
     if rules.problem:
         return "NotUnderstood", "The policy is invalid, so it applies to no GPU."
     if not counts.nodes:
@@ -243,7 +241,7 @@ def _nothing(rules: Rules, counts: PolicyCounts) -> tuple[str, str]:
 
 
 def _left(rules: Rules, counts: PolicyCounts) -> str:
-    """A sentence about GPUs that somebody may take for handed over."""
+    """A sentence about GPUs that might be thought to be handed over."""
     left, why = counts.said[PolicyMatch.INDIVISIBLE], _left_to_scheduler(rules)
     return f" {counted(left, 'GPU')} left to kube-scheduler: without MIG{why}." if left and why else ""
 
@@ -263,7 +261,7 @@ def _message(valid: Condition, applied: Condition, conflicting: Condition, advic
 
 
 def _nodes(counts: PolicyCounts) -> list[MigPolicyNode]:
-    # Of thousands of nodes few are listed, so only these are worded.
+    # Few of thousands of nodes are listed, so only these get messages.
     worst = [name for *_, name in nsmallest(LISTED_NODES, counts.ranks)]
     return [_node(name, counts.mine[name]) for name in sorted(worst)]
 

@@ -1,8 +1,8 @@
-"""How many idle instances are to be ready ahead of claims, and on which GPUs.
+"""How many idle instances are kept ahead of claims, and on which GPUs.
 
-Owns the measured rate at which claims take instances of a profile, what is wanted by it, and the spreading of that over GPUs: as
-many as are taken while new ones are made, and never more than the limit. What rises does so at once; it falls only once demand
-has been lower for a whole window, so that GpuNodes are not rewritten to and fro. Pure: the time is an argument.
+Owns the measured rate at which claims take instances of a profile, the wanted number, and its distribution over GPUs. The number
+is how many are taken while new ones are created, within the limit. It rises immediately, and falls only once demand has been
+lower for a whole window, so that GpuNodes are not rewritten back and forth. Pure: the time is an argument.
 """
 
 import math
@@ -17,24 +17,24 @@ from draco.mig.geometry import Geometry, PlacementRank, State, geometry
 from draco.resources.api.draco import GpuNode, MigPolicy, ProfileCount
 
 _PARTS = 30
-"""A window is counted in so many parts: what is remembered does not grow with the number of claims."""
+"""A window is counted in this many parts, so memory does not grow with the number of claims."""
 
 _WHOLE_FROM = 10
-"""Rates from here on are told without decimals."""
+"""Rates from here on are printed without decimals."""
 
 
 class WarmDemand:
-    """The instances of one profile that claims have taken lately. `standing` is what is kept already, by the leader before."""
+    """The instances of one profile that claims took recently. `standing` is what the previous leader kept."""
 
     def __init__(self, *, window_s: float, lead_s: float, limit: int, now_s: float, standing: int = 0) -> None:
         self._window_s = window_s
         self._lead_s = lead_s
         self._limit = limit
         self._taken: dict[int, int] = {}
-        self._highest: deque[tuple[float, int]] = deque([(now_s, min(standing, limit))])  # the wanted ones, falling
+        self._highest: deque[tuple[float, int]] = deque([(now_s, min(standing, limit))])  # wanted numbers, falling
 
     def take(self, at_s: float) -> None:
-        """A claim was allocated an instance."""
+        """Count a claim that was allocated an instance."""
         part = self._part(at_s)
         self._taken[part] = self._taken.get(part, 0) + 1
 
@@ -45,7 +45,7 @@ class WarmDemand:
         return sum(self._taken.values()) * 60 / self._window_s
 
     def wanted(self, now_s: float) -> int:
-        """How many idle instances there are to be: the most that were wanted at any time of the window."""
+        """How many idle instances to keep: the maximum wanted within the window."""
         expected = self.per_minute(now_s) / 60 * self._lead_s
         wanted = min(self._limit, math.ceil(round(expected, 6)))
         while self._highest and (self._highest[-1][1] <= wanted):
@@ -60,7 +60,7 @@ class WarmDemand:
 
 
 def ahead_text(profile: str, wanted: int, room: int, limit: int, per_minute: float) -> str:
-    """What a policy's status says of a profile."""
+    """The text about a profile in a policy's status."""
     rate = f"{per_minute:.0f}" if per_minute >= _WHOLE_FROM else f"{per_minute:.1f}".removesuffix(".0")
     short = f", but there is room for {room}" if room < wanted else ""
     return f"Wants {wanted} idle {profile} ready (at most {limit}) as claims take {rate} a minute{short}."
@@ -69,9 +69,9 @@ def ahead_text(profile: str, wanted: int, room: int, limit: int, per_minute: flo
 class WarmGpu(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU of the policy. `state` is what others have of it; `usable`: a claim could get a part of it now.
 
-    `lately` is what others had of it at the last look: what has just become free is left to the claims that wait for it, or
-    instances would be sent to and fro where GPUs are nearly full. `stands` is what its spec asks to keep by demand, by profile,
-    `idle` what is there and nobody has.
+    `lately` is what others had at the last look: units that just became free are left to waiting claims, otherwise instances
+    would move back and forth on nearly full GPUs. `stands` is what its spec keeps for demand, by profile, `idle` the unused
+    instances.
     """
 
     uuid: str
@@ -84,13 +84,13 @@ class WarmGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def both(one: State, other: State) -> State:
-    """What is taken in one of two states of a GPU."""
+    """What is used in either of two states of a GPU."""
     tokens = tuple(map(max, one.tokens, other.tokens))
     return State(one.mask | other.mask, tokens, max(one.instances, other.instances))
 
 
 def beside_fixed(board: Board, state: State, idle: Iterable[Placement], fixed: Iterable[ProfileCount]) -> State:
-    """The state with what `spec.warm` keeps on the GPU: the idle instances there, and where there are too few the best places."""
+    """The state with what `spec.warm` keeps on the GPU: its idle instances, and the best places for missing ones."""
     shape, there = geometry(board), sorted(idle, key=lambda each: (each.profile.name, each.start))
     for each in fixed:
         if (profile := board.profile(each.profile)) is None:
@@ -105,7 +105,7 @@ def beside_fixed(board: Board, state: State, idle: Iterable[Placement], fixed: I
 
 
 def within_limits(nodes: Iterable[GpuNode], policies: Iterable[MigPolicy]) -> Iterator[GpuNode]:
-    """The nodes as if their GPUs were asked to keep what they keep now, but no more than the policies' limits allow together."""
+    """The nodes with what their GPUs keep for demand, reduced to the policies' limits."""
     terms = {each.metadata.name: each.spec.warm_ahead for each in policies}
     left = {(name, one.profile): one.count for name, ahead in terms.items() for one in (ahead.limits if ahead else ())}
     for node in nodes:
@@ -123,17 +123,17 @@ def within_limits(nodes: Iterable[GpuNode], policies: Iterable[MigPolicy]) -> It
 
 
 class Shares(msgspec.Struct, frozen=True):
-    """How many of each profile each GPU is to keep, by UUID, and how many of each there is room for."""
+    """How many of each profile each GPU keeps, by UUID, and for how many of each there is room."""
 
     by_gpu: Mapping[str, Mapping[str, int]]
     with_room: Mapping[str, int]
 
 
 def spread(gpus: Sequence[WarmGpu], wanted: Mapping[str, int], limits: Mapping[str, int]) -> Shares:
-    """Where what is wanted is to be kept.
+    """Distribute what is wanted over GPUs.
 
-    What stands stays where it has room, and the rest goes where it costs least of what GPUs can still host. What has room nowhere
-    stays where it stands, as far as claims could use it there. None is added before what it would be too much with is gone.
+    What a GPU keeps stays if it has room, and the rest goes where it costs least capability. What has room nowhere stays where it
+    is if claims could use it there. Nothing is added before what would exceed the limit is gone.
     """
     shapes = {id(each.board): geometry(each.board) for each in gpus}
     hosts = [_Host(each, shapes[id(each.board)]) for each in gpus]
@@ -141,7 +141,7 @@ def spread(gpus: Sequence[WarmGpu], wanted: Mapping[str, int], limits: Mapping[s
     left = dict(wanted)
     for name in by_size:
         standing = [each for each in hosts if each.gpu.stands.get(name)]
-        # The emptiest GPUs are let go first.
+        # The emptiest GPUs are released first.
         for host in sorted(standing, key=lambda each: (-each.gpu.state.instances, each.gpu.uuid)):
             while left[name] > 0 and host.may_keep(name) and host.keep(name):
                 left[name] -= 1
@@ -158,8 +158,6 @@ def spread(gpus: Sequence[WarmGpu], wanted: Mapping[str, int], limits: Mapping[s
 
 
 class _Host:
-    """A GPU while shares are given out."""
-
     def __init__(self, gpu: WarmGpu, shape: Geometry) -> None:
         self.gpu = gpu
         self.share: Counter[str] = Counter()
@@ -168,11 +166,9 @@ class _Host:
         self._lately = both(gpu.state, gpu.lately) if gpu.lately else gpu.state
 
     def may_keep(self, name: str) -> bool:
-        """Whether more of the profile stand there than are given out."""
         return self.share[name] < self.gpu.stands.get(name, 0)
 
     def keep(self, name: str) -> bool:
-        """Give it one more, if it has room."""
         best = self._best(self._now, name)
         if best is None:
             return False
@@ -181,12 +177,11 @@ class _Host:
         return True
 
     def cost(self, name: str) -> tuple[int, int, int, int] | None:
-        """What one more would cost here; None where there has been no room lately."""
+        """The cost of one more; None without room now and at the last look."""
         best = self._best(self._lately, name)
         return best.cost if best else None
 
     def reserve(self, name: str) -> None:
-        """Take the place of one more, which has room."""
         if best := self._best(self._lately, name):
             self._take(best.placement)
 
@@ -200,7 +195,7 @@ class _Host:
 
 
 def _add(hosts: Sequence[_Host], name: str, left: int, limit: int) -> int:
-    """Place as many more; how many have no room."""
+    """Assign `left` more; returns how many have no room."""
     there = sum(max(each.gpu.stands.get(name, 0), each.gpu.idle.get(name, 0)) for each in hosts)
     cheapest = [(cost, each.gpu.uuid, each) for each in hosts if left and (cost := each.cost(name)) is not None]
     heapify(cheapest)
