@@ -241,7 +241,6 @@ def _steps(root: Expr) -> int:
 
 
 def _first_sentence(error: Exception) -> str:
-    """cel-python's message, without the trees and types that follow it."""
     said = error.args[0] if error.args and isinstance(error.args[0], str) else type(error).__name__
     return " ".join(said.split())[:120]
 

@@ -71,10 +71,7 @@ def whole_blocking(faults: Iterable[JudgedFault]) -> JudgedFault | None:
 
 
 def taints(faults: Iterable[JudgedFault], mask: int | None = None) -> list[DeviceTaint]:
-    """One taint per fault family for a partition with these units, or for the whole GPU (None).
-
-    Its value is the family's worst fault. The worst come first.
-    """
+    """A taint per fault family for a partition, or the GPU (None). Its value is the worst fault; the worst come first."""
     found: dict[FaultFamily, DeviceTaint] = {}
     for one in faults:
         effect = _TAINT_EFFECTS.get(one.status.effect)

@@ -2,11 +2,9 @@
 
 Owns the compiled policy (`ReadyPolicy`), the order of policies and rules, which GPUs a policy selects, and the overrides for the
 node's agent. For each fault the first true rule counts, of the policy with the highest priority, then of the oldest. Must not
-open requests (`remediation`) nor sum up over nodes (`policy_status`).
-
-Mistakes have mild effects. An invalid policy leaves its GPUs to Draco's own table, and no later policy gets them: it might do
-what the first was there to prevent. A rule that cannot be evaluated is skipped. What cannot be judged now, because the agent or
-the driver is down, stays unchanged.
+open requests (`remediation`) nor sum up over nodes (`policy_status`). Mistakes have mild effects. An invalid policy leaves its
+GPUs to Draco's own table, and no later policy gets them: it might do what the first was there to prevent. A rule that cannot be
+evaluated is skipped. What cannot be judged now, because the agent or the driver is down, stays unchanged.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

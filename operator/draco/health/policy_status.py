@@ -1,7 +1,4 @@
-"""Sums up the state of one HealthPolicy over all nodes.
-
-Owns its status: the counts, the condition Accepted and the message. Errors come first, then what a person has to do, then faults.
-"""
+"""The status of a HealthPolicy over all nodes: counts, condition Accepted, message. Errors first, then tasks, then faults."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime

@@ -234,7 +234,6 @@ def _plan_failed(
 
 
 def _plan_next(seen: SeenRemedies, wish: RuleMatch, device: DeviceKey, past: Sequence[DeviceMaintenance]) -> _GpuPlan:
-    """Open the next request, unless there is a reason not to."""
     policy = next((each for each in seen.policies.values() if each.metadata.name == wish.policy), None)
     if policy is None:
         return _GpuPlan()

@@ -148,5 +148,4 @@ def has_repaired(request: DeviceMaintenance) -> bool:
 
 
 def _is_a_reset(kind: FaultKind) -> bool:
-    """Whether repairing such a fault takes a reset or more."""
     return kind.ends is FaultEnd.RESET or kind.action is FaultAction.RESET

@@ -1,7 +1,4 @@
-"""Which faults a GPU can have, and what each asks for, from `faults.toml`.
-
-Owns the table and the defaults of omitted fields. `ledger` says whether a fault is present.
-"""
+"""Which faults a GPU can have, and what each asks for, from `faults.toml`. `ledger` says whether a fault is present."""
 
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -106,7 +103,6 @@ TABLE: Final = msgspec.toml.decode(pkgutil.get_data(__package__, "faults.toml") 
 
 
 def _kind(row: Mapping[str, Any]) -> FaultKind:
-    """The kind of a row, with defaults for omitted fields."""
     action = FaultAction(row["action"])
     left_out = {
         "effect": _EFFECTS.get(action, HealthEffect.RECORD),

@@ -102,7 +102,6 @@ def _plan_start(request: DeviceMaintenance, snapshot: MaintenanceSnapshot, drain
 
 
 def _announces(request: DeviceMaintenance) -> bool:
-    """Whether its taint keeps nobody off."""
     return request.spec.taint.effect not in BLOCKING_EFFECTS
 
 
@@ -284,7 +283,6 @@ def _outcome(
     left: timedelta | None,
     snapshot: MaintenanceSnapshot,
 ) -> _Outcome:
-    """The phase of an unfinished request whose devices are isolated or being isolated."""
     if isolated.reason in {"EffectNone", "DeviceTaintRuleNotServed", "NoDevices"}:
         return _Outcome(MaintenancePhase.PENDING, isolated.message)
     if snapshot.work and snapshot.work.failed:

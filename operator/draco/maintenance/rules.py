@@ -162,10 +162,7 @@ def extended_device(rule: DeviceTaintRule) -> DeviceKey | None:
 def means(
     rule: DeviceTaintRule, hardware: PoolHardware, device: DeviceKey, *, extended_to: Collection[DeviceKey] = ()
 ) -> bool:
-    """Whether the rule taints the device: it names it, or Draco extends it to the device. `hardware` is that of its pool.
-
-    `extended_to` are the devices of its existing extensions.
-    """
+    """Whether the rule taints the device of a pool with this hardware. `extended_to`: the devices of its extensions."""
     selector = rule.spec.device_selector
     if selector is None:
         return False

@@ -1,7 +1,4 @@
-"""The input of a maintenance request's plan. Everything in it was read together, without a write in between.
-
-Owns that struct; nothing in it is decided.
-"""
+"""The input of a maintenance request's plan: read together, without a write in between. Nothing in it is decided."""
 
 from datetime import datetime, timedelta
 

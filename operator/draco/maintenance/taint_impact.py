@@ -82,10 +82,7 @@ class TaintImpact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spares_extended_resources(served: Kind[DeviceTaintRule] | None) -> bool:
-    """Whether NoExecute ignores pods that have their GPUs as extended resources: where rules are not served in v1.
-
-    Source: both came with Kubernetes 1.37.
-    """
+    """Whether NoExecute ignores pods with GPUs as extended resources: before Kubernetes 1.37, which also serves rules in v1."""
     return served is None or served.version != "v1"
 
 
@@ -225,7 +222,6 @@ def _members(claim: ResourceClaim, known: Mapping[ObjectKey, Pod]) -> Iterable[O
 
 
 def _users(claim: ResourceClaim, known: Mapping[ObjectKey, Pod] | None) -> set[ObjectKey]:
-    """The pods that the claim is reserved for and that have not ended."""
     if known is None:
         return set(_reserved_by_name(claim))
     return {key for key in reserved_pods(claim, known) if not known[key].is_over}

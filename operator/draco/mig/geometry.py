@@ -1,10 +1,9 @@
 """What still fits beside existing instances, how much each further one costs, and on which GPU and start it goes.
 
 Owns the states of one GPU, computed once per table and shared by all GPUs that have it, and the rule of capability loss over
-several GPUs of one board. Knows nothing of claims, nodes or NVML calls, and changes no GPU.
-
-A state is the units and the scarce shared engines in use. Units decide nearly everything: only engines are counted that can run
-out before the units do (on the common boards the optical flow accelerator of `+me`).
+several GPUs of one board. Knows nothing of claims, nodes or NVML calls, and changes no GPU. A state is the units and the scarce
+shared engines in use. Units decide nearly everything: only engines are counted that can run out before the units do (on the
+common boards the optical flow accelerator of `+me`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,10 +50,7 @@ class PlacementRank(NamedTuple):
 
 
 class Geometry:
-    """Everything derived from one board's table. Create it with `geometry(board)`.
-
-    Answers are cached per state; there are few (192 masks on the 8-unit boards).
-    """
+    """Everything derived from one board's table, cached per state (192 masks on the 8-unit boards). Use `geometry(board)`."""
 
     def __init__(self, board: Board, wanted: frozenset[str]) -> None:
         self.board = board
@@ -170,10 +166,7 @@ class Geometry:
 
 @lru_cache(maxsize=256)
 def geometry(board: Board, wanted: frozenset[str] = frozenset()) -> Geometry:
-    """The geometry of a board: the same object for equal tables.
-
-    `wanted` names the profiles to keep room for; empty means all. Others may still exist or be placed.
-    """
+    """The geometry of a board: one object for equal tables. `wanted` are the profiles to keep room for; empty means all."""
     return Geometry(board, wanted)
 
 

@@ -2,10 +2,8 @@
 
 `plan_gpu` is a pure function from a GPU's instances, what is wanted of it, and what claims have been promised, to a plan. The
 agent runs the plan, `draco layout plan` prints it. Instances of claims, places of claims whose pods have not started, and
-instances that others made are waited for and never touched.
-
-Owns the steps, their order, and why some have to wait. `mig_policy` decides which layout is wanted; the agent makes steps
-crash-safe.
+instances that others made are waited for and never touched. Owns the steps, their order, and why some have to wait. `mig_policy`
+decides which layout is wanted; the agent makes steps crash-safe.
 """
 
 from collections.abc import Iterable, Sequence
@@ -185,7 +183,6 @@ def _open(keep: KeptInstances, gpu: ObservedGpu) -> KeptInstances:
 
 
 def _of_claim(instance: ObservedInstance, claim: str | None) -> ObservedInstance:
-    """An instance of any owner at a place where a claim is to have its own."""
     return instance if claim is None else msgspec.structs.replace(instance, claims=(claim,))
 
 
@@ -235,7 +232,6 @@ def _state(board: Board, instances: Iterable[ObservedInstance]) -> State:
 
 
 def _switching(plan: GpuPlan, gpu: ObservedGpu, wanted: WantedGpu, change: str) -> GpuPlan:
-    """The plan with a change of the MIG mode that nothing blocks."""
     plan = msgspec.structs.replace(plan, mode_change=change, needs_reset=gpu.switched_by_reset)
     if gpu.pending:
         return plan  # requested; it takes effect with the reset

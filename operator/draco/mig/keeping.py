@@ -1,7 +1,4 @@
-"""Which idle instances of a GPU stay, and which places are kept free for claims to come.
-
-Owns what a policy and promises keep without a user. Pure. `gpu_plan` plans everything else.
-"""
+"""Which idle instances of a GPU stay, and which places are kept free for claims to come. Pure. `gpu_plan` plans the rest."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -33,10 +30,7 @@ class KeptInstances(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keeping(wanted: WantedGpu | None, board: Board | None, promised: Iterable[PromisedDevice] = ()) -> KeptInstances:
-    """What a policy and promises keep without a prepared claim. Places that the board lacks are ignored.
-
-    `promised` is what claims have been allocated of this GPU.
-    """
+    """What a policy, and allocated but unprepared claims (`promised`), keep. Places that the board lacks are ignored."""
     if board is None:
         return KeptInstances()
     places = {}

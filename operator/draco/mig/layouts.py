@@ -155,7 +155,6 @@ def _arranged(
 
 
 def _filled(made: Geometry, placed: Sequence[Placement], missing: Sequence[Profile]) -> tuple[Placement, ...]:
-    """The arrangement with something smaller in place of each instance that does not fit."""
     filled = list(placed)
     state = made.state_of(filled)
     plain = [each for each in made.board.profiles if not set("+-") & set(each.name)]

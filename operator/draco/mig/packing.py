@@ -1,11 +1,10 @@
 """Whether a set of instances fits on a number of equal GPUs if all were placed again: an exact test.
 
 Owns that question only; `geometry` places instances. Two kinds of board have a closed form that is fast for any number of GPUs;
-every other table is searched.
-
-Closed forms. On nested boards (each size divides the next, and starts are all multiples of it) instances fit if their units do.
-On the eight-unit grid of seven compute slices a GPU is two halves: the left is one 4g, one 3g or two pairs of units; the right is
-one 3g, or a pair and the weak pair (units 6 and 7), which takes a double-memory 1g or a single 1g, but no 2g.
+every other table is searched. Closed forms. On nested boards (each size divides the next, and starts are all multiples of it)
+instances fit if their units do. On the eight-unit grid of seven compute slices a GPU is two halves: the left is one 4g, one 3g or
+two pairs of units; the right is one 3g, or a pair and the weak pair (units 6 and 7), which takes a double-memory 1g or a single
+1g, but no 2g.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +28,6 @@ class ClosedForm(Enum):
 
 
 class _Role(Enum):
-    """A profile's size and starts on the grid of seven slices."""
-
     SINGLE = (1, (0, 1, 2, 3, 4, 5, 6))
     DOUBLE = (2, (0, 2, 4, 6))
     PAIR = (2, (0, 2, 4))
@@ -191,7 +188,6 @@ def _allowed(profiles: Sequence[Profile], tokens: Sequence[SharedResource], made
 
 
 def _maximal(made: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
-    """Those that are not part of another."""
     kept: list[tuple[int, ...]] = []
     for one in sorted(made, key=sum, reverse=True):
         if not any(all(map(int.__le__, one, other)) for other in kept):

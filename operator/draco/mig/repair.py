@@ -1,10 +1,8 @@
 """The fewest moves of idle instances that make room for a blocked one.
 
 Owns the plan, exact for two moves: it finds a way if there is one, and among those with fewest moves the one that leaves most
-capability. It never touches an instance in use; the plan is executed elsewhere.
-
-It applies where Draco chooses places, in replays. Where kube-scheduler allocates, `draco.mig_policy.releases` tries the removal
-of claims with the scheduler's own rules.
+capability. It never touches an instance in use; the plan is executed elsewhere. It applies where Draco chooses places, in
+replays. Where kube-scheduler allocates, `draco.mig_policy.releases` tries the removal of claims with the scheduler's own rules.
 """
 
 from collections.abc import Iterator, Sequence
@@ -113,7 +111,6 @@ class _Search:
             yield from self._chains(wanted)
 
     def _chains(self, wanted: Profile) -> Iterator[_Plan]:
-        """One instance leaves for the wanted one, and another for that one."""
         for first in self._openings(wanted, 1, ()):
             self._open(first)
             [moved] = first.out
@@ -137,7 +134,6 @@ class _Search:
                         yield _Opened(out, Choice(gpu, placement))
 
     def _finished(self, wanted: Choice, done: list[InstanceMove], out: Sequence[Choice]) -> Iterator[_Plan]:
-        """The plan that finds places for what left last, if there is one."""
         units_left = self.geometry.board.units - self.pool.states[wanted.gpu].mask.bit_count()
         homeless = sorted(out, key=lambda each: (-each.placement.profile.size, each.gpu, each.start))
         spares = sum(self._hold[each] is Movability.SPARE for each in homeless)

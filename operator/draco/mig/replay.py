@@ -75,7 +75,6 @@ def rule_of(policy: Policy, chance: Callable[[int], int]) -> PlacementRule | Non
 
 
 def _lowest_start(fleet: SimulatedFleet, profile: Profile, pick: Callable[[int], int]) -> Choice | None:
-    """The lowest start on one of a node's GPUs with room; `pick(n)` chooses one of n."""
     states = fleet.pool.states
     for node in fleet.nodes():
         if fitting := [gpu for gpu in node if fleet.geometry.room(states[gpu], profile)]:

@@ -2,9 +2,8 @@
 
 Owns the choice: the oldest policy that selects a GPU has it. A GPU that cannot be judged now, because its agent or driver is down
 or a selector fails, stays with its policy. Also owns the translation of a policy, which is for any board, for a certain board:
-the layout with its starts, and the profiles that the board has. Also says on which pools Draco spreads claims.
-
-Decisions of tens of thousands of GPUs are cached and hold no cycles, so the garbage collector need not walk them.
+the layout with its starts, and the profiles that the board has. Also says on which pools Draco spreads claims. Decisions of tens
+of thousands of GPUs are cached and hold no cycles, so the garbage collector need not walk them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -258,7 +257,6 @@ def _present(mig: GpuMig, board: Board) -> frozenset[Placement]:
 def _placed(
     board: Board, instances: tuple[LayoutInstances, ...], present: frozenset[Placement]
 ) -> tuple[WantedInstance, ...] | str:
-    """The layout on this board, in the order of starts; or why it is impossible."""
     try:
         placements = resolve(board, instances, present)
     except LayoutError as error:

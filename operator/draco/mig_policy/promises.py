@@ -2,10 +2,8 @@
 
 Owns the comparison of allocated devices with those that the wanted state offers. The scheduler counts used units by published
 devices: if an allocated device were withdrawn, its units would be free for another claim. An agent knows of a claim only once its
-pod starts, so these places are written to its GpuNode.
-
-Devices that stay offered need no promise. If a GPU's partitions are not reported, its offer is unknown, so its allocated devices
-are promised unless the same policy still has it.
+pod starts, so these places are written to its GpuNode. Devices that stay offered need no promise. If a GPU's partitions are not
+reported, its offer is unknown, so its allocated devices are promised unless the same policy still has it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,10 +15,7 @@ from draco.resources.names import gpu_name, read_partition_name
 
 
 def promises(node: GpuNode, wanted: Iterable[WantedGpu], allocated: Mapping[str, str]) -> list[PromisedDevice]:
-    """What to keep for claims beside what is wanted, by device. `allocated` has the claim of each of the node's devices.
-
-    Promises of GPUs that are not reported now stay unchanged.
-    """
+    """What to keep for claims beside what is wanted. `allocated`: claims by device. Promises of unreported GPUs stay."""
     if not allocated:
         return []
     gpus = {each.device: each for each in node.status.gpus}

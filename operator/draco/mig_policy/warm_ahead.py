@@ -177,7 +177,6 @@ class _Host:
         return True
 
     def cost(self, name: str) -> tuple[int, int, int, int] | None:
-        """The cost of one more; None without room now and at the last look."""
         best = self._best(self._lately, name)
         return best.cost if best else None
 
@@ -195,7 +194,6 @@ class _Host:
 
 
 def _add(hosts: Sequence[_Host], name: str, left: int, limit: int) -> int:
-    """Assign `left` more; returns how many have no room."""
     there = sum(max(each.gpu.stands.get(name, 0), each.gpu.idle.get(name, 0)) for each in hosts)
     cheapest = [(cost, each.gpu.uuid, each) for each in hosts if left and (cost := each.cost(name)) is not None]
     heapify(cheapest)

@@ -1,11 +1,9 @@
 """Which requests may begin now: what all budgets together allow out of service, the oldest request first.
 
 Owns that decision over all requests together. A caller that decides one round at a time, and passes what it admitted before,
-never exceeds a budget.
-
-A request that does not fit waits, and younger ones that need the same place of the budget wait behind it, so a stream of small
-requests cannot starve a large one. It does not block other budgets: a request that waits for two budgets may be overtaken in one
-of them. A request that can never fit, or waits for a person, blocks nobody.
+never exceeds a budget. A request that does not fit waits, and younger ones that need the same place of the budget wait behind it,
+so a stream of small requests cannot starve a large one. It does not block other budgets: a request that waits for two budgets may
+be overtaken in one of them. A request that can never fit, or waits for a person, blocks nobody.
 """
 
 from collections import Counter
@@ -68,7 +66,6 @@ class BudgetLimit(msgspec.Struct, frozen=True, kw_only=True):
         return self.about_all or any(self._place(gpu) is not None for gpu in gpus)
 
     def _place(self, gpu: PhysicalGpu) -> str | None:
-        """The place in which the GPU is counted; None if the budget does not apply to it."""
         known = self.places.get(gpu)
         if known is not None or gpu in self.elsewhere or gpu.pool_key in self.without:
             return known
@@ -83,10 +80,7 @@ class FailedRequest(msgspec.Struct, frozen=True):
 
 
 class StartDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """The UIDs of requests that may begin, with the GPUs that they may take, and why the others wait.
-
-    `waiting_for` counts the waiting requests by budget.
-    """
+    """Requests that may begin (UIDs) with their GPUs, and why the others wait. `waiting_for` counts these by budget."""
 
     admitted: Mapping[str, frozenset[PhysicalGpu]]
     waiting: Mapping[str, Waiting]

@@ -146,12 +146,10 @@ class _Finding:
         self.looks: list[timedelta] = []
 
     def tries(self, pod: Pod) -> int:
-        """How often the pod was evicted or refused."""
         asked = self._snapshot.asked.get(pod.metadata.uid)
         return asked.tries if asked else 0
 
     def sort(self, pod: Pod, claims: Sequence[ResourceClaim]) -> None:
-        """Decide about one pod, which holds devices by these claims."""
         key, now = pod.metadata.key, self._snapshot.now
         began, made = self._request.status.draining_at, pod.metadata.creation_timestamp
         if began is not None and made is not None and made > began:

@@ -160,7 +160,7 @@ def _doubted(device: DeviceKey, fixed: Collection[DeviceKey]) -> str:
 
 
 def held_by(devices: Iterable[DeviceKey], claims: Iterable[ResourceClaim]) -> dict[DeviceKey, list[str]]:
-    """The held ones of these devices, each with its claims' names."""
+    """The held ones of these devices, each with its claims ("namespace/name", sorted)."""
     return _claims_by_device(devices, claims, lambda claim: claim.devices_held)
 
 
@@ -169,7 +169,6 @@ def _claims_by_device(
     claims: Iterable[ResourceClaim],
     devices_of: Callable[[ResourceClaim], Iterable[DeviceKey]],
 ) -> dict[DeviceKey, list[str]]:
-    """The claims ("namespace/name", sorted) of each device."""
     asked, found = frozenset(devices), dict[DeviceKey, set[str]]()
     for claim in claims:
         for device in devices_of(claim):

@@ -76,10 +76,7 @@ def keeps_isolated(request: DeviceMaintenance, rule: DeviceTaintRule) -> bool:
 
 
 def isolated_boards(request: DeviceMaintenance, rules: Iterable[DeviceTaintRule]) -> dict[DeviceKey, str]:
-    """The devices that the request has isolated, each with the UUID of its GPU at that time.
-
-    `rules` are the request's. Devices without a rule are found in its status.
-    """
+    """Devices isolated by the request, with their GPUs' UUIDs then. Those without one of its `rules` are in its status."""
     boards = {each.key: each.uuid for each in request.status.devices if each.uuid} if has_begun(request) else {}
     isolating = (rule for rule in rules if keeps_isolated(request, rule))
     found = {device: isolated_board(rule) for rule in isolating if (device := maintained_device(rule))}
@@ -87,10 +84,7 @@ def isolated_boards(request: DeviceMaintenance, rules: Iterable[DeviceTaintRule]
 
 
 def fixed_selection(request: DeviceMaintenance, rules: Iterable[DeviceTaintRule] = ()) -> MaintenanceSelection | None:
-    """The selection of a request that has begun, or uses names only; None if it is not fixed yet.
-
-    `rules` are its own: they are the fallback if somebody removed the status.
-    """
+    """The selection once the request has begun, or if it uses names only; else None. Its own `rules` replace a lost status."""
     selector = request.spec.device_selector
     if is_exact(selector):
         return MaintenanceSelection(selector=selector)

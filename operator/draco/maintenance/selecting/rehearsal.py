@@ -80,10 +80,7 @@ def rehearsal_of(
     disruption_budgets: Iterable[PodDisruptionBudget] = (),
     classes: Iterable[ClassSupply] = (),
 ) -> MaintenanceRehearsal:
-    """The effects of isolating `devices`, which are these `gpus`, and draining them.
-
-    A pod counts once, however many claims it shares. Claims with administrative access do not count.
-    """
+    """The effects of isolating and draining. A pod counts once; claims with administrative access do not count."""
     concerned = frozenset(devices)
     holding = [claim for claim in claims if not concerned.isdisjoint(claim.devices_held)]
     known = None if pods is None else list(pods)

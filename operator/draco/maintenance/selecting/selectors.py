@@ -61,7 +61,6 @@ class DeviceTest:
             return _short(str(error))
 
     def _key(self, driver: str, device: Device) -> Hashable:
-        """The cache key: all that the expressions read, in any domain."""
         attributes = tuple(
             (name, value) for name, value in device.attributes.items() if name.rpartition("/")[2] in self._attributes
         )

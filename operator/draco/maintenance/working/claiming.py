@@ -63,10 +63,7 @@ class ProbedGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def class_for(gpu: ProbedGpu, asked_for: Iterable[str], classes: Mapping[str, DeviceClass]) -> str:
-    """The class for the claim; "" if there is none. Those in `asked_for` are preferred.
-
-    Its claims must be allocated by the GPU's own allocator.
-    """
+    """The class for the claim, of the GPU's own allocator; "" if there is none. Those in `asked_for` are preferred."""
     names = [name for name in asked_for if name]
     if gpu.is_operators:
         names += [OPERATOR_DEVICE_CLASS, OPERATOR_MIG_DEVICE_CLASS]

@@ -140,7 +140,6 @@ def _failure(job: Job, pods: Sequence[JobPod]) -> str:
 
 
 def _waiting(job: Job, pods: Sequence[JobPod]) -> str:
-    """Why a running Job has no running pod; "" if nothing is wrong."""
     alive = sorted((pod for pod in pods if pod.metadata.deletion_timestamp is None), key=_youth, reverse=True)
     found = next((text for pod in alive if (text := _hindered(pod))), "")
     return f"Job {job.metadata.key} does not start: {found}." if found else ""

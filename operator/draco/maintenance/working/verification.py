@@ -50,10 +50,7 @@ def verdict_of(
     *,
     grace: timedelta = timedelta(0),
 ) -> VerificationVerdict:
-    """The verdict for a finished request. No Job may still work on its devices.
-
-    `grace` is how long agents may still report readings from before the end of the work.
-    """
+    """The verdict once no Job works on the devices. For `grace`, agents may still report readings from before that."""
     if work and work.running:
         return VerificationVerdict(reason="StoppingJobs", message=wording.stopping(work.running))
     mode = request.spec.verification.mode
