@@ -68,7 +68,9 @@ def plan_maintenance(
     if is_over or (request.spec.finished and not (begun and not _announces(request))):
         return plan_return(request, snapshot)
     if drain is not None and not snapshot.knows_paused:
-        return MaintenancePlan(request=request.metadata.name, look_again=_SOON)  # a new leader has yet to count them
+        return MaintenancePlan(
+            request=request.metadata.name, look_again=_SOON
+        )  # a new leader has yet to learn which GPUs paused budgets are about
     if not begun:
         return _plan_start(request, snapshot, drain)
     wish = AdmissionWish.WITHDRAW if has_begun(request) else AdmissionWish.ASK

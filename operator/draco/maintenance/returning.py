@@ -43,7 +43,7 @@ def plan_return(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> Ma
     tainted = bool(snapshot.rules or snapshot.informed or unseen)
     if tainted:
         phase = before.phase or MaintenancePhase.PENDING
-        if final is MaintenancePhase.COMPLETED and has_begun(request):  # only announced, so never out of service
+        if final is MaintenancePhase.COMPLETED and has_begun(request):  # a mere announcement was never out of service
             phase = MaintenancePhase.VERIFYING
         message = wording.giving_back(
             count or len(snapshot.rules), len(snapshot.rules), snapshot.informed, unseen=len(unseen)

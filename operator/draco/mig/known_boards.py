@@ -1,7 +1,7 @@
 """MIG profiles and placements of NVIDIA's boards, from `known_boards.toml`.
 
 Owns the reading only. The tables serve planning without GPUs (`draco simulate mig`, `draco autoscale template`) and simulated
-GPUs. In a cluster nothing plans from them but NVML's report; `draco_local.simulator.compare` checks these tables against it.
+GPUs. Clusters plan from NVML's report instead; `draco_local.simulator.compare` checks these tables against it.
 """
 
 import pkgutil

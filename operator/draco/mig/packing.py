@@ -1,7 +1,7 @@
 """Whether a set of instances fits on a number of equal GPUs if all were placed again: an exact test.
 
 Owns that question only; `geometry` places instances. Two kinds of board have a closed form that is fast for any number of GPUs;
-every other table is searched. Closed forms. On nested boards (each size divides the next, and starts are all multiples of it)
+every other table is searched. On nested boards (each size divides the next, and starts are all multiples of it)
 instances fit if their units do. On the eight-unit grid of seven compute slices a GPU is two halves: the left is one 4g, one 3g or
 two pairs of units; the right is one 3g, or a pair and the weak pair (units 6 and 7), which takes a double-memory 1g or a single
 1g, but no 2g.

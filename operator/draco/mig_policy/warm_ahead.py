@@ -133,7 +133,7 @@ def spread(gpus: Sequence[WarmGpu], wanted: Mapping[str, int], limits: Mapping[s
     """Distribute what is wanted over GPUs.
 
     What a GPU keeps stays if it has room, and the rest goes where it costs least capability. What has room nowhere stays where it
-    is if claims could use it there. Nothing is added before what would exceed the limit is gone.
+    is if claims could use it there. Instances are added only once surplus ones are gone, so that the limit holds.
     """
     shapes = {id(each.board): geometry(each.board) for each in gpus}
     hosts = [_Host(each, shapes[id(each.board)]) for each in gpus]

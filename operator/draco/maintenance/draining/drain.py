@@ -1,4 +1,4 @@
-"""How pods leave devices that are taken out of service: whom to evict now, what to wait for, and whether NoExecute comes.
+"""How pods leave devices that are taken out of service: whom to evict now, what to wait for, and when NoExecute follows.
 
 Pods have `drain.wait` to finish. Then each pod that holds one of the devices is evicted through the Eviction API, so that
 PodDisruptionBudgets are respected; a refused eviction is retried with backoff. Where the cluster serves EvictionRequests, one is

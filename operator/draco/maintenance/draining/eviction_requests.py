@@ -38,7 +38,7 @@ class RequestStanding(StrEnum):
     TAKEN_ON = "TakenOn"
     """The cluster handles it."""
     GIVEN_UP = "GivenUp"
-    """It has no effect: the cluster gave it up, or somebody changed or deleted it."""
+    """It has no effect: the cluster gave it up, or somebody changed, deleted or refused it."""
 
 
 class RequestedEviction(msgspec.Struct, frozen=True, kw_only=True):

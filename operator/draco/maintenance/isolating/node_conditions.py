@@ -33,7 +33,7 @@ _ORDER = (PLANNED, DRAINING, DRAINED)
 
 
 def node_conditions(pools: Mapping[PoolKey, PoolHardware], requests: Iterable[DeviceMaintenance]) -> list[Condition]:
-    """The conditions of a node with these pools; none unless a driver has all its devices in one of the requests."""
+    """The conditions of a node with these pools; none unless each device of some driver is in a request."""
     requests = list(requests)
     by_driver: dict[str, list[PoolKey]] = {}
     for pool in pools:
