@@ -1,7 +1,7 @@
-"""The operator as a process: what runs, in which order it starts, and how it ends.
+"""The operator process: what runs, in which order it starts, and how it ends.
 
-Owns one replica's life. Every replica watches the cluster, answers probes and exports metrics; the reconcilers run on the one
-that holds the lease. Losing the lease ends the process, since another replica may be leading by then.
+Owns the life of one replica. Every replica watches the cluster, serves probes and exports metrics; the reconcilers run on the one
+that holds the lease. Losing the lease ends the process, since another replica may already be leading.
 """
 
 import asyncio
@@ -39,25 +39,24 @@ from draco.resources.names import ANNOTATION_TROUBLES, FIELD_MANAGER_OPERATOR
 log = structlog.get_logger(__name__)
 
 _LAST_EVENTS_S: Final = 5.0
-"""So long the Events of a replica that ends are posted yet: a few of the 30 s that a pod has to end."""
+"""How long an ending replica still posts Events, out of the pod's grace period of 30 s."""
 _ADVICE_BY: Final = 0.75
-"""Of the time that the API server waits for advice, the rest is for the way."""
+"""Share of the API server's webhook timeout to use; the rest is for the network."""
 
 
 class NoDynamicResourceAllocation(DracoError):
-    """The cluster does not serve what everything here is about."""
+    """The cluster does not serve Dynamic Resource Allocation."""
 
 
 class ClusterChanged(DracoError):
-    """The cluster can do something else than when this process was made for it: another one has to be."""
+    """The cluster's features have changed since this process started: it must be replaced."""
 
 
 async def run_operator(settings: OperatorSettings, *, connect: Connect, stop: asyncio.Event) -> None:
     """Run until `stop` is set.
 
-    Raises LeadershipLost (in a group) when the lease is lost, ClusterChanged (in a group) when the cluster can do something else
-    than at the start, ApiError when nothing can be read at the start, DracoError when
-    the cluster or this machine lacks something.
+    Raises, in a group, LeadershipLost when the lease is lost and ClusterChanged when the cluster's features change; ApiError when
+    nothing can be read at the start; DracoError when the cluster or this machine lacks something.
     """
     clock = SystemClock()
     async with await connect() as connection:
@@ -72,7 +71,7 @@ async def run_operator(settings: OperatorSettings, *, connect: Connect, stop: as
 
 
 class Operator:
-    """One replica, made but not started. `minor` is that of Kubernetes 1, None where it is not known."""
+    """One replica, constructed but not started. `minor` is that of Kubernetes 1, None if unknown."""
 
     def __init__(
         self,
@@ -111,7 +110,7 @@ class Operator:
         app = http_app(plain, alive=self.report.problems, ready=self.report.not_ready)
         log.info("operator.starting", identity=self.election.identity)
         self._say_what_is_missing()
-        gc.freeze()  # what is loaded by now stays: collections during the first lists would walk it, a fifth of their time
+        gc.freeze()  # loaded modules stay: collections during the first lists would spend a fifth of their time on them
         everywhere = {
             **{name: each.run for name, each in self.view.collections.items()},
             **self.reconcilers.everywhere,
@@ -169,7 +168,7 @@ class Operator:
         )
 
     async def _follow_features(self) -> None:
-        """Stores, versions and rights are chosen by what the cluster can do: when that changes, so must the whole process."""
+        """Watch for changed cluster features, which decide stores, versions and rights: a change restarts the process."""
         requests = self.reconcilers.eviction_requests
         now = await until_changed(
             lambda: discover_for_operator(self._client, allocates=self._settings.allocate),
@@ -177,7 +176,7 @@ class Operator:
             clock=self._clock,
             every_s=self._settings.rediscover_s,
             confirm_s=self._settings.confirm_s,
-            # Without rules nothing can be isolated or given back: the next process that has them does it.
+            # Without taint rules nothing can be isolated or restored: a restarted process with them can.
             hint=lambda: (
                 self._features.taint_rules is None
                 or any(each.unserved_s for each in self.view.collections.values())
@@ -187,7 +186,7 @@ class Operator:
         raise ClusterChanged("; ".join(differences(self._features, now)))
 
     async def _run_kopf(self) -> None:
-        # Kopf looks once at what is served, so it must not start before our kinds are; and it must not delay readiness.
+        # Kopf discovers kinds once, so it must start after ours are served; and it must not delay readiness.
         await self._all_synced()
         await self.kopf.run()
 
@@ -204,12 +203,12 @@ class Operator:
             seconds=round(self._clock.monotonic() - self._started, 2),
             objects={name: len(each.store) for name, each in self.view.collections.items()},
         )
-        # What was just read lives for long: a full collection would walk it each time, 18 ms for 8,000 devices.
+        # The data just read is long-lived: each full collection would traverse it, 18 ms for 8,000 devices.
         gc.collect()
         gc.freeze()
         try:
             await self.election.run(self._lead)
-        finally:  # the lease is released: nobody waits for this
+        finally:  # the lease is released, so nobody waits for this
             await self.reconcilers.events.flush(_LAST_EVENTS_S)
 
     async def _all_synced(self) -> None:

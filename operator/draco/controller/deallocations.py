@@ -1,8 +1,8 @@
-"""Takes back what claims hold: the one write for it, and which claims the API server refused it for.
+"""Deallocates claims: the one write for it, and the memory of claims for which the API server refused it.
 
-Owns what becomes of a refusal: that claim alone is left alone for a while, and is told with the remedy. Each write is made on top
-of just the version that was seen: a pod that reserves the claim now, or a newer leader, must win. Which claims, and when, is the
-caller's.
+Owns the handling of refusals: only the refused claim is left alone for a while, and its Event names the fix. Each write is made
+on top of exactly the version seen, so that a pod that reserves the claim now, or a newer leader, wins. Callers decide which
+claims, and when.
 """
 
 from typing import Literal
@@ -24,12 +24,14 @@ REMEDY = (
     "the operator patch on resourceclaims/status and resourceclaims/binding"
 )
 _REFUSED_S, _REFUSED_LONGEST_S = 5.0, 300.0
-"""How long a claim is left alone after the API server refused the write, longer each time: a role is mended by a person, but a
-policy may only be late. What is refused for one claim, such as by a policy for its namespace, says nothing of others."""
+"""Backoff for a claim after the API server refused the write: a person must fix a role, but a policy may only be late.
+
+A refusal of one claim, for example by a policy for its namespace, says nothing about others.
+"""
 
 
 class Deallocations:
-    """One claim at a time. What was refused is forgotten once the claim has no allocation any more."""
+    """Handles one claim at a time. A refusal is forgotten once the claim has no allocation."""
 
     def __init__(self, client: Client, view: ClusterView) -> None:
         self._client = client
@@ -38,24 +40,24 @@ class Deallocations:
         view.claims.subscribe(self._forget)
 
     def refusal(self, claim: ResourceClaim) -> str:
-        """What the API server said when it refused it for the claim last, as a sentence; "" if it did not."""
+        """The API server's last refusal for the claim, as a sentence; "" without one."""
         found = self._refused.by_key.get(claim.metadata.uid)
         if found is None:
             return ""
-        # What to do comes first: a note has only so much room, and the server's words may be long.
+        # The fix comes first: a note is short, and the server's message may be long.
         why = " ".join(found.why.split()).rstrip(".")
         return f"The API server does not let Draco release claim {claim.metadata.key}: {REMEDY} ({why})."
 
     def left_s(self, claim: ResourceClaim) -> float:
-        """For how many more seconds the claim is left alone."""
+        """Seconds for which the claim is still left alone."""
         return self._refused.left_s(claim.metadata.uid)
 
     def next_s(self, since_s: float) -> float:
-        """In how many seconds the next claim may be tried again that might not at `since_s`; infinite where none was refused."""
+        """Seconds until the next refused claim may be retried, counted from `since_s`; infinite without any."""
         return self._refused.next_s(since_s)
 
     async def take_back(self, claim: ResourceClaim, what: Literal["allocation", "reservedFor"] = "allocation") -> bool:
-        """Returns whether it is done; if not, the claim has changed, or it was refused. Raises ApiError where that is open."""
+        """Return whether it is done; False if the claim changed or it was refused. Raises ApiError if the outcome is unknown."""
         meta = claim.metadata
         body = {"metadata": meta.as_seen, "status": {what: None}}
         try:
@@ -64,9 +66,9 @@ class Deallocations:
             log.info("claim.not_taken_back", claim=str(meta.key), error=str(error))
             return False
         except (Forbidden, Invalid) as error:
-            # Since 1.36 a missing right to resourceclaims/binding comes as Invalid too.
+            # Since 1.36 a missing right to resourceclaims/binding also comes as Invalid.
             if not self._view.claims.store.still_has(claim):
-                return False  # deleted meanwhile: nobody would ever forget the refusal
+                return False  # deleted meanwhile: the refusal would never be forgotten
             again_s = self._refused.begin(meta.uid, str(error))
             log.warning(
                 "claim.not_taken_back", claim=str(meta.key), error=str(error), remedy=REMEDY, again_in_s=again_s

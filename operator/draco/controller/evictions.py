@@ -1,7 +1,7 @@
-"""Asks the Eviction API to make pods leave, and reads the PodDisruptionBudgets that it goes by.
+"""Evicts pods by the Eviction API, and reads the PodDisruptionBudgets that it applies.
 
-Owns the request, the reading of its answer, and whether Draco has the right at all. Every eviction names the UID of the pod that
-was seen, so that one of the same name that came since is not touched. Whom to evict, and when to ask again, is the caller's.
+Owns the request, the interpretation of its answer, and whether Draco has the right at all. Every eviction names the UID of the
+pod seen, so that a newer pod of the same name is not affected. Callers decide whom to evict and when to retry.
 """
 
 import asyncio
@@ -37,25 +37,25 @@ NOT_PERMITTED: Final = (
     "Draco may not evict pods: set the chart's value operator.evictPods to true, or delete them yourself."
 )
 _FORBIDDEN_LONGEST_S: Final = 60.0
-"""How long nobody is asked after the API server refused the right, at most."""
+"""Maximum backoff for all evictions after the API server denied the right."""
 _AT_ONCE: Final = 4
 _KEPT_FOR: Final = 60
-"""So many times as long as budgets are good for they are remembered: what nobody asked for since then is over."""
+"""Cached budgets are dropped after this multiple of their validity."""
 
 
 class Eviction(StrEnum):
-    """What came of asking."""
+    """The outcome of an eviction."""
 
     ACCEPTED = "accepted"
     CHANGED = "changed"
-    """The pod is gone, another has its name, or it changed while it was looked at."""
+    """The pod is gone, replaced by another of its name, or changed meanwhile."""
     REFUSED = "refused"
     FORBIDDEN = "forbidden"
     """The right is missing, for all pods."""
 
 
 class EvictionAnswer(msgspec.Struct, frozen=True):
-    """What came of asking, and of a refusal the reason, and whether a PodDisruptionBudget is it."""
+    """The outcome, and for a refusal the reason and whether a PodDisruptionBudget caused it."""
 
     outcome: Eviction
     error: str = ""
@@ -64,7 +64,7 @@ class EvictionAnswer(msgspec.Struct, frozen=True):
 
 
 class PodEvictions:
-    """The Eviction API. Shared by all who evict, so that a missing right is met once."""
+    """The Eviction API, shared by all callers so that a missing right is detected once."""
 
     def __init__(self, client: Client, *, clock: Clock) -> None:
         self._client = client
@@ -72,20 +72,20 @@ class PodEvictions:
 
     @property
     def forbidden(self) -> bool:
-        """Whether the right was missing when the API server was asked last."""
+        """Whether the right was missing at the last request."""
         return None in self._forbidden.by_key
 
     @property
     def left_s(self) -> float:
-        """For how many more seconds nobody is asked, as the right was missing; 0 where anybody may be asked now."""
+        """Seconds of backoff left after a missing right; 0 if evictions may be tried."""
         return self._forbidden.left_s(None)
 
     async def evict(
         self, pod: Pod, *, grace_s: int | None = None, dry_run: bool = False, leader_only: bool = False
     ) -> EvictionAnswer:
-        """Ask for this very pod to leave, or only whether it would be made to. Raises nothing.
+        """Evict this pod, or only ask whether the API server would (`dry_run`). Raises nothing.
 
-        With `leader_only` an operator that does not lead any more is refused, as another may have chosen other pods.
+        With `leader_only` the request of a former leader is refused, since the new one may have chosen other pods.
         """
         if self.left_s > 0:
             return EvictionAnswer(Eviction.FORBIDDEN, why=NOT_PERMITTED)
@@ -100,18 +100,18 @@ class PodEvictions:
                 self._forbidden.begin(None, str(error))
                 log.warning("eviction.forbidden", pod=str(pod.metadata.key), error=str(error), remedy=NOT_PERMITTED)
                 return EvictionAnswer(Eviction.FORBIDDEN, str(error), NOT_PERMITTED)
-            # A pod that two budgets cover is refused with 500.
+            # A pod covered by two budgets is refused with 500.
             by_budget = isinstance(error, DisruptionRefused) or "PodDisruptionBudget" in error.message
             if by_budget or not isinstance(error, TRANSIENT):
-                self._forbidden.forget(None)  # who lacks the right does not get that far
+                self._forbidden.forget(None)  # a request without the right does not get this far
             return EvictionAnswer(Eviction.REFUSED, str(error), _words(error), by_budget)
         self._forbidden.forget(None)
         return EvictionAnswer(Eviction.ACCEPTED)
 
     async def evict_in_turn(self, pods: Sequence[Pod]) -> tuple[list[Pod], list[tuple[Pod, EvictionAnswer]]]:
-        """Ask for one after the other to leave, until one is refused. Returns those that leave, and that one with its answer.
+        """Evict pods one after the other until one is refused. Return those that leave, and the refused one with its answer.
 
-        Only who leads may: these are chosen among others.
+        For the leader only: these pods were chosen among others.
         """
         going: list[Pod] = []
         for pod in pods:
@@ -123,7 +123,7 @@ class PodEvictions:
         return going, []
 
     async def would_evict(self, pods: Sequence[Pod]) -> list[EvictionAnswer]:
-        """What would come of asking each of them so now."""
+        """The outcome that evicting each of them as leader would have now."""
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def one(pod: Pod) -> EvictionAnswer:
@@ -136,7 +136,7 @@ class PodEvictions:
 
 
 class DisruptionBudgets:
-    """Budgets by namespace. They are not watched: those of a namespace are read again after `every_s` at the earliest."""
+    """Budgets by namespace. Not watched: a namespace is read again after `every_s` at the earliest."""
 
     def __init__(self, client: Client, *, clock: Clock, every_s: float = 10.0) -> None:
         self._client = client
@@ -145,29 +145,29 @@ class DisruptionBudgets:
         self._read: dict[str, tuple[float, list[PodDisruptionBudget]]] = {}
 
     def of(self, namespaces: Iterable[str]) -> list[PodDisruptionBudget]:
-        """What was read of these namespaces last."""
+        """The budgets last read of these namespaces."""
         return [each for name in namespaces for each in self._read.get(name, (0.0, []))[1]]
 
     async def read(self, namespaces: Iterable[str]) -> bool:
-        """Read those that were not read lately. Returns whether any was."""
+        """Read namespaces that were not read recently. Return whether any was read."""
         found = False
         for namespace in self._due(namespaces):
             try:
                 await self._read_again(namespace)
             except (ApiError, msgspec.ValidationError) as error:
-                # The API server goes by them whatever is known here.
+                # The API server applies them, whatever is known here.
                 log.info("eviction.budgets_not_read", namespace=namespace, error=str(error))
                 continue
             found = True
         return found
 
     async def current(self, namespaces: Iterable[str]) -> list[PodDisruptionBudget]:
-        """Those of these namespaces, of which none was read long ago; none where they may not be read. Raises ApiError.
+        """Recent budgets of these namespaces; none where reading is forbidden. Raises ApiError.
 
-        For who tells of them: one that is not known must not pass for one that is not there.
+        For reports: a budget that could not be read must not look like one that does not exist.
         """
         names = sorted(namespaces)
-        with suppress(Forbidden):  # the rights of an older chart
+        with suppress(Forbidden):  # an older chart's role
             for namespace in self._due(names):
                 await self._read_again(namespace)
         return self.of(names)
@@ -189,7 +189,7 @@ class DisruptionBudgets:
 
 
 def refused(pods: Sequence[Pod], answers: Sequence[EvictionAnswer]) -> list[tuple[Pod, EvictionAnswer]]:
-    """Those of them that would not, or did not, have to leave, and their answers."""
+    """The pods that would not, or did not, have to leave, with their answers."""
     return [
         (pod, each)
         for pod, each in zip(pods, answers, strict=True)
@@ -198,7 +198,7 @@ def refused(pods: Sequence[Pod], answers: Sequence[EvictionAnswer]) -> list[tupl
 
 
 def eviction_of(pod: Pod, *, grace_s: int | None = None, leader_only: bool = False) -> dict[str, object]:
-    """What is posted to evict this very pod."""
+    """The body of an eviction of exactly this pod."""
     meta: dict[str, object] = {"name": pod.metadata.name, "namespace": pod.metadata.namespace}
     if leader_only:
         meta["annotations"] = {ANNOTATION_LEADER_ONLY: "true"}
@@ -214,12 +214,12 @@ def eviction_of(pod: Pod, *, grace_s: int | None = None, leader_only: bool = Fal
 
 
 def _lacks_the_right(error: Forbidden) -> bool:
-    """Whether it is a role that lacks the right, and not an admission webhook that guards this pod."""
+    """Whether a role lacks the right, rather than an admission webhook protecting this pod."""
     return "pods/eviction" in error.message and "cannot create" in error.message
 
 
 def _words(error: ApiError) -> str:
-    """Why, for people."""
+    """The reason in plain words."""
     match error:
         case NamespaceTerminating():
             return "its namespace is being deleted, which ends it too"

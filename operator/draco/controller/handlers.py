@@ -1,8 +1,8 @@
-"""The operator in Kopf's terms: what Kopf does at the start and at the end, as whom, and for which kinds.
+"""The operator in Kopf's terms: what Kopf does at start and end, with which credentials, and for which kinds.
 
-Owns Kopf's registry and settings. The kinds are those that people write, and Kopf has their only watch: what it sees is handed to
-their stores, and nothing else is done here, so Kopf writes nothing, neither annotations nor finalizers nor Events. What Kopf does
-not see is `own_kinds`' business; where it runs is `kopf_thread`'s, which alone imports this module.
+Owns Kopf's registry and settings. The kinds are those that people write. Kopf has their only watch and hands what it sees to
+their stores; nothing else happens here, so Kopf writes no annotations, finalizers or Events. `own_kinds` handles what Kopf does
+not see. `kopf_thread` runs this, and is the only importer.
 """
 
 import asyncio
@@ -24,31 +24,31 @@ from draco.resources.kinds import Kind
 
 _CONNECT_AGAIN_S = 2.0
 _LEFT_RUNNING = ("watcher for ", "stop-flag waiter")
-"""Tasks that Kopf forgets when one watch fails, and then waits for, for five seconds."""
+"""Tasks that Kopf forgets when a watch fails, and then waits five seconds for."""
 
 
 OwnKinds = Mapping[Kind[Any], OwnKind[Any]]
 Tell = Callable[..., None]
-"""Has a function called with these arguments in the operator's thread, where the stores are; the handlers run in Kopf's."""
+"""Calls a function with these arguments in the operator's thread, where the stores are; handlers run in Kopf's."""
 
 
 def kopf_registry(connect: Connect, own_kinds: OwnKinds, tell: Tell) -> kopf.OperatorRegistry:
-    """The handlers. `memo` holds the connection from the start to the end."""
+    """The handlers. `memo` holds the connection from start to end."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.startup(id="draco", registry=registry, backoff=_CONNECT_AGAIN_S)
     async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
         settings.posting.enabled = False
-        settings.scanning.disabled = True  # else Kopf wants to watch all CustomResourceDefinitions
-        settings.process.ultimate_exiting_timeout = None  # the process is not Kopf's to kill
-        settings.watching.server_timeout = 300  # before a proxy gives up on a silent watch
+        settings.scanning.disabled = True  # otherwise Kopf watches all CustomResourceDefinitions
+        settings.process.ultimate_exiting_timeout = None  # Kopf must not kill the process
+        settings.watching.server_timeout = 300  # shorter than a proxy's idle timeout for watches
         settings.watching.client_timeout = 310
         settings.networking.request_timeout = 30
         memo.connection = await connect()
 
     @kopf.on.login(id="draco", registry=registry)
     async def login(memo: kopf.Memo, **_: Any) -> kopf.AiohttpSession:
-        # A server that is reached through another one, such as Rancher's, has a path of its own before all others.
+        # A server behind another one, such as Rancher's, prefixes all paths.
         before = urlsplit(memo.connection.server).path
         by_path = {before + kind.path(): own for kind, own in own_kinds.items()}
         session = memo.connection.lend_session(_watch_listener(by_path, tell))
@@ -72,7 +72,7 @@ def kopf_registry(connect: Connect, own_kinds: OwnKinds, tell: Tell) -> kopf.Ope
 def _follow(registry: kopf.OperatorRegistry, own: OwnKind[Any], tell: Tell) -> None:
     kind = own.kind
 
-    # `on.event` only: every other kind of handler keeps its state in annotations of the object.
+    # `on.event` only: all other handlers keep state in the object's annotations.
     @kopf.on.event(kind.group, kind.version, kind.plural, id=kind.kind.lower(), registry=registry)
     async def follow(event: kopf.RawEvent, **_: Any) -> None:
         tell(own.seen, _read(kind, event), event["object"]["metadata"]["resourceVersion"])
@@ -91,7 +91,7 @@ def _read(kind: Kind[Any], event: kopf.RawEvent) -> WatchEvent[Any]:
 
 
 def _watch_listener(by_path: Mapping[str, OwnKind[Any]], tell: Tell) -> aiohttp.ClientMiddlewareType:
-    """Kopf tells nobody when it lists and when a watch begins, so its requests do; and it is given what it can read."""
+    """Detects lists and watch starts by their requests, since Kopf does not report them; wraps answers for Kopf's parser."""
 
     async def observe(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         own = by_path.get(request.url.path) if request.method == "GET" else None
@@ -108,16 +108,16 @@ def _watch_listener(by_path: Mapping[str, OwnKind[Any]], tell: Tell) -> aiohttp.
 
 
 _AROUND: Final = 2
-"""Levels around an object in a list; in the line of a watch there is one."""
+"""Levels around an object in a list; a line of a watch has one."""
 
 
 class ShallowContent:
-    """Takes the place of the content of an answer: that of `aiohttp.StreamReader` which Kopf and aiohttp use.
+    """Replaces the content of a response: the part of `aiohttp.StreamReader` that Kopf and aiohttp use.
 
-    Kopf reads answers with Python's own JSON parser, which takes a level of the stack for each level of nesting, and ends all its
-    watches on what is too deep for that. Anybody who may write an object can nest a part of it thousands of levels deep, be it
-    only in `managedFields`, which no schema bounds. So what is nested more deeply than Draco reads is null before Kopf sees it,
-    in a list and in each line of a watch.
+    Kopf parses answers with Python's JSON parser, which recurses per level of nesting, and all its watches end on data that is
+    too deep. Anybody who may write an object can nest part of it thousands of levels deep, for example in `managedFields`, which
+    no schema limits. So anything deeper than Draco reads is replaced by null before Kopf sees it, in lists and in each line of a
+    watch.
     """
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
@@ -128,7 +128,7 @@ class ShallowContent:
         return _shallow(await self._content.read())
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """The lines, each whole, as soon as they are complete."""
+        """Complete lines, as soon as they arrive."""
         begun: list[bytes] = []
         async for chunk in self._content.iter_chunked(size):
             *lines, rest = chunk.split(b"\n")
@@ -140,11 +140,11 @@ class ShallowContent:
             yield _shallow(last)
 
     def exception(self) -> BaseException | None:
-        """What the connection failed with."""
+        """The connection's error, if any."""
         return self._content.exception()
 
     def set_exception(self, *args: BaseException) -> None:
-        """The connection fails with this."""
+        """Fail the connection with this error."""
         self._content.set_exception(*args)
 
 

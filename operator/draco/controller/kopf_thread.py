@@ -1,8 +1,8 @@
-"""Where Kopf runs: a thread and an event loop of its own.
+"""Runs Kopf in a thread and an event loop of its own.
 
-In a shared loop Kopf takes over the process's signals and, when it ends, cancels every task that was started after it. It ends on
-errors that a watch should survive, so it is started again. It is imported here, late: that takes 0.4 s, which nothing needs
-before the operator is ready.
+In a shared loop Kopf would take over the process's signals and, at its end, cancel every task started after it. It ends on errors
+that a watch should survive, so it is restarted. It is imported late, since that takes 0.4 s and nothing needs it before the
+operator is ready.
 """
 
 import asyncio
@@ -29,25 +29,24 @@ _ERROR_CHARACTERS = 200
 
 
 class KopfThread:
-    """Runs Kopf until cancelled, again and again if need be. What it sees goes to `own_kinds`, on the loop of `run`.
+    """Runs Kopf until cancelled, restarting it as needed. Events go to `own_kinds`, on the loop of `run`.
 
-    `identity` is the operator's own. Without one Kopf asks for the name of the user it runs as, and ends where that has none, as
-    in a container.
+    `identity` is the operator's. Without one Kopf asks for the name of its user, and ends if there is none, as in a container.
     """
 
     def __init__(self, connect: Connect, own_kinds: Mapping[Kind[Any], OwnKind[Any]], *, identity: str) -> None:
         self._connect = connect
-        self._identity: Any = identity  # Kopf's type for it is not public
+        self._identity: Any = identity  # Kopf's type is not public
         self._own_kinds = own_kinds
         self._here: asyncio.AbstractEventLoop | None = None
         self._loop = asyncio.new_event_loop()
         self._ending = False
-        self._stop = asyncio.Event()  # of Kopf as it runs now, or of the pause before it runs again
+        self._stop = asyncio.Event()  # of the current run, or of the pause before the next
         for each in own_kinds.values():
             each.start_again = self.start_again
 
     async def run(self) -> None:
-        """Run Kopf in its thread; when cancelled, stop it, and leave it to the end of the process if it takes too long."""
+        """Run Kopf in its thread; on cancellation stop it, and abandon it if that takes too long."""
         self._here = asyncio.get_running_loop()
         ended: asyncio.Future[None] = self._here.create_future()
 
@@ -70,18 +69,18 @@ class KopfThread:
                     await asyncio.shield(ended)
 
     def start_again(self) -> None:
-        """Have Kopf end, and start again unless this is the end."""
+        """Stop Kopf; it starts again unless the operator is ending."""
         with contextlib.suppress(RuntimeError):  # its loop is closed: it has ended
             self._loop.call_soon_threadsafe(self._stop.set)
 
     def _tell(self, callback: Callable[..., object], *args: object) -> None:
-        """What Kopf sees is said in its thread, and heard in the operator's."""
+        """Pass a call from Kopf's thread to the operator's."""
         assert self._here is not None  # noqa: S101 - the thread starts after it is set
-        with contextlib.suppress(RuntimeError):  # the operator's loop is closed: nobody is left to hear it
+        with contextlib.suppress(RuntimeError):  # the operator's loop is closed: nobody is left
             self._here.call_soon_threadsafe(callback, *args)
 
     def _hear(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What went wrong on Kopf's loop. At the end it closes watches that Kopf leaves open, and some refuse that."""
+        """Handle errors on Kopf's loop. At the end it closes watches that Kopf leaves open, and some refuse that."""
         if self._ending and "asyncgen" in context:
             log.debug("kopf.watch_not_closed", error=str(context.get("exception")))
         else:
@@ -95,7 +94,7 @@ class KopfThread:
                 await self._run_kopf()
             except Exception as error:
                 why = str(error) or type(error).__name__
-                # Where it comes from is said once: as long as it lasts, Kopf ends again and again.
+                # Log the traceback once: while the cause lasts, Kopf ends again and again.
                 log.warning("kopf.ended", error=why, restart_in_s=pause_s, exc_info=why != known)
                 known = why
             if self._loop.time() - started > _LONGEST_PAUSE_S or self._stop.is_set():
@@ -126,7 +125,7 @@ class KopfThread:
 
 
 def quiet_kopf() -> None:
-    """Keep Kopf's own log to what an operator's reader needs."""
+    """Reduce Kopf's own log to what the operator's reader needs."""
     logger = logging.getLogger("kopf")
     logger.setLevel(logging.WARNING)
     logger.propagate = False
@@ -135,14 +134,14 @@ def quiet_kopf() -> None:
 
 
 class _TracebacksOnce(logging.Handler):
-    """Hands on what Kopf says, and where an error came from only if that was not said lately."""
+    """Passes on Kopf's log, with a traceback only if it was not logged recently."""
 
     def __init__(self) -> None:
         super().__init__()
         self._said: LRUCache[str, None] = LRUCache(_ERRORS_KNOWN)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand it on."""
+        """Pass the record on."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             what = repr(error)[:_ERROR_CHARACTERS]

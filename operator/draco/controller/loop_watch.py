@@ -1,9 +1,8 @@
-"""The event loop: how long it was held, and long work on it with room for others in between.
+"""The event loop: measures how long it is blocked, and splits long work so that other tasks can run.
 
-Owns the measurement: a task that sleeps and records how late it wakes up. Nothing else can tell that a lease, a
-probe or a watch had to wait, since what holds the loop holds those too. A long hold is logged: a replica that loses its lease
-to one ends, and its metrics with it. Owns also how long others may have to wait for long work; what has changed in between is the
-caller's concern.
+Owns the measurement: a task that sleeps and records how late it wakes up. Nothing else can tell that a lease, probe or watch had
+to wait, since these are blocked, too. Long blocks are logged: a replica that loses its lease to one ends, and its metrics with
+it. Also owns how long work may run without yielding; callers handle what changes in between.
 """
 
 import asyncio
@@ -23,12 +22,12 @@ log = structlog.get_logger(__name__)
 _EVERY_S = 0.02
 _REMEMBERED_S = 60.0
 _LONG_S: Final = 1.0
-"""A hold of so long is logged: of a few such in a row a lease is lost."""
+"""A longer block is logged: a few of these in a row lose the lease."""
 _SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 
 
 def starved_s() -> float | None:
-    """Seconds that this thread has been ready and without a processor since it began; None where the kernel does not say."""
+    """Seconds this thread was runnable without a processor since it began; None if the kernel does not tell."""
     try:
         return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -36,10 +35,10 @@ def starved_s() -> float | None:
 
 
 class LoopWatch:
-    """The longest hold of the last minute: by the clock, and by the processor time of this thread in it.
+    """The longest block of the last minute, in wall time and in this thread's CPU time.
 
-    The second is what the operator's own work did. The first is more where the machine had no time for it. What is the longest of
-    the last minute, and long, is logged with the seconds for which the thread was ready and without a processor.
+    CPU time is the operator's own work. Wall time is longer if the machine was busy. A long block is logged with the seconds that
+    the thread was runnable without a processor.
     """
 
     def __init__(
@@ -75,12 +74,12 @@ class LoopWatch:
 
     @property
     def longest_s(self) -> float:
-        """By the clock."""
+        """The longest block in wall time."""
         return max((late_s for _, late_s, _ in self._holds), default=0.0)
 
     @property
     def longest_work_s(self) -> float:
-        """By the processor."""
+        """The longest block in CPU time."""
         return max((cpu_s for _, _, cpu_s in self._holds), default=0.0)
 
 
@@ -89,7 +88,7 @@ def _between(began_s: float | None, ended_s: float | None) -> float | None:
 
 
 def register_loop(metrics: OperatorMetrics, watch: LoopWatch) -> None:
-    """Export how long the loop was held."""
+    """Export how long the loop was blocked."""
     metrics.on_scrape(
         "draco_event_loop_longest_hold_seconds",
         "The longest that other work waited for the event loop in the last minute: wall-clock time, and the operator's "
@@ -100,11 +99,11 @@ def register_loop(metrics: OperatorMetrics, watch: LoopWatch) -> None:
 
 
 TURN_S = 0.005
-"""After so long others get their turn: probes, watches and the lease among them."""
+"""Time after which work yields to probes, watches and the lease."""
 
 
 class CooperativeWork:
-    """Work that pauses between its parts once these have taken long enough together. The first turn begins at once."""
+    """Work that yields between its parts once they have taken long enough. The first turn begins immediately."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -114,20 +113,20 @@ class CooperativeWork:
 
     @property
     def work_s(self) -> float:
-        """How long the work has taken so far.
+        """CPU work so far.
 
-        No turn counts for more than its length: what goes on for much longer was held up by the machine, and would mislead
-        callers that plan by it.
+        A turn counts at most its length: a much longer one was delayed by the machine, and would mislead callers that plan by
+        this.
         """
         return self._before_s + min(TURN_S, self._clock.monotonic() - self._began_s)
 
     @property
     def spent_s(self) -> float:
-        """How long it has taken by the clock so far, without what others did in between."""
+        """Wall time so far, without the time of other tasks."""
         return self._spent_s + self._clock.monotonic() - self._began_s
 
     async def pause(self) -> None:
-        """Let others have the loop, if it is time."""
+        """Yield the loop if the turn is over."""
         took_s = self._clock.monotonic() - self._began_s
         if took_s < TURN_S:
             return

@@ -1,7 +1,7 @@
-"""The operator's numbers, in Prometheus' form.
+"""The operator's Prometheus metrics.
 
-Owns the names and meanings of all metrics and their own registry. Numbers about the cluster are read from the view when someone
-scrapes, so they cost nothing otherwise and are never stale.
+Owns the names and meanings of all metrics, and their registry. Metrics of the cluster are read from the view on each scrape, so
+they are never stale and cost nothing otherwise.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 
 
 class OperatorMetrics:
-    """Counters and gauges that the operator's parts set as they work. One per process; `registry` is what is scraped."""
+    """Counters and gauges that the operator's parts update. One per process; `registry` is scraped."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -92,16 +92,16 @@ class OperatorMetrics:
         Gauge("draco_build_info", "The version of Draco.", ["version"], registry=registry).labels(__version__).set(1)
 
     def on_scrape(self, name: str, help_: str, labels: Sequence[str], read: Callable[[], "Values | float"]) -> None:
-        """Add a metric that is read when somebody scrapes it: a counter if its name ends in _total, else a gauge."""
+        """Add a metric that is read on each scrape: a counter if its name ends in _total, else a gauge."""
         self.registry.register(ScrapedMetric(name, help_, labels, read))
 
 
 Values = Mapping[str, float] | Mapping[tuple[str, str], float] | Mapping[tuple[str, str, str], float]
-"""Numbers by label values."""
+"""Values by label values."""
 
 
 class ScrapedMetric(Collector):
-    """One metric that is read when scraped; a scrape for other names (`?name[]=`) does not have its cost."""
+    """A metric read on each scrape; a scrape for other names (`?name[]=`) does not pay for it."""
 
     def __init__(self, name: str, help_: str, labels: Sequence[str], read: Callable[[], Values | float]) -> None:
         self._family = partial(
@@ -110,11 +110,11 @@ class ScrapedMetric(Collector):
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
-        """The name alone."""
+        """The name without values."""
         return [self._family()]
 
     def collect(self) -> Iterator[Metric]:
-        """The numbers, now."""
+        """The current values."""
         family, values = self._family(), self._read()
         numbers: Mapping[Any, float] = values if isinstance(values, Mapping) else {(): values}
         for key, value in sorted(numbers.items()):
@@ -123,7 +123,7 @@ class ScrapedMetric(Collector):
 
 
 def register_workers(metrics: OperatorMetrics, workers: Workers) -> None:
-    """Add the numbers about the workers."""
+    """Add the metrics of the workers."""
     counts = workers.counts
     metrics.on_scrape(
         "draco_worker_questions_total",
@@ -155,7 +155,7 @@ def register_workers(metrics: OperatorMetrics, workers: Workers) -> None:
 
 
 def register_view(metrics: OperatorMetrics, view: ClusterView) -> None:
-    """Add the numbers about the cluster."""
+    """Add the metrics of the cluster."""
     collections = view.collections
     metrics.on_scrape("draco_claims", "Claims by state.", ["state"], view.claim_states)
     metrics.on_scrape(

@@ -1,16 +1,16 @@
-"""The kinds that people write, as Kopf sees them, and the remedy for what Kopf does not see.
+"""The kinds that people write, as Kopf sees them, with the repair of what Kopf misses.
 
-Kopf has the only watch of these kinds; its events come here and fill the store that reconcilers read. Owns what a watch of Kopf
+Kopf has the only watch of these kinds; its events come here and fill the store that reconcilers read. Owns what Kopf's watch
 leaves open (docs/design/0001-kopf.md):
 
-- After a version that is too old Kopf lists again and says nothing of what was deleted meanwhile. So the collection is listed
-  here each time that a watch has begun, and every few minutes.
-- Lists and events arrive in any order. The newer version of an object counts, and what a newer list lacks stays gone.
-- A watch may never begin: Kopf looks once at which kinds are served, and ends on errors that a watch should survive. A kind
-  that is served and not watched is listed often, and has Kopf started again.
-- Before a reconciler writes, it asks whether the object is still what it planned on.
+- After an expired version Kopf lists again without reporting what was deleted meanwhile. So the collection is listed here each
+  time a watch has begun, and every few minutes.
+- Lists and events arrive in any order. The newer version of an object wins, and what a newer list lacks stays deleted.
+- A watch may never begin: Kopf discovers served kinds once, and ends on errors that a watch should survive. A kind that is served
+  but not watched is listed often, and Kopf is restarted for it.
+- Before a reconciler writes, it asks whether the object is still the version it planned on.
 
-Knows nothing of Kopf itself, nor of threads: everything here happens on the operator's loop.
+Knows nothing of Kopf itself or of threads: everything here runs on the operator's loop.
 """
 
 import asyncio
@@ -37,16 +37,16 @@ class OwnKindSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     list_every_s: float = 240.0
     unwatched_list_every_s: float = 2.0
-    """How often a kind is listed that Kopf does not watch."""
+    """How often to list a kind that Kopf does not watch."""
     unwatched_after_s: float = 60.0
-    """After how long without a watch Kopf is started again, if the kind is served."""
+    """When to restart Kopf if it does not watch a served kind."""
     list_timeout_s: float = 60.0
     first_pause_s: float = 0.2
     longest_pause_s: float = 30.0
 
 
 class OwnKind(Collection[T]):
-    """The objects of one such kind. `run` lists them; what Kopf sees comes through `watching`, `seen` and `unwatched`."""
+    """The objects of one kind. `run` lists them; Kopf's events come through `watching`, `seen` and `unwatched`."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class OwnKind(Collection[T]):
         self.restarts = 0
         """How often Kopf had to restart its watch with a new list."""
         self.start_again: Callable[[], None] = lambda: None
-        """Called when Kopf should look again at what is served."""
+        """Called when Kopf should discover the served kinds again."""
         self._client = client
         self._settings = settings or OwnKindSettings()
         self._listed = 0  # the version of the newest list
-        self._gone: dict[ObjectKey, int] = {}  # what was deleted since, and at which version
+        self._gone: dict[ObjectKey, int] = {}  # deleted since, with the version of the deletion
         self._wanted = asyncio.Event()
         self._begun = False
         self._unwatched_since: float | None = clock.monotonic()
@@ -73,30 +73,30 @@ class OwnKind(Collection[T]):
 
     @property
     def unwatched_s(self) -> float:
-        """For how many seconds Kopf has not watched the kind; 0 while it does, and where there is nothing to watch."""
+        """Seconds since Kopf watched the kind; 0 while it does, or if the kind is not served."""
         if self._unwatched_since is None or self._unserved_since is not None:
             return 0.0
         return self._clock.monotonic() - self._unwatched_since
 
     def listing(self) -> None:
-        """Kopf lists: it begins a watch, at the start or after one that could not go on."""
+        """Kopf lists: it starts a watch, the first or one after a failure."""
         self.restarts += self._begun
         self._begun = True
 
     def watching(self) -> None:
-        """A watch of Kopf has begun, or goes on over a new connection."""
+        """Kopf's watch has begun, or goes on over a new connection."""
         self.counts.watches += 1
         self._unwatched_since = None
         self._wanted.set()
 
     def unwatched(self) -> None:
-        """Kopf ended, and its watch with it."""
+        """Kopf has ended, and its watch with it."""
         if self._unwatched_since is None:
             self._unwatched_since = self._asked_again = self._clock.monotonic()
         self._wanted.set()
 
     def seen(self, event: WatchEvent[T], version: str) -> None:
-        """Kopf saw this event."""
+        """Take in an event that Kopf saw."""
         self.heard()
         match event:
             case Upsert(obj):
@@ -114,7 +114,7 @@ class OwnKind(Collection[T]):
         self.apply(event)
 
     def take(self, listed: ListedCollection[T]) -> None:
-        """Become what was listed, but for what is known to be newer."""
+        """Replace the contents with the list, except for what is known to be newer."""
         at = int(listed.version)
         for key, gone_at in self._gone.items():
             if gone_at > at:
@@ -127,14 +127,14 @@ class OwnKind(Collection[T]):
         super().take(listed)
 
     async def run(self) -> None:
-        """List when there is reason to, until cancelled. Kopf's events come in between."""
+        """List when there is a reason, until cancelled. Kopf's events arrive in between."""
         backoff = Backoff(self._clock, base_s=self._settings.first_pause_s, cap_s=self._settings.longest_pause_s)
         while True:
             self._wanted.clear()
             try:
                 pause_s = await self._list()
                 backoff.reset()
-            except Exception as error:  # noqa: BLE001 - the outermost loop; a fault of ours must not leave the store to grow old
+            except Exception as error:  # noqa: BLE001 - the outermost loop; a bug of ours must not leave the store outdated
                 if isinstance(error, NotFound):
                     self.absent()
                 elif not isinstance(error, ApiError):
@@ -147,14 +147,14 @@ class OwnKind(Collection[T]):
             await wait_for(self._wanted, self._clock, pause_s)
 
     async def is_current(self, obj: T) -> bool:
-        """Whether the object is still this very version. If not, what is so now is taken in, and wakes whom it concerns."""
+        """Whether the object is still this version. If not, the current one is stored, which wakes subscribers."""
         key = obj.metadata.key
         try:
             found = await self._client.get(self.kind, key)
         except NotFound:
             found = None
         except msgspec.ValidationError:
-            return False  # somebody changed it to what cannot be read
+            return False  # somebody changed it to something unreadable
         if found is not None and _version(found) == _version(obj):
             return True
         known = self.store.get(key)
@@ -165,7 +165,7 @@ class OwnKind(Collection[T]):
         return False
 
     async def _list(self) -> float:
-        """List, and return after how long to do so again."""
+        """List; return seconds until the next list."""
         self.counts.lists += 1
         timeout_s = self._settings.list_timeout_s
         self.take(await list_all(self._client, self.kind, timeout_s=timeout_s, keep=self._keep))
@@ -179,5 +179,5 @@ class OwnKind(Collection[T]):
 
 
 def _version(obj: ApiObject) -> int:
-    """Versions of one kind are numbers that grow (Kubernetes 1.35 promises it, and etcd's have always been such)."""
+    """Versions of a kind are growing numbers (Kubernetes 1.35 promises it, and etcd's have always been)."""
     return int(obj.metadata.resource_version or 0)

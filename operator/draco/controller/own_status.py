@@ -1,7 +1,7 @@
-"""Writes the status of objects of Draco's own kinds, only on top of what was seen.
+"""Writes the status of Draco's own kinds, each on top of exactly the version seen.
 
-Owns the write; until it has come back on the watch the object is not looked at again (`SupersededVersions`, which also others
-use). `PolicyStatuses` adds the pace of what is counted over the whole fleet. What a status says is for others to find.
+Owns the write; until it arrives on the watch the object is not reconciled again (`SupersededVersions`, also used elsewhere).
+`PolicyStatuses` adds the pace of statuses that are counted over the whole fleet. Callers compute the contents.
 """
 
 from collections.abc import Awaitable, Callable
@@ -23,19 +23,22 @@ from draco.resources.names import FIELD_MANAGER_OPERATOR
 log = structlog.get_logger(__name__)
 
 _REST = 30.0
-"""How much longer than it takes to count for all policies each is then let be. To ask for what is decided takes half as long
-again, so a twentieth of the time is spent on both. Deciding is not counted: it is done once for each change, for all callers."""
+"""Rest of each policy, as a multiple of the time to count for all of them.
+
+Asking for the decisions takes half as long again, so both use a twentieth of the time. Deciding itself is not counted: it happens
+once per change, for all callers.
+"""
 _SHORTEST_REST_S = 0.5
 _LONGEST_REST_S = 10.0
-"""People wait for what a status says, and no longer than this however large the fleet is."""
+"""Maximum rest, however large the fleet is, because people wait for statuses."""
 
 
 class CountedPolicy(ApiObject, Protocol):
-    """A policy, whose status is counted over the fleet."""
+    """A policy whose status is counted over the fleet."""
 
     @property
     def status(self) -> Any:
-        """What it says, with `observed_generation` and `message`."""
+        """The status, with `observed_generation` and `message`."""
         ...
 
 
@@ -44,10 +47,10 @@ P = TypeVar("P", bound=CountedPolicy)
 
 
 class SupersededVersions(Generic[T]):
-    """Which versions of objects of one kind our own writes have replaced, until those writes come back on the watch.
+    """The versions that our own writes have replaced, until those writes arrive on the watch.
 
-    Whoever planned from such a version would do again what has just been done. Keeps nothing of an object that is gone, also of
-    one that goes while it is written.
+    Planning from such a version would repeat what was just done. Keeps nothing of a deleted object, including one deleted during
+    the write.
     """
 
     def __init__(self, objects: Collection[T]) -> None:
@@ -56,15 +59,15 @@ class SupersededVersions(Generic[T]):
         objects.subscribe(self._forget)
 
     def __contains__(self, obj: T) -> bool:
-        """Whether our own write on top of this version is still on its way to us; its arrival wakes those who follow the kind."""
+        """Whether our own write on top of this version is still in flight; its arrival wakes subscribers."""
         return self._versions.get(obj.metadata.uid) == obj.metadata.resource_version
 
     def __len__(self) -> int:
-        """Of how many objects a write is on its way."""
+        """Number of objects with a write in flight."""
         return len(self._versions)
 
     def add(self, seen: T, written: T) -> None:
-        """`written` has replaced `seen`. A write that changed nothing never comes back."""
+        """Record that `written` replaced `seen`. A write without a change never arrives on the watch."""
         is_there = self._objects.store.still_has(seen)
         if is_there and written.metadata.resource_version != seen.metadata.resource_version:
             self._versions[seen.metadata.uid] = seen.metadata.resource_version
@@ -75,7 +78,7 @@ class SupersededVersions(Generic[T]):
 
 
 class OwnStatus(Generic[T]):
-    """The statuses of one kind."""
+    """Writes the statuses of one kind."""
 
     def __init__(self, client: Client, objects: OwnKind[T]) -> None:
         self._client = client
@@ -83,14 +86,14 @@ class OwnStatus(Generic[T]):
         self.superseded = SupersededVersions(objects)
 
     async def write(self, obj: T, status: ApiStruct) -> T | None:
-        """Write the status of an object that is as it was seen; None if it is gone. Raises Conflict and other ApiErrors."""
+        """Write the status of an object at the version seen; None if it is gone. Raises Conflict and other ApiErrors."""
         meta = obj.metadata
         try:
             written = await self._client.apply(
                 self._objects.kind,
                 meta.key,
                 {
-                    # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
+                    # Write only on top of the version seen: a replica that lost the lease unknowingly must not win.
                     "metadata": meta.as_seen,
                     "status": status,
                 },
@@ -106,8 +109,8 @@ class OwnStatus(Generic[T]):
 class PolicyStatuses(Generic[P]):
     """The statuses of all policies of a kind.
 
-    A change anywhere in the fleet may concern every policy, so each is looked at only so often, and less often the longer that
-    takes and the more policies there are.
+    Any change in the fleet may affect every policy, so each is counted at a limited rate, which falls with the time it takes and
+    the number of policies.
     """
 
     def __init__(self, client: Client, policies: OwnKind[P], *, clock: Clock) -> None:
@@ -117,11 +120,11 @@ class PolicyStatuses(Generic[P]):
         self._due_s: dict[str, float] = {}
 
     def uids(self) -> set[str]:
-        """Of every policy there is."""
+        """The UIDs of all policies."""
         return {policy.metadata.uid for policy in self._policies.store.values()}
 
     async def bring(self, uid: str, count: Callable[[P, CooperativeWork], Awaitable[Any]]) -> float | None:
-        """Bring a policy's status to what `count` finds; None there leaves it. Returns when to come again, if it is too soon."""
+        """Update a policy's status to the result of `count` (None: leave it). Return seconds to wait if it is too early."""
         policy = next(iter(self._policies.store.by_index(BY_UID, uid)), None)
         if policy is None or policy.metadata.deletion_timestamp is not None:
             self._due_s.pop(uid, None)

@@ -1,7 +1,7 @@
-"""The reconcilers of the operator, and what several of them share, made for one cluster and not yet started.
+"""The operator's reconcilers and what they share, constructed for one cluster and not started.
 
-Owns the wiring: which there are, by which names they are known, and what each is given. Of those that one change wakes, the one
-that was made first acts first, and so allocation is: pods wait for it, and for nothing else here.
+Owns the wiring: the list, their names, and their inputs. Of reconcilers woken by one change, the one constructed first runs
+first: that is allocation, the only one that pods wait for.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ Run = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Reconcilers:
-    """All, by name. `minor` is that of Kubernetes 1, None where it is not known."""
+    """All reconcilers by name. `minor` is that of Kubernetes 1, None if unknown."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Reconcilers:
 
     @property
     def all(self) -> Collection[Reconciling[Any]]:
-        """Each at its work."""
+        """All reconcilers with their queues."""
         return self._by_name.values()
 
     async def lead(self) -> None:
@@ -118,7 +118,7 @@ class Reconcilers:
 
     @property
     def everywhere(self) -> Mapping[str, Run]:
-        """What is to run on every replica, whether it leads or not."""
+        """What every replica runs, whether it leads or not."""
         found: dict[str, Run] = {"agent leases": self.agent_leases.informer.run}
         if self.eviction_requests:
             found["eviction requests"] = self.eviction_requests.informer.run
@@ -142,8 +142,8 @@ class Reconcilers:
         )
 
     def _allocating(self, guard: LimitGuard) -> "AllocationParts":
-        """What makes Draco the allocator of the GPUs that policies hand over to it."""
-        from draco.controller.allocation.parts import AllocationParts  # noqa: PLC0415 - others load nothing of it
+        """Draco's allocation of the GPUs that policies hand over to it."""
+        from draco.controller.allocation.parts import AllocationParts  # noqa: PLC0415 - not loaded without allocation
         from draco.controller.allocation.writing.gates import GATES_AT_ONCE  # noqa: PLC0415 - the same
 
         parts = AllocationParts(
@@ -165,7 +165,7 @@ class Reconcilers:
         return parts
 
     def _explaining(self) -> PendingClaims:
-        """What says why claims wait, and until when."""
+        """Explanations of waiting claims."""
         pending = PendingClaims(
             self._view,
             self._notes(pending_claims.EVENT_REASON, pending_claims.EVENT_ACTION),
@@ -178,7 +178,7 @@ class Reconcilers:
         return pending
 
     def _maintaining(self) -> None:
-        """What takes devices out of service, and what leaves for that."""
+        """Maintenance, with its budgets and evictions."""
         client, view = self._client, self._view
         fleet = MaintenanceFleet(view)
         self._jobs = MaintenanceJobs(
@@ -211,7 +211,7 @@ class Reconcilers:
         self._add("maintenance-budgets", admission)
 
     def _eviction_requests(self, fleet: MaintenanceFleet, admission: MaintenanceAdmission) -> EvictionRequests | None:
-        """What asks the cluster to make pods leave, where the cluster takes such requests."""
+        """EvictionRequests, where the cluster serves them."""
         kind = self._features.eviction_requests
         if kind is None:
             return None
@@ -224,7 +224,7 @@ class Reconcilers:
         )
 
     def _tainting(self) -> None:
-        """What keeps taint rules in force, says what they reach, and keeps the GPUs of lost agents from being given out."""
+        """Taint rules: extensions, reports, and fences for lost agents."""
         client, view = self._client, self._view
         self.reach = RuleReach(view)
         self._reports = TaintRuleReports(
@@ -238,7 +238,7 @@ class Reconcilers:
         self._add("fencing", self.fences)
 
     def _healing(self) -> None:
-        """What has GPUs divided as MigPolicies ask, makes way for that, and sees to sick GPUs as HealthPolicies ask."""
+        """GPU layouts by MigPolicies, repair of idle claims, and HealthPolicies."""
         client, view, decisions = self._client, self._view, self.decisions
         health = HealthDecisions(view)
         releases = ClaimReleases(
@@ -268,7 +268,7 @@ class Reconcilers:
         self._add("health-policies", HealthPolicyReconciler(client, view, health, self.remediation))
 
     def _reserving(self) -> None:
-        """What makes the claims of reservations. Where Draco does not allocate, it says so on each."""
+        """Claims of reservations. Without allocation each reservation reports that."""
         self._reasons = WaitingReasons(self.workers, clock=self._view.clock, minor=self._minor)
         permitted = self._settings.allocate
         self._add(

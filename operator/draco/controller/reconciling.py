@@ -1,6 +1,6 @@
-"""A reconciler at work: its queue, its workers and its numbers.
+"""Runs a reconciler: its queue, workers and metrics.
 
-Owns what is the same for every reconciler. What a key means and what is done about it is the reconciler's.
+Owns what is the same for every reconciler. The reconciler defines its keys and what is done about them.
 """
 
 from collections.abc import Callable, Collection, Hashable
@@ -18,10 +18,10 @@ _LONGEST_BACKOFF_S = 60.0
 
 
 class Reconciler(Protocol[K]):
-    """Level-triggered: `reconcile` looks at what is, whatever the change was that woke it."""
+    """Level-triggered: `reconcile` reads the current state, whichever change woke it."""
 
     def subscribe(self, wake: Callable[[K], None]) -> None:
-        """Have `wake` called with every key that a change may concern."""
+        """Call `wake` with every key that a change may affect."""
         ...
 
     def all_keys(self) -> Collection[K]:
@@ -34,9 +34,9 @@ class Reconciler(Protocol[K]):
 
 
 class Reconciling(Generic[K]):
-    """Collects keys and works on them while `run` runs, which is while this replica leads.
+    """Collects keys and reconciles them while `run` runs, that is, while this replica leads.
 
-    A replica that only stands by collects none: it would do so for ever, and `run` looks at everything first anyway.
+    A standby collects none: its queue would grow forever, and `run` starts with all keys anyway.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class Reconciling(Generic[K]):
         reconciler.subscribe(self.wake)
 
     def wake(self, key: K) -> None:
-        """Look at the key soon."""
+        """Reconcile the key soon."""
         if self._at_work:
             self.queue.add(key)
 
     async def run(self) -> None:
-        """Look at everything once, then at what changes, until cancelled."""
+        """Reconcile all keys once, then those that change, until cancelled."""
         self._at_work = True
         for key in self._reconciler.all_keys():
             self.queue.add(key)
         await run_workers(self.queue, self._reconciler.reconcile, workers=self._workers, log=self._log)
 
     def stalled(self, after_s: float) -> list[str]:
-        """What is wrong, when one reconciliation has been going on for longer than `after_s`."""
+        """Problem sentences if one reconcile has been running for longer than `after_s`."""
         running_s = self.queue.longest_running_s
         if running_s <= after_s:
             return []

@@ -1,6 +1,6 @@
-"""What a replica of the operator says of itself: to the probes, to `draco check` and `draco status`, and to Prometheus.
+"""What an operator replica reports about itself: to probes, to `draco check` and `draco status`, and to Prometheus.
 
-Owns the sentences, and the metrics that are looked up when they are asked for. Changes nothing.
+Owns the sentences, and the metrics that are computed on request. Changes nothing.
 """
 
 from draco.controller.fencing.fences import register_fencing
@@ -20,7 +20,7 @@ _OWN_KINDS = {kind.kind for kind in OWN_KINDS}
 
 
 class SelfReport:
-    """Looks when it is asked. `made` is what runs, and it was started when this was made."""
+    """Reads the state on request. `made` is the operator that runs, started when this was made."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class SelfReport:
         self._started = view.clock.monotonic()
 
     def problems(self) -> list[str]:
-        """Why this process should be restarted; empty when it need not."""
+        """Why this process should be restarted; empty if healthy."""
         after_s = self._settings.stalled_after_s
         found = [problem for each in self._made.all for problem in each.stalled(after_s)]
         if self._election.leading and self._election.since_renewal_s > after_s:
@@ -47,7 +47,7 @@ class SelfReport:
         return found
 
     def troubles(self) -> list[str]:
-        """What somebody should see to, though the work goes on: sentences for `draco check` and `draco status`."""
+        """Problems that an administrator should fix while the operator goes on: for `draco check` and `draco status`."""
         after_s, allocation = self._settings.unserved_after_s, self._made.allocation
         unwatched = [kind.kind for kind, own in self._view.own_kinds.items() if own.unwatched_s > after_s]
         found = [*self._metrics.certificates.troubles.values(), *self._made.fences.troubles()]
@@ -66,7 +66,7 @@ class SelfReport:
         return found
 
     def not_ready(self) -> list[str]:
-        """What is not known, and why; empty when all is."""
+        """What is not known yet, and why; empty when ready."""
         unserved = {
             name: each.unserved_s
             for name, each in self._view.collections.items()
@@ -80,7 +80,7 @@ class SelfReport:
         return sentences + [f"{kind}: not listed yet" for kind in self._view.unsynced if kind not in unserved]
 
     def export(self, loop_watch: LoopWatch) -> None:
-        """Have the metrics say what is known here, each time they are asked for."""
+        """Add metrics that are computed on each scrape."""
         metrics, made = self._metrics, self._made
         register_view(metrics, self._view)
         register_workers(metrics, made.workers)

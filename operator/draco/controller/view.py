@@ -1,7 +1,7 @@
-"""What the operator knows of the cluster: one collection per kind, and the indexes that its questions need.
+"""The operator's view of the cluster: one collection per kind, with indexes.
 
-Owns the list of collections that are watched, their indexes, what is sent to the process that holds the fleet, and the counts of
-devices for metrics. Writes nothing and decides nothing.
+Owns the list of watched collections, their indexes, what is sent to the fleet process, and the device counts for metrics. Writes
+nothing and decides nothing.
 """
 
 from collections import Counter
@@ -68,49 +68,49 @@ BY_DEVICE = "device"
 BY_MAINTENANCE = "maintenance"
 BY_POOL = "pool"
 BY_POOL_WATCHED = "pool watched"
-"""Claims by the pools in which they have administrative access."""
+"""Claims by the pools in which they have admin access."""
 TOLERANT = "tolerant"
-"""Claims that are not allocated and tolerate something, all under one value."""
+"""Unallocated claims with tolerations, all under one value."""
 UNALLOCATED = "unallocated"
-"""Claims that are not allocated and not being deleted, all under one value."""
+"""Unallocated claims that are not being deleted, all under one value."""
 ALLOCATED_IN = "allocated in"
-"""Claims that are allocated, by namespace."""
+"""Allocated claims by namespace."""
 BY_RESERVATION = "reservation"
 """Claims by the UID of the DeviceReservation that controls them."""
 RESERVED_IN = "reserved in"
 """Claims of DeviceReservations by namespace."""
 BY_NAMED = "named"
-"""Pods, and claims of pods, by the reservation that their label names."""
+"""Pods, and claims of pods, by the reservation in their label."""
 BY_TAKER = "taker"
-"""Reservations by the UIDs of claims that take over from them, or have."""
+"""Reservations by the UIDs of claims that take over, or have taken over, from them."""
 TAKING_OVER = "taking over"
-"""Reservations with devices on their way to a pod's claim, all under one value."""
+"""Reservations with devices in transfer to a pod's claim, all under one value."""
 BY_CLAIM = "claim"
 MADE_FOR = "made for"
-"""Claims by the UID of the pod that they were made for from a template."""
+"""Claims by the UID of the pod that they were created for from a template."""
 BY_GANG = "gang"
 """Pods by the group that they start together with."""
 BY_UID = "uid"
 BY_EXTENDED = "extended"
 """Taint rules by the UID of the rule that they extend."""
 BY_EXTENDED_DEVICE = "extended device"
-"""Taint rules that are extensions, by the name of the device from which they extend a rule."""
+"""Extension rules by the name of the device whose rule they extend."""
 BY_EXTENDED_POOL = "extended pool"
-"""Taint rules that are to be extended, by the pool of the device that they name."""
+"""Rules to extend, by the pool of the device that they name."""
 FENCES = "fences"
 """Taint rules that fence nodes, all under one value."""
 BY_TAINTED_POOL = "tainted pool"
-"""Taint rules that are not Draco's own, by the one pool that they name, or else by WIDE."""
+"""Rules that are not Draco's own, by the one pool that they name, or else WIDE."""
 BY_RULED_POOL = "ruled pool"
 """All taint rules, likewise."""
 WIDE = "wide"
 _REMEMBERED_POOLS = 512
 IDLE = "idle"
-"""Claims that are allocated and reserved for nobody, all under one value."""
+"""Allocated claims that are reserved for nobody, all under one value."""
 
 
 class ClusterView:
-    """Collections, their stores and what is read off them. `taint_rules` is the version served, `None` when there is none."""
+    """Collections, their stores and derived data. `taint_rules` is the served version, None without one."""
 
     def __init__(
         self,
@@ -122,13 +122,13 @@ class ClusterView:
         pod_groups: Kind[PodGroup] | None = None,
     ) -> None:
         self.clock = clock
-        """By which everybody goes who looks at the view."""
+        """The clock for everybody who reads the view."""
         shared = Shared()
 
         self.collections: dict[str, Collection[Any]] = {}
-        """All of them, by kind."""
+        """All collections, by kind."""
         self.own_kinds: dict[Kind[Any], OwnKind[Any]] = {}
-        """What people write: Kopf watches these, informers the others."""
+        """Kinds that people write: Kopf watches these, informers the others."""
 
         def follow(kind: Kind[Any]) -> Informer[Any]:
             informer: Informer[Any] = Informer(client, kind, clock=clock, keep=shared.of)
@@ -157,17 +157,17 @@ class ClusterView:
         self.rules: Collection[DeviceTaintRule] = (
             follow(taint_rules) if taint_rules else Collection(TAINT_RULES[0], clock=clock)
         )
-        """Empty for ever where the cluster does not serve them."""
+        """Always empty if the cluster does not serve them."""
         self.pod_groups: Collection[PodGroup] = (
             follow(pod_groups) if pod_groups else Collection(POD_GROUPS[0], clock=clock)
         )
-        """Followed where Draco allocates and the cluster serves them; else empty for ever."""
+        """Watched if Draco allocates and the cluster serves them; otherwise always empty."""
         self.reads_pod_groups = pod_groups is not None
 
         self._add_indexes()
 
         self.followed = FollowedFleet()
-        """Subscribed before anyone else, so that what is asked because of a change is asked about the cluster with it."""
+        """Subscribes first, so that a question caused by a change is answered with that change."""
         self.followed.follow(
             slices=self.slices, rules=self.rules, nodes=self.nodes, classes=self.classes, claims=self.claims
         )
@@ -226,11 +226,11 @@ class ClusterView:
 
     @property
     def idle_claims(self) -> list[ObjectKey]:
-        """Claims that are allocated but reserved for nobody."""
+        """Allocated claims that are reserved for nobody."""
         return [claim.metadata.key for claim in self.claims.store.by_index(IDLE, True)]
 
     def published(self, device: DeviceKey) -> tuple[Device, str] | None:
-        """A device as its pool publishes it now, and the node it is for ("" if that is not one)."""
+        """A device as its pool publishes it now, and its node ("" if it is not for one node)."""
         pool = device.pool_key
         for item in self.current_slices_of(pool):
             for each in item.spec.devices:
@@ -256,7 +256,7 @@ class ClusterView:
         return self._supply
 
     def hardware(self, pool: PoolKey) -> PoolHardware:
-        """Which of the pool's devices are the same hardware. Remembered for the pools last asked about, until they change."""
+        """Which of the pool's devices are the same hardware. Cached for the pools last asked about, until they change."""
         slices = self.slices.store.by_index(BY_POOL, pool)
         remembered = self._hardware.get(pool)
         if remembered is None or list(map(id, remembered[0])) != list(map(id, slices)):
@@ -264,21 +264,21 @@ class ClusterView:
         return remembered[1]
 
     def extended_to(self, device: DeviceKey) -> frozenset[DeviceKey]:
-        """The devices on which there are extensions of rules that name this one."""
+        """The devices with extensions of rules that name this one."""
         rules = self.rules.store.by_index(BY_EXTENDED_DEVICE, str(device))
         selectors = (rule.spec.device_selector for rule in rules)
         return frozenset(named for each in selectors if each is not None and (named := each.named))
 
     def slices_of(self, pool: PoolKey) -> list[ResourceSlice]:
-        """All slices of the pool, of whichever generation."""
+        """All slices of the pool, of any generation."""
         return self.slices.store.by_index(BY_POOL, pool)
 
     def current_slices_of(self, pool: PoolKey) -> list[ResourceSlice]:
-        """The slices of the pool that count, complete or not."""
+        """The pool's slices of the current generation, complete or not."""
         return current_slices(self.slices_of(pool)).get(pool, [])
 
     def devices_of(self, pool: PoolKey) -> list[Device]:
-        """What the pool publishes. What its agent has not replaced yet stands as it was: nobody allocates from it meanwhile."""
+        """What the pool publishes. Slices not replaced yet count as before: nobody allocates from them meanwhile."""
         if len({each.spec.pool.generation for each in self.slices_of(pool)}) > 1:
             hardware = self.hardware(pool)
             return [device for name in hardware.expected if (device := hardware.published_as(name)) is not None]
@@ -293,18 +293,18 @@ class ClusterView:
         return sorted(self.rules.store.by_index(BY_MAINTENANCE, uid), key=lambda rule: rule.metadata.name)
 
     def is_fenced(self, pool: PoolKey) -> bool:
-        """Whether there is a rule that fences the pool: its agent is lost."""
+        """Whether a rule fences the pool because its agent is lost."""
         rule = self.rules.store.get(ObjectKey("", fence_name(pool)))
         return rule is not None and is_fence(rule)
 
     def rule_taints(self, device: DeviceKey) -> list[DeviceTaint]:
-        """What taint rules put on a device."""
+        """The taints that rules put on a device."""
         rules = chain.from_iterable(self.rules.store.by_index(BY_RULED_POOL, each) for each in (device.pool_key, WIDE))
         return [each.spec.taint for each in rules if (by := each.spec.device_selector) and by.matches(device)]
 
     @property
     def classes_by_name(self) -> dict[str, DeviceClass]:
-        """The DeviceClasses as they are now."""
+        """The current DeviceClasses by name."""
         return {each.metadata.name: each for each in self.classes.store.values()}
 
     def claims_in(self, pool: PoolKey) -> list[ResourceClaim]:
@@ -313,17 +313,17 @@ class ClusterView:
         return list({claim.metadata.key: claim for claim in found}.values())
 
     def devices_held(self, claims: Iterable[ObjectKey]) -> frozenset[DeviceKey]:
-        """What these claims hold, as far as they are known."""
+        """The devices that these claims hold, as far as known."""
         known = filter(None, map(self.claims.store.get, claims))
         return frozenset(device for claim in known for device in claim.devices_held)
 
     def tolerant_claims(self, taint: DeviceTaint) -> dict[ObjectKey, set[str]]:
-        """Claims that wait for devices and may be given some in spite of the taint, and the classes of these devices."""
+        """Waiting claims that may get devices in spite of the taint, with the classes of these devices."""
         claims = self.claims.store.by_index(TOLERANT, True)
         return {claim.metadata.key: classes for claim in claims if (classes := claim.classes_in_spite_of(taint))}
 
     def pods_of(self, claim: ObjectKey) -> list[Pod]:
-        """Pods that use the claim, or else the one that it was made for and whose status does not tell of it yet."""
+        """Pods that use the claim, or the one it was created for if that pod's status does not show it yet."""
         found = self.pods.store.by_index(BY_CLAIM, claim)
         if found or (made := self.claims.store.get(claim)) is None:
             return found
@@ -331,17 +331,17 @@ class ClusterView:
         return [pod] if pod is not None and claim in self.claims_of(pod) else []
 
     def claims_of(self, pod: Pod) -> list[ObjectKey]:
-        """The claims that a pod uses, with those that were made for it and of which its status does not tell yet."""
+        """The claims that a pod uses, including those created for it that its status does not show yet."""
         return naming_made(pod, self.claims.store.by_index(MADE_FOR, pod.metadata.uid)).claims
 
     def pod_made_for(self, claim: ResourceClaim) -> Pod | None:
-        """The pod that the claim was made for from a template, whether or not it uses it, if it is there."""
+        """The existing pod that the claim was created for from a template, whether or not it uses it."""
         owner = made_for(claim)
         pod = self.pods.store.get(ObjectKey(claim.metadata.namespace, owner.name)) if owner is not None else None
         return pod if owner is not None and pod is not None and pod.metadata.uid == owner.uid else None
 
     def pods_of_gang(self, gang: GangKey) -> list[Pod]:
-        """Pods that start together with the others of the group."""
+        """Pods of the group."""
         return self.pods.store.by_index(BY_GANG, gang)
 
     def pending_pods(self, claim: ObjectKey) -> list[Pod]:
@@ -349,7 +349,7 @@ class ClusterView:
         return [pod for pod in self.pods_of(claim) if pod.pending]
 
     def claim_states(self) -> dict[str, int]:
-        """Claims by state. Pending: not allocated; Allocated: but not reserved by a consumer; Reserved; Deleting."""
+        """Claims by state. Pending: not allocated; Allocated: not reserved by a consumer; Reserved; Deleting."""
         counts = Counter({"Pending": 0, "Allocated": 0, "Reserved": 0, "Deleting": 0})
         for claim in self.claims.store.values():
             if claim.metadata.deletion_timestamp is not None:
@@ -369,7 +369,7 @@ class ClusterView:
 
 
 def named(meta: ObjectMeta) -> list[ObjectKey]:
-    """The reservation that the label of a pod or claim names."""
+    """The reservation in the label of a pod or claim."""
     name = meta.labels.get(LABEL_RESERVATION)
     return [ObjectKey(meta.namespace, name)] if name else []
 

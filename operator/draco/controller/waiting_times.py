@@ -1,10 +1,10 @@
-"""Since when pods and claims wait: as Kubernetes records it, and as this process has seen it where that is later.
+"""Since when pods and claims wait: as Kubernetes records it, or as this process has seen it if that is later.
 
-The API server records when a pod was made, and not when its last scheduling gate went; and when a claim was made, and not when it
-lost its devices. What is not recorded is remembered here from the moment that it is seen, so every replica follows from its
-start, whether it leads or not. A pod of generation 1 has never been changed, so nobody has taken a gate off it: its creation
-counts in every replica. For any other that is first seen without a foreign gate, the moment of that counts: later than the truth,
-never sooner. Nothing that a tenant can write is believed. Decides nothing.
+The API server records when a pod was created, but not when its last scheduling gate was removed; and when a claim was created,
+but not when it lost its devices. This process remembers what it sees of the latter, so every replica follows from its start,
+leader or not. A pod of generation 1 was never changed, so it never had a gate removed: its creation counts. Any other pod first
+seen without a foreign gate counts from that moment: later than the truth, never earlier. Nothing that a tenant can write is
+trusted. Decides nothing.
 """
 
 from datetime import datetime
@@ -20,24 +20,24 @@ _NEVER_CHANGED: Final = 1
 
 
 class WaitingTimes:
-    """Of what waits now; whatever waits no more is forgotten."""
+    """Times of what waits now; the rest is forgotten."""
 
     def __init__(self, pods: Collection[Pod], claims: Collection[ResourceClaim], *, clock: Clock) -> None:
         self._clock = clock
         self._ungated: dict[str, datetime] = {}
-        """By the UID of a pod, when it was first seen without a foreign gate, unless that is since its creation."""
+        """When a pod, by UID, was first seen without a foreign gate, unless it never had one."""
         self._lost: dict[str, datetime] = {}
-        """By the UID of a claim, when its allocation went, or a pod that names it lost its gate, or left with it."""
+        """When a claim, by UID, lost its allocation, or a pod that names it lost its gate, or left with it."""
         self._claims = claims.store
         pods.subscribe(self._pod_changed, reads=lambda pod: (pod.metadata.uid, pod.waits, pod.is_gated_by_others))
         claims.subscribe(self._claim_changed, reads=lambda claim: (claim.metadata.uid, claim.waits))
 
     def of_pod(self, pod: Pod) -> datetime | None:
-        """Since when nobody's gate but Draco's has held the pod; its creation while one does."""
+        """Since when the pod has had no gate but Draco's; its creation while it has one."""
         return self._ungated.get(pod.metadata.uid, pod.metadata.creation_timestamp)
 
     def of_claim(self, claim: ResourceClaim) -> datetime | None:
-        """Since when the claim has had no devices, and nobody's gate has held a pod that names it, as far as it was seen."""
+        """Since when the claim has had no devices and no gated pod, as far as it was seen."""
         return self._lost.get(claim.metadata.uid, claim.metadata.creation_timestamp)
 
     def _pod_changed(self, change: Change[Pod]) -> None:
@@ -57,7 +57,7 @@ class WaitingTimes:
             self._ungated[after.metadata.uid] = self._clock.now()
 
     def _let_go(self, pod: Pod) -> None:
-        """A claim that nobody could be given for the sake of this pod may be from now on."""
+        """Claims that this pod held back may be allocated from now on."""
         for claim in filter(None, map(self._claims.get, pod.claims)):
             if claim.waits:
                 self._lost[claim.metadata.uid] = self._clock.now()

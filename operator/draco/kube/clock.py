@@ -1,4 +1,4 @@
-"""Time and chance as an argument: what code below `kube` and above it asks instead of the operating system.
+"""Time and randomness as an argument, instead of calls to the operating system.
 
 Owns the Clock protocol and the real one. Tests bring their own.
 """
@@ -12,9 +12,9 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A source of time. `monotonic` measures durations; `now` is for what people and other programs read.
+    """A source of time. `monotonic` measures durations; `now` is for people and other programs.
 
-    `jitter` spreads what must not happen everywhere at once.
+    `jitter` spreads actions that must not coincide.
     """
 
     def now(self) -> datetime:
@@ -26,7 +26,7 @@ class Clock(Protocol):
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return when so many seconds have passed."""
+        """Return after `seconds`."""
         ...
 
     def jitter(self) -> float:
@@ -35,9 +35,9 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clock. Its monotonic time goes on while the machine is suspended, where the system can tell (Linux).
+    """The machine's clock. Its monotonic time includes suspension where the system supports that (Linux).
 
-    What must have happened by some time elsewhere, such as a lease that has run out, is then seen after a resume.
+    So a deadline that passed meanwhile elsewhere, such as a lease's, is seen after a resume.
     """
 
     def now(self) -> datetime:
@@ -51,7 +51,7 @@ class SystemClock:
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """Return when so many seconds have passed."""
+        """Return after `seconds`."""
         await asyncio.sleep(seconds)
 
     def jitter(self) -> float:
@@ -60,7 +60,7 @@ class SystemClock:
 
 
 async def wait_for(event: asyncio.Event, clock: Clock, seconds: float | None) -> None:
-    """Return when `event` is set or so many seconds have passed (never, if None), whichever comes first."""
+    """Return when `event` is set or after `seconds` (None: never), whichever comes first."""
     waits: list[asyncio.Task[object]] = [asyncio.create_task(event.wait())]
     if seconds is not None:
         waits.append(asyncio.create_task(clock.sleep(seconds)))

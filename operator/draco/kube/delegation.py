@@ -1,8 +1,8 @@
-"""Who may read an endpoint: asked of the API server, which knows the caller's token and what its bearer may do.
+"""Authorizes readers of an endpoint by asking the API server about the caller's token and rights.
 
-Owns the two questions (TokenReview and SubjectAccessReview), what is remembered of the answers, and how much may be asked. Anyone
-who reaches the port can send tokens that nobody knows, so each address has few looked up, and all together not many more. Owns
-also how metrics are served over TLS to those who may read them; the endpoint itself is `endpoints`'.
+Owns the two questions (TokenReview and SubjectAccessReview), the cached answers, and rate limits. Anyone who reaches the port can
+send unknown tokens, so lookups are limited per address and in total. Also owns serving metrics over TLS to authorized readers;
+`endpoints` has the endpoint itself.
 """
 
 import hashlib
@@ -31,10 +31,11 @@ _SAID_EVERY_S = 60.0
 
 
 class ReviewLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How long an answer holds, and how much may be asked.
+    """How long an answer is valid, and how many lookups are allowed.
 
-    `burst` questions of one address, then one each `every_s`; all addresses together `at_once`, and `most_burst`, then one each
-    `most_every_s`. An address that was let in before does not share that last budget: strangers cannot use it up.
+    Each address may make `burst` lookups, then one per `every_s`; all addresses together have `at_once` in parallel, and
+    `most_burst`, then one per `most_every_s`. Addresses that were admitted before do not share that last budget, so strangers
+    cannot use it up.
     """
 
     allowed_s: float = 60.0
@@ -49,9 +50,9 @@ class ReviewLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DelegatedAccess:
-    """Decides by the API server's word who may read a path that is no object's.
+    """Authorizes reads of a non-resource path by the API server's answer.
 
-    `allowed` and `refused` answers are kept apart: tokens that nobody knows push out nobody who may read.
+    `allowed` and `refused` answers have separate caches, so unknown tokens cannot push out valid readers.
     """
 
     def __init__(self, client: Client, clock: Clock, limits: ReviewLimits | None = None) -> None:
@@ -68,7 +69,7 @@ class DelegatedAccess:
         self._said_at: float | None = None
 
     async def __call__(self, *, authorization: str, address: str, verb: str, path: str) -> Refusal | None:
-        """Why the caller is refused; None where it may."""
+        """Why the caller is refused; None if it is allowed."""
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
@@ -147,10 +148,10 @@ async def serving_metrics(
     client: Client,
     clock: Clock,
 ) -> AsyncIterator[int]:
-    """Serve metrics over TLS until left; yields the port. Raises PortTaken.
+    """Serve metrics over TLS until the context ends; yields the port. Raises PortTaken.
 
-    `metrics` is called for each scrape; `certificates` shows what is the matter with the certificate. Without a usable one nobody
-    is answered, and the program does its work all the same: it looks for one until there is.
+    `metrics` is called for each scrape; `certificates` shows problems of the certificate. Without a usable one no request is
+    served; the program goes on, and looks for one until it appears.
     """
     certificate = Certificate(settings.certificates, use="metrics", name=settings.name)
     app = metrics_app(metrics, DelegatedAccess(client, clock))

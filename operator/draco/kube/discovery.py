@@ -1,10 +1,10 @@
 """Discovers what this cluster supports by asking it.
 
-Owns the questions: which versions are served, and which fields of a ResourceSlice are kept when one is created as a dry run
-(a field whose feature is switched off is still in the served schema, and is dropped silently). The server's version
-says which known bugs its scheduler may have, and nothing else. Owns also when to ask again and when to believe an answer that
-differs: while several API servers are being upgraded they answer differently in turn, so a change counts once it has been seen
-several times in a row. What follows from a change is the caller's. Changes nothing in the cluster.
+Owns the questions: which versions are served, and which fields of a ResourceSlice survive a dry-run create (a field whose feature
+is off is still in the served schema, and is dropped silently). The server's version only tells which known scheduler bugs may be
+present. Also owns when to ask again and when to believe a changed answer: during an upgrade several API servers answer
+differently in turn, so a change counts once it was seen several times in a row. Callers act on a change. Changes nothing in the
+cluster.
 """
 
 import re
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 _PROBE = "draco-dev-feature-probe"
 _PROBE_DRIVER = "probe.draco.dev"
 _PART = {"name": "probe", "consumesCounters": [{"counterSet": "probe", "counters": {"units": {"value": "1"}}}]}
-"""It draws on counters in another slice of its pool, as partitions do. Kubernetes 1.34 wants them in the same slice."""
+"""Draws on counters in another slice of its pool, as partitions do. Kubernetes 1.34 wants them in the same slice."""
 _NEEDS = "Kubernetes 1.36 or newer has it on by default; on 1.34 and 1.35 enable the feature gate"
 
 
@@ -38,7 +38,7 @@ PARTITIONABLE = "partitionable devices"
 
 
 class MissingFeature(msgspec.Struct, frozen=True):
-    """Something this cluster lacks: what that means, and what to do about it. One sentence each."""
+    """A missing feature: the consequence and the remedy, one sentence each."""
 
     name: str
     consequence: str
@@ -54,29 +54,28 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     dra: bool
     """resource.k8s.io/v1 is served."""
     taint_rules: Kind[DeviceTaintRule] | None = None
-    """The newest DeviceTaintRule that is served.
+    """The newest served DeviceTaintRule.
 
-    An API server that serves it stores rules even when their feature gate is off; whether the scheduler acts on a rule shows
-    only in what the scheduler does.
+    An API server stores rules even if their feature gate is off; only the scheduler's behaviour shows whether it acts on them.
     """
     partitionable_devices: bool | None = None
-    """Counters that devices of all slices of a pool draw on are kept."""
+    """Counters shared by the slices of a pool are kept."""
     binding_conditions: bool | None = None
     """Binding conditions of devices are kept."""
     device_taints: bool | None = None
     """Taints of devices in slices are kept."""
     device_status: bool | None = None
-    """Claims have status.devices. That it is served is known, that it is kept only where binding conditions are."""
+    """Claims have status.devices. Whether it is served is known; that it is kept is known only with binding conditions."""
     eviction_requests: Kind[EvictionRequest] | None = None
-    """EvictionRequest, where it is served and these credentials may do with it what maintenance needs. Only the operator asks."""
+    """EvictionRequest, if served and these credentials have the rights for maintenance. Operator only."""
     pod_groups: Kind[PodGroup] | None = None
-    """The newest PodGroup that is served and that these credentials may watch. Only an operator that allocates asks."""
+    """The newest served PodGroup that these credentials may watch. Only for an operator that allocates."""
     autoscaled: bool = False
-    """An autoscaler is there, as far as these credentials may see. Only an operator that allocates asks."""
+    """An autoscaler is visible to these credentials. Only for an operator that allocates."""
 
     @property
     def missing(self) -> list[MissingFeature]:
-        """What is certainly not there."""
+        """Features that are certainly missing."""
         if not self.dra:
             return [
                 MissingFeature(
@@ -127,7 +126,7 @@ _MISSING = (
 
 
 async def discover(client: Client, *, node_name: str = "", driver: str = _PROBE_DRIVER) -> Features:
-    """Find out what the cluster can do. Raises ApiError when it does not answer.
+    """Discover the cluster's features. Raises ApiError if it does not answer.
 
     `node_name` and `driver` are for an agent that may only write slices of its own node and driver. Without the right to create
     ResourceSlices the features of slices stay unknown.
@@ -155,11 +154,11 @@ async def discover(client: Client, *, node_name: str = "", driver: str = _PROBE_
     return Features(
         dra=True,
         taint_rules=rules,
-        # Who may ask for the one and is refused the other is refused by the API's own rules.
+        # Credentials that may ask for the one and not the other are refused by the API's own rules.
         partitionable_devices=None if kept_device is None else bool(part.get("consumesCounters")),
         binding_conditions=binding,
         device_taints=None if kept_device is None else bool(kept_device.get("taints")),
-        # The server keeps binding conditions only when it keeps device status too.
+        # The server keeps binding conditions only if it keeps device status too.
         device_status=binding or await _serves_device_status(client),
     )
 
@@ -168,7 +167,7 @@ _EVICTION_REQUEST_VERBS = ("create", "delete", "list", "watch")
 
 
 async def discover_for_operator(client: Client, *, allocates: bool = False) -> Features:
-    """The same with what only the operator makes use of; PodGroups and autoscalers where it allocates."""
+    """Discover also what only the operator uses; PodGroups and autoscalers if it allocates."""
     features = await discover(client)
     if not features.dra:
         return features
@@ -193,11 +192,11 @@ _SIGNS = {
     Autoscaler.KARPENTER: "/apis/karpenter.sh/v1",
     Autoscaler.CLUSTER_AUTOSCALER: "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status",
 }
-"""What shows that the autoscaler is there: its own API, the status that it writes by default."""
+"""Evidence of each autoscaler: its own API, or the status it writes by default."""
 
 
 async def autoscalers(client: Client) -> list[Autoscaler]:
-    """The autoscalers of which these credentials see a sign. Raises ApiError when the cluster does not answer."""
+    """The autoscalers visible to these credentials. Raises ApiError if the cluster does not answer."""
     found = []
     for name, path in _SIGNS.items():
         with suppress(NotFound, Forbidden):
@@ -207,12 +206,12 @@ async def autoscalers(client: Client) -> list[Autoscaler]:
 
 
 async def serves(client: Client, kind: Kind[Any]) -> bool:
-    """Whether the cluster has this kind. Raises ApiError when it does not answer."""
+    """Whether the cluster serves this kind. Raises ApiError if it does not answer."""
     return kind.plural in await _resources(client, kind)
 
 
 async def _resources(client: Client, kind: Kind[Any]) -> set[str]:
-    """The plurals that are served at this kind's group and version."""
+    """The plurals served at this kind's group and version."""
     try:
         answer = await client.connection.request("GET", f"/apis/{kind.api_version}")
     except NotFound:
@@ -221,7 +220,7 @@ async def _resources(client: Client, kind: Kind[Any]) -> set[str]:
 
 
 async def _may(client: Client, kind: Kind[Any], verb: str) -> bool:
-    """Asked first: who watches the audit log need not wonder about requests that are refused."""
+    """Ask for the right first, to keep refused requests out of the audit log."""
     resource = {"group": kind.group, "resource": kind.plural, "verb": verb}
     review = {
         "apiVersion": "authorization.k8s.io/v1",
@@ -237,7 +236,7 @@ async def _may(client: Client, kind: Kind[Any], verb: str) -> bool:
 
 
 async def _kept(client: Client, node_name: str, driver: str, fields: dict[str, Any]) -> dict[str, Any] | None:
-    """The spec of a slice with these fields as the server would store it; None when it may not be asked."""
+    """The spec of a slice with these fields as the server would store it; None if forbidden."""
     where: dict[str, Any] = {"nodeName": node_name} if node_name else {"allNodes": True}
     pool = {"name": node_name or _PROBE, "generation": 1, "resourceSliceCount": 1}
     manifest = {
@@ -251,7 +250,7 @@ async def _kept(client: Client, node_name: str, driver: str, fields: dict[str, A
             "POST", SLICES.path(), params={"dryRun": "All"}, body=msgspec.json.encode(manifest)
         )
     except (Forbidden, Invalid):
-        # By RBAC, or by an admission policy that knows which slices these credentials may write.
+        # By RBAC, or by an admission policy that restricts these credentials' slices.
         return None
     spec: dict[str, Any] = read_plain(answer)["spec"]
     return spec
@@ -275,7 +274,7 @@ _version_decoder = msgspec.json.Decoder(_Version)
 
 
 async def kubernetes_minor(client: Client) -> int | None:
-    """The minor version of Kubernetes 1, as of the API server; None where it cannot be read."""
+    """The minor version of Kubernetes 1; None if it cannot be read."""
     try:
         version = read(_version_decoder, await client.connection.request("GET", "/version"))
     except (ApiError, msgspec.DecodeError):
@@ -285,7 +284,7 @@ async def kubernetes_minor(client: Client) -> int | None:
 
 
 _TIMES = 3
-"""So often in a row a change has to be seen."""
+"""How often in a row a change must be seen."""
 
 
 async def until_changed(
@@ -297,11 +296,11 @@ async def until_changed(
     confirm_s: float,
     hint: Callable[[], bool] = lambda: False,
 ) -> Features:
-    """Return what the cluster can do once that differs from `known`.
+    """Return the cluster's features once they differ from `known`.
 
-    `look` asks it: every `every_s` seconds, every `confirm_s` while there is a `hint` (some kind is not served) or a change to be
-    confirmed. No answer, and no Dynamic Resource Allocation at all, is trouble and no change. That DeviceTaintRules are served is
-    believed at once: until then what they keep claims off looks free.
+    Calls `look` every `every_s` seconds, or every `confirm_s` while there is a `hint` (some kind is not served) or a change to
+    confirm. No answer, or no Dynamic Resource Allocation at all, is an outage and no change. Newly served DeviceTaintRules are
+    believed immediately: until then devices they taint look free.
     """
     waited_s, seen, times = 0.0, known, 0
     while True:
@@ -325,7 +324,7 @@ async def until_changed(
 
 
 def differences(known: Features, now: Features) -> list[str]:
-    """What is known of both and differs, in words."""
+    """Features known in both that differ, in words."""
     changes = []
     if known.taint_rules != now.taint_rules:
         before, after = (kind.api_version if kind else "no version" for kind in (known.taint_rules, now.taint_rules))

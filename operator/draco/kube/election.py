@@ -1,16 +1,16 @@
 """One leader among replicas, by a coordination.k8s.io Lease.
 
-Owns taking, renewing and giving up the lease. Its laws:
+Owns acquiring, renewing and releasing the lease. Its laws:
 
-- A replica leads only from a successful write of the lease until `renew_deadline_s` after the sending of its last successful
-  renewal; then `run` raises LeadershipLost, and the process is expected to end.
-- Another replica takes over only after it has seen the lease unchanged for the lease's whole duration. Both are measured on each
-  one's own monotonic clock: times written by other machines are never compared.
+- A replica leads only from a successful write of the lease until `renew_deadline_s` after it sent its last successful renewal;
+  then `run` raises LeadershipLost, and the process is expected to end.
+- Another replica takes over only after it has seen the lease unchanged for the lease's whole duration. Each measures on its own
+  monotonic clock: times written by other machines are never compared.
 - The lease is renewed only while the leading body runs: when it ends, however it ends, the lease is released.
-- Every request has a timeout well below the deadline, and no error of the API ends `run` or leaves the body behind.
+- Every request has a timeout well below the deadline, and no API error ends `run` or leaves the body running.
 
-A lease narrows the window in which two replicas act, it does not close it: a process that is stopped and resumed may write once
-more before it looks at the clock. Writes still need preconditions.
+A lease narrows the window in which two replicas act but does not close it: a suspended and resumed process may write once more
+before it looks at the clock. Writes still need preconditions.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Lead = Callable[[], Awaitable[None]]
 
 
 class LeadershipLost(KubeError):
-    """The lease could not be renewed in time, or someone else holds it. The process must end: another may be leading."""
+    """The lease was not renewed in time, or someone else holds it. The process must end: another may be leading."""
 
 
 class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observation:
-    """What this replica has seen of a lease that another one holds, on its own clock."""
+    """What this replica has observed of another's lease, on its own clock."""
 
     def __init__(self) -> None:
         self._seen: LeaseSpec | None = None
@@ -65,9 +65,9 @@ class Observation:
 
 
 class LeaderElection:
-    """A candidate. `identity` must be unique among all processes that ever ask for this lease, restarts included.
+    """A candidate. `identity` must be unique among all processes that ever ask for this lease, including restarts.
 
-    `notes` are asked for at each renewal: annotations that the lease has while this replica leads; an empty one is taken away.
+    `notes` gives annotations for the lease at each renewal while this replica leads; an empty one is removed.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LeaderElection:
         self.identity = identity
         self.leading = False
         self.holder = ""
-        """The identity that held the lease when it was last read."""
+        """The holder when the lease was last read."""
         self._client = client
         self._key = key
         self._clock = clock
@@ -103,9 +103,9 @@ class LeaderElection:
     async def run(self, lead: Lead) -> None:
         """Wait for the lease, run `lead()` while holding it, and release it when `lead` has ended.
 
-        Returns when `lead` returns, raises what it raises. Raises LeadershipLost when the lease is gone; `lead` is cancelled
-        then and given what remains of the lease to end. When `run` is cancelled, `lead` is cancelled and may take its time to
-        end: the lease is renewed until it has.
+        Returns or raises what `lead` does. Raises LeadershipLost if the lease is lost; `lead` is then cancelled and has the rest
+        of the lease to end. If `run` is cancelled, `lead` is cancelled and may take its time: the lease is renewed until it has
+        ended.
         """
         await self._acquire()
         self.leading = True
@@ -137,7 +137,7 @@ class LeaderElection:
             return
         self._log.error("election.lost", error=str(keeper.exception()) if not keeper.cancelled() else "cancelled")
         if not body.done():
-            # Until the lease runs out nobody else leads. After that the process must end, whatever the body does.
+            # Until the lease expires nobody else leads. After that the process must end, whatever the body does.
             remaining_s = max(0.0, self._terms.duration_s - self.since_renewal_s)
             await asyncio.wait({body}, timeout=remaining_s)
             if not body.done():
@@ -150,7 +150,7 @@ class LeaderElection:
                     return
             except ApiError as error:
                 self._log.warning("election.no_answer", error=str(error))
-            # Jitter, so that replicas that wait for the same lease do not all ask in the same moment.
+            # Jitter, so that waiting replicas do not all ask at the same moment.
             await self._clock.sleep(self._terms.retry_s * (1 + 0.2 * self._clock.jitter()))
 
     async def _try_to_acquire(self) -> bool:
@@ -188,7 +188,7 @@ class LeaderElection:
         try:
             await self._write(self._held())
         except (Conflict, NotFound, AlreadyExists):
-            # Changed by someone: an annotation, our own write whose answer was lost, a deletion, or a new holder.
+            # Somebody changed it: an annotation, our own write whose answer was lost, a deletion, or a new holder.
             lease = await self._read()
             if lease is not None and lease.spec.holder_identity != self.identity:
                 self.holder = lease.spec.holder_identity or ""
@@ -198,12 +198,12 @@ class LeaderElection:
             await self._write(lease)
 
     async def _release(self) -> None:
-        """Let the next one take the lease at once. If this fails, it takes over when the lease has run out."""
+        """Release the lease for the next replica. If this fails, it takes over when the lease expires."""
         try:
             try:
                 await self._clear(self._held())
             except Conflict:
-                # Somebody's annotation, or our own renewal, which was on its way when the body ended.
+                # An annotation, or our own renewal that was in flight when the body ended.
                 lease = await self._read()
                 if lease is None or lease.spec.holder_identity != self.identity:
                     return
@@ -226,7 +226,7 @@ class LeaderElection:
             return None
 
     async def _write(self, lease: Lease | None) -> None:
-        """Write the lease as ours, provided that it is still as in `lease` (None: not there)."""
+        """Write the lease as ours if it is still as in `lease` (None: missing)."""
         sent = self._clock.monotonic()
         now = micro_time(self._clock.now())
         old = lease.spec if lease else LeaseSpec()
@@ -247,12 +247,12 @@ class LeaderElection:
             self._lease = await self._client.create(LEASES, ours, timeout_s=self._request_timeout_s)
         else:
             self._lease = await self._replace(ours)
-        # Counted from before the request was sent: the others count from when they saw it, which is later.
+        # Counted from before the request: the others count from when they saw it, which is later.
         self._renewed = sent
         self.holder = self.identity
 
     async def _replace(self, lease: Lease) -> Lease:
-        """Write back; the resourceVersion in it makes the server refuse if anything has changed."""
+        """Replace the lease; its resourceVersion makes the server refuse if anything has changed."""
         return await self._client.replace(LEASES, self._key, lease, timeout_s=self._request_timeout_s)
 
     def _remaining_s(self) -> float:

@@ -1,6 +1,6 @@
-"""What can go wrong with a request to the API server, as exceptions a caller can tell apart.
+"""Errors of requests to the API server, as distinct exceptions.
 
-Owns the hierarchy and the reading of a Status answer. Does not decide what is worth retrying: that is `retry`.
+Owns the hierarchy and the parsing of a Status. `retry` decides what is worth retrying.
 """
 
 import re
@@ -13,7 +13,7 @@ from draco.resources.errors import DracoError
 
 
 class KubeError(DracoError):
-    """Base of everything the kube layer raises on purpose. The message is one sentence for a person."""
+    """Base of the kube layer's deliberate errors. The message is one sentence for a person."""
 
 
 class KubeconfigError(KubeError):
@@ -21,10 +21,10 @@ class KubeconfigError(KubeError):
 
 
 class ApiError(KubeError):
-    """A request that did not succeed.
+    """A request that failed.
 
-    `status` is the HTTP code (0 when there was no answer), `reason` the machine-readable reason of the Status object,
-    `retry_after_s` how long the server asked to wait, in seconds, if it did.
+    `status` is the HTTP code (0 without an answer), `reason` the machine-readable reason of the Status object, `retry_after_s`
+    the server's Retry-After in seconds, if any.
     """
 
     def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
@@ -56,15 +56,15 @@ class Invalid(ApiError):
 
 
 class Forbidden(ApiError):
-    """403: these credentials may not do this."""
+    """403: these credentials lack the right."""
 
 
 class NamespaceTerminating(Forbidden):
-    """403 on create: the namespace is on its way out, and nothing new comes into it."""
+    """403 on create: the namespace is being deleted and accepts nothing new."""
 
 
 class Unauthorized(ApiError):
-    """401: the server does not know these credentials, or no longer."""
+    """401: the server does not accept these credentials, or no longer does."""
 
 
 class TooManyRequests(ApiError):
@@ -72,15 +72,15 @@ class TooManyRequests(ApiError):
 
 
 class DisruptionRefused(TooManyRequests):
-    """429 of an eviction: a PodDisruptionBudget does not allow it now."""
+    """429 of an eviction: a PodDisruptionBudget forbids it now."""
 
 
 class ServerError(ApiError):
-    """5xx: the server, or something between it and us, failed."""
+    """5xx: the server, or a proxy before it, failed."""
 
 
 class StoreFull(ServerError):
-    """500: etcd has reached its quota and takes no writes. Reads go on."""
+    """500: etcd has reached its quota and takes no writes. Reads still work."""
 
 
 class Unreachable(ApiError):
@@ -100,7 +100,7 @@ class _StatusDetails(msgspec.Struct):
 
 
 class ApiStatus(msgspec.Struct):
-    """The part of a meta/v1 Status that says what went wrong."""
+    """The part of a meta/v1 Status that describes the error."""
 
     code: int = 0
     reason: str = ""
@@ -148,17 +148,17 @@ def from_status(status: ApiStatus, *, retry_after_s: float | None = None) -> Api
 
 
 def from_response(code: int, headers: Mapping[str, str], body: bytes) -> ApiError:
-    """The typed error for an HTTP answer that is not a success, whether or not its body is a Status."""
+    """The typed error for an HTTP error response, with or without a Status body."""
     try:
         status = read(_status_decoder, body)
     except msgspec.MsgspecError:
         # A proxy, a load balancer or the server's own panic handler answers in plain text.
         text = body[:300].decode(errors="replace").strip()
         status = ApiStatus(message=f"the API server answered {code}: {text}" if text else "")
-    status.code = code  # what was answered, whatever the body says
+    status.code = code  # the real code, whatever the body says
     return from_status(status, retry_after_s=_seconds(headers.get("Retry-After", "")))
 
 
 def _seconds(retry_after: str) -> float | None:
-    # The API server always sends seconds; the date form of HTTP comes only from things in between and is ignored.
+    # The API server always sends seconds; HTTP's date form comes only from proxies and is ignored.
     return float(retry_after) if _SECONDS.fullmatch(retry_after) else None

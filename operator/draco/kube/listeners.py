@@ -1,7 +1,6 @@
-"""Telling others that something has happened.
+"""Callbacks for events within the process.
 
-Owns a list of functions to call. When they are called, and what they do, is others' business: they must be quick and must not
-raise.
+Owns a list of functions to call, which must be quick and must not raise.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,7 @@ class Listeners(Generic[P]):
         self._calls: list[Callable[P, None]] = []
 
     def add(self, call: Callable[P, None]) -> None:
-        """Have `call` called, too."""
+        """Add a function."""
         self._calls.append(call)
 
     def tell(self, *args: P.args, **kwargs: P.kwargs) -> None:

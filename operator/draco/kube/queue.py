@@ -1,10 +1,9 @@
 """The work queue between stores and reconcilers.
 
-Owns its laws: a key waits at most once; a key is never worked on twice at once; a key added while it is worked on is worked on
-again afterwards; a failed key comes back after a backoff of its own; of several delayed adds of a key the earliest counts; a
-reconcile that finds no reason for another look voids the delayed add from before it began, so no key of a deleted object is kept;
-a worker lets others have the event loop between two keys, though neither had to wait for anything.
-Knows nothing of what a key means.
+Owns its laws: a key is queued at most once; a key is never reconciled twice in parallel; a key added during its reconcile is
+reconciled again afterwards; a failed key is retried with its own backoff; of several delayed adds of a key the earliest counts; a
+reconcile that needs no other look cancels the delayed add from before it began, so no key of a deleted object is kept; a worker
+yields the event loop between two keys even if neither had to wait. Knows nothing of what a key means.
 """
 
 import asyncio
@@ -23,17 +22,17 @@ from draco.kube.errors import ApiError, Conflict
 K = TypeVar("K", bound=Hashable)
 
 Reconcile = Callable[[K], Awaitable[float | None]]
-"""Reconciles one key. Returns the seconds until the next look; None: only a change is a reason for one."""
+"""Reconciles one key; returns seconds until the next look, or None for changes only."""
 
 _MOST_VOID = 64
-"""Void entries of the heap that are left alone, besides as many as there are delayed keys."""
+"""Cancelled heap entries to tolerate in addition to the number of delayed keys."""
 
 
 class QueueObserver(Protocol):
-    """What a metrics exporter learns about a queue as it happens."""
+    """Observes a queue for metrics."""
 
     def started(self, waited_s: float) -> None:
-        """A key's turn came, so long after it was added."""
+        """A key's turn came, `waited_s` after it was added."""
         ...
 
     def finished(self, took_s: float, *, failed: bool) -> None:
@@ -42,7 +41,7 @@ class QueueObserver(Protocol):
 
 
 class WorkQueue(Generic[K]):
-    """Keys to work on. All methods belong to the event loop's thread."""
+    """Keys to reconcile. Use only on the event loop's thread."""
 
     def __init__(
         self,
@@ -58,27 +57,27 @@ class WorkQueue(Generic[K]):
         self._observer = observer
         self._ready: OrderedDict[K, float] = OrderedDict()  # when each was added
         self._running: dict[K, float] = {}  # since when
-        self._stood: dict[K, float] = {}  # of those: the delayed add that stood when the work began
+        self._stood: dict[K, float] = {}  # the running keys' delayed adds when the work began
         self._again: dict[K, float] = {}  # added while running
         self._due: dict[K, float] = {}  # delayed: when
-        self._heap: list[tuple[float, int, K]] = []  # the same in order; entries that `_due` contradicts are void
+        self._heap: list[tuple[float, int, K]] = []  # the same in order; entries that `_due` contradicts are cancelled
         self._order = itertools.count()
         self._backoffs: dict[K, Backoff] = {}
         self._available = asyncio.Event()  # a key is ready
-        self._earlier = asyncio.Event()  # the next delayed key may have come closer
+        self._earlier = asyncio.Event()  # the next delayed key may now be earlier
 
     @property
     def depth(self) -> int:
-        """How many keys wait for a worker now."""
+        """Number of keys that wait for a worker."""
         return len(self._ready)
 
     @property
     def longest_running_s(self) -> float:
-        """For how many seconds the slowest of the current reconciles has been going on; 0 when there is none."""
+        """Seconds that the slowest current reconcile has been running; 0 without any."""
         return self._clock.monotonic() - min(self._running.values()) if self._running else 0.0
 
     def add(self, key: K) -> None:
-        """Work on `key` as soon as possible. A delayed add of it stays."""
+        """Reconcile `key` as soon as possible. A delayed add of it stays."""
         now = self._clock.monotonic()
         if key in self._running:
             self._again.setdefault(key, now)
@@ -87,11 +86,11 @@ class WorkQueue(Generic[K]):
             self._notify()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Work on `key` in so many seconds, unless an earlier delayed add of it stands already."""
+        """Reconcile `key` after `seconds`, unless an earlier delayed add exists."""
         if seconds <= 0:
             self.add(key)
             return
-        self._stood.pop(key, None)  # asked for while it is worked on, so the work's own end does not void it
+        self._stood.pop(key, None)  # added during the reconcile, so its end does not cancel it
         due = self._clock.monotonic() + seconds
         if key in self._due and self._due[key] <= due:
             return
@@ -101,7 +100,7 @@ class WorkQueue(Generic[K]):
         self._earlier.set()
 
     def retry(self, key: K, *, at_least_s: float | None = None) -> float:
-        """Work on `key` again after its own backoff, which grows with every call until `forget`. Returns the seconds."""
+        """Reconcile `key` again after its backoff, which grows with every call until `forget`. Return the seconds."""
         backoff = self._backoffs.get(key)
         if backoff is None:
             backoff = self._backoffs[key] = Backoff(self._clock, base_s=self._base_s, cap_s=self._cap_s)
@@ -110,11 +109,11 @@ class WorkQueue(Generic[K]):
         return pause_s
 
     def forget(self, key: K) -> None:
-        """The key is fine: its next backoff starts from the beginning."""
+        """Reset the key's backoff after a success."""
         self._backoffs.pop(key, None)
 
     def settle(self, key: K) -> None:
-        """The work on `key` found nothing to look at again: void the delayed add that stood when it began."""
+        """Cancel the delayed add from before the reconcile, which found nothing to look at again."""
         if (stood := self._stood.get(key)) is not None and self._due.get(key) == stood:
             del self._due[key]
             self._drop_void()
@@ -133,7 +132,7 @@ class WorkQueue(Generic[K]):
         return key
 
     def done(self, key: K, *, failed: bool = False) -> None:
-        """The work on `key` that `get` started has ended; if it was added in the meantime it waits again."""
+        """End the work started by `get`; a key added meanwhile is queued again."""
         took_s = self._clock.monotonic() - self._running.pop(key)
         self._stood.pop(key, None)
         if self._observer:
@@ -144,7 +143,7 @@ class WorkQueue(Generic[K]):
         self._notify()
 
     async def tick(self) -> NoReturn:
-        """Move delayed keys to the ready ones at their time, until cancelled. `run_workers` runs this."""
+        """Move delayed keys to the ready ones when due, until cancelled. `run_workers` runs this."""
         while True:
             self._earlier.clear()
             now = self._clock.monotonic()
@@ -168,9 +167,9 @@ class WorkQueue(Generic[K]):
 
 
 async def run_workers(queue: WorkQueue[K], reconcile: Reconcile[K], *, workers: int, log: FilteringBoundLogger) -> None:
-    """Work on the queue's keys, `workers` at a time, until cancelled.
+    """Reconcile the queue's keys, `workers` in parallel, until cancelled.
 
-    A reconcile that raises is logged with its key and tried again after the key's backoff; it never ends a worker.
+    A reconcile that raises is logged with its key and retried after the key's backoff; it never ends a worker.
     """
     async with asyncio.TaskGroup() as group:
         group.create_task(queue.tick())
@@ -186,14 +185,14 @@ async def _work(queue: WorkQueue[K], reconcile: Reconcile[K], log: FilteringBoun
             again_s = await reconcile(key)
             failed = False
         except Conflict as error:
-            # Someone else was faster: ordinary life between controllers, not worth a traceback.
+            # Someone else was faster: normal between controllers, not worth a traceback.
             log.info("reconcile.conflict", key=str(key), error=str(error), again_in_s=queue.retry(key))
         except ApiError as error:
-            # What the API server says, such as that the kind is gone, is no fault of ours: its sentence tells all.
+            # An API error, such as a kind that is gone, is not our bug: its sentence says everything.
             again_in_s = queue.retry(key, at_least_s=asked_to_wait_s(error))
             log.warning("reconcile.failed", key=str(key), error=str(error), again_in_s=again_in_s)
         except Exception as error:
-            # The outermost loop: one key's fault must not stop the others.
+            # The outermost loop: one key's failure must not stop the others.
             again_in_s = queue.retry(key, at_least_s=asked_to_wait_s(error))
             log.exception("reconcile.failed", key=str(key), error=str(error), again_in_s=again_in_s)
         else:

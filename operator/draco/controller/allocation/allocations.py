@@ -1,14 +1,14 @@
-"""Allocates the claims that are Draco's: as soon as they exist, or when their pods do.
+"""Allocates Draco's claims, as soon as they exist or when their pods do.
 
-There is one key, so one round follows the other, and each knows those before. A round is: follow up on what earlier ones wrote;
-read what waits (`queue`); order it, which gives a batch of one tenant (`asking.schedule`); ask the workers where it goes, since
-what tenants write is evaluated there; plan, which is pure (`rounds`); apply, which writes (`writing`) and remembers. Then room is
-made for the first group that found no place, where others may leave for it (`preempting`).
+There is one key, so rounds run one after the other and each sees the effects of earlier ones. A round: follow up on earlier
+writes; read the waiting groups (`queue`); order them into a batch of one tenant (`asking.schedule`); ask the workers for
+placements, since they evaluate what tenants write; plan (`rounds`, pure); apply, which writes (`writing`) and remembers. Then
+make room for the first group without a place, if preemption is possible (`preempting`).
 
-Owns these steps, how long one tenant may keep the others waiting, and what is kept free for a group that has waited too long.
+Owns these steps, how long one tenant may block the others, and what is kept free for an overdue group.
 
-A group gets all that it needs or nothing. What a part of it has, because the operator died in between or a pod could not run
-where its claim was, is given back if the rest finds no place: nobody holds devices while waiting for more.
+A group gets all its devices or none. A partial allocation (the operator died halfway, or a pod could not run where its claim was
+allocated) is given back if the rest finds no place, so no group holds devices while it waits for more.
 """
 
 import asyncio
@@ -74,13 +74,13 @@ KEY = ""
 _WRITES_AT_ONCE = 32
 _PATIENCE_S = 10.0
 _PATIENCE_ALONE_S = 3.0
-"""So long an answer is waited for: all other claims wait with it."""
+"""Timeout for an answer about one group; all other claims wait meanwhile."""
 _NOT_GIVEN_OUT = "draco-not-given-out"
 _KEPT = "draco-kept"
 
 
 class ClaimAllocations:
-    """All claims that wait for Draco, oldest first, a batch of one namespace at a time."""
+    """Reconciles all waiting claims, oldest first, one batch of one namespace at a time."""
 
     def __init__(
         self,
@@ -129,11 +129,11 @@ class ClaimAllocations:
             held_back=self._held_back,
         )
         self._looked_s = float("-inf")
-        """When the look began that goes on, by the monotonic clock."""
+        """Monotonic time at which the current look began."""
         self._has_begun = False
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called when a claim may have to be allocated, or may be by now."""
+        """Call `wake` when a claim may need an allocation, or when one may have become possible."""
         woken = self._second_looks.woken(lambda: wake(KEY))
         for source in WAKES.values():
             source(self._sources, woken)
@@ -143,13 +143,13 @@ class ClaimAllocations:
         return {KEY}
 
     async def reconcile(self, _: str) -> float | None:
-        """Allocate what can be. Returns in how many seconds to look again."""
+        """Run one look; return seconds until the next, or None."""
         self._begin()
         self._second_looks.begin()
         return self._second_looks.end(await self._look())
 
     async def _look(self) -> float:
-        """Returns in how many seconds there is a reason to look again; infinite as long as nothing changes."""
+        """Return seconds until there is a reason to look again; infinite if only a change can give one."""
         self._looked_s = self._view.clock.monotonic()
         await self._follow_up()
         snapshot = await self._read()
@@ -159,7 +159,7 @@ class ClaimAllocations:
         return min(again_s, *(in_s(self._sources, self._looked_s) for in_s in TIMES.values()))
 
     async def _follow_up(self) -> None:
-        """Do what follows from claims alone: write again what was not answered, give back, hand over from reservations."""
+        """Do what depends on claims alone: retry unanswered writes, give back, hand over from reservations."""
         self.writes.settle()
         self._returns.settle()
         await self._at_once(self.writes.again(key) for key in self.writes.unanswered())
@@ -168,7 +168,7 @@ class ClaimAllocations:
         await self._at_once([self.writes.write(claim, result) for claim, result in taken])
 
     async def _read(self) -> AllocationSnapshot:
-        """What waits now, with terms of gangs that only the API server knows."""
+        """Read the waiting groups, with gang terms that only the API server knows."""
         waiting = self._waiting_now()
         if await self.gangs.read():
             waiting = self._waiting_now()
@@ -180,7 +180,7 @@ class ClaimAllocations:
         return AllocationSnapshot(waiting, groups, self._basis(head), overdue_s)
 
     async def _decide(self, snapshot: AllocationSnapshot) -> float:
-        """One round. Returns in how many seconds the next is due, as far as nothing changes."""
+        """Run one round. Return seconds until the next is due if nothing changes."""
         basis = snapshot.basis
         if not snapshot.groups:
             return await self._look_ahead(basis)
@@ -196,7 +196,7 @@ class ClaimAllocations:
         return 0.0
 
     def _order(self, snapshot: AllocationSnapshot) -> tuple[Batch | None, float]:
-        """Whose turn it is; None if it is nobody's, and then in how many seconds it will be."""
+        """Choose the next batch. Without one, return None and the seconds until one is due."""
         groups, basis = snapshot.groups, snapshot.basis
         waits = self._schedule.waits_s(groups, basis, lambda: self._second_looks.is_anything_free(self._handover.owned))
         now = {uid: each for uid, each in groups.items() if waits[uid] == 0.0}
@@ -222,11 +222,11 @@ class ClaimAllocations:
         )
 
     def _may_get(self, waiting: WaitingGroup, devices: frozenset[DeviceKey]) -> bool:
-        """Whether nothing was handed back, deleted or refused meanwhile."""
+        """Whether no device was handed back and no claim deleted or refused in the meantime."""
         return self._handover.gives_out(devices) and all(map(self.writes.may_write, waiting.group.claims))
 
     async def _apply(self, planned: Round, basis: Basis) -> None:
-        """Remember what the round found out, say it, and write it."""
+        """Remember, report and write the results of the round."""
         self._kept = planned.kept
         self._overdue.limited(planned.limited)
         for each in planned.without_place:
@@ -238,12 +238,15 @@ class ClaimAllocations:
         await self._at_once(writes + [self._returns.give_back(claim, why) for claim, why in planned.give_back])
 
     def _waiting_now(self) -> list[WaitingGroup]:
-        """All groups as they are now, without what is held by now: claims may have come since."""
+        """Read all groups now, after updating `HeldBackClaims` for claims that arrived since."""
         self._held_back.look()
         return self._waiting.groups()
 
     def _begin(self) -> None:
-        """Follow what is to be remembered: this replica leads. Another would for ever, and mistake the leader's writes."""
+        """Start recording refusals and useless allocations.
+
+        On the leader only: other replicas would never forget them, and would mistake the leader's writes.
+        """
         if not self._has_begun:
             self._has_begun = True
             self._refusals.follow()
@@ -253,28 +256,28 @@ class ClaimAllocations:
         return self._is_written(key) or key in self._returns or key in self._held_back
 
     def _is_written(self, key: ObjectKey) -> bool:
-        """Whether the claim's allocation is on its way, or is not to be written for now."""
+        """Whether a write of the claim's allocation is in flight, or must not be tried yet."""
         return key in self.writes or self.writes.is_refused(key) or self.writes.is_outdated(key)
 
     def _may_be_given(self, device: DeviceKey) -> bool:
-        """Whether it is Draco's, and nobody is being given it."""
+        """Whether Draco may allocate the device, and no write in flight allocates it."""
         is_on_its_way = any(device in each.devices_held for each in self.writes.claims)
         return self._handover.gives_out([device]) and not is_on_its_way
 
     def _forget_others(self, uids: set[str]) -> None:
-        """Forget what is remembered of groups that do not wait any more."""
+        """Forget groups that no longer wait."""
         self._schedule.forget_others(uids)
         self._notes.forget_others(uids)
-        # One that could not be written, as it is another by now, waits as before: what was made free for it stays its own.
+        # A group whose write failed with a conflict still waits: it keeps the devices that were freed for it.
         self.preemptions.forget_others(uids | self.preemptions.of_claims(self.writes.is_outdated))
 
     def _head(self, groups: dict[str, WaitingGroup]) -> tuple[str, float]:
-        """The group for which devices are kept, should it find no place; or "".
+        """The UID of the group that devices are kept for if it finds no place, or "".
 
-        Returns also in how many seconds another is overdue that is not yet.
+        Also returns the seconds until another group becomes overdue.
         """
         if any(map(self.writes.is_outdated, self._kept.claims)):
-            return self._kept.uid, float("inf")  # it waits as before, and is asked about again in a moment
+            return self._kept.uid, float("inf")  # it still waits, and is asked about again in a moment
         head, overdue_s = self._overdue.head(groups, self._schedule.may_find_place)
         if self._kept.uid != head:
             self._kept = Kept()
@@ -296,15 +299,15 @@ class ClaimAllocations:
         )
 
     async def _answers(self, batch: Mapping[str, WaitingGroup], basis: Basis) -> list[AnsweredGroup]:
-        """What the workers say of each group; nothing where there was no answer.
+        """Ask the workers about each group; empty if there was no answer.
 
-        Meanwhile the claims get their finalizer, which is half of what is written of an allocation.
+        Meanwhile add the finalizer to the claims, which is half the writing of an allocation.
         """
         if not batch:
             return []
         protecting = [self.writes.protect(claim) for each in batch.values() for claim in each.group.claims]
         async with asyncio.TaskGroup() as tasks:
-            _start(tasks, protecting)  # first, as a write takes longer than an answer
+            _start(tasks, protecting)  # first, since a write takes longer than an answer
             asked = tasks.create_task(self._ask(batch, basis))
         placements = asked.result()
         return (
@@ -312,7 +315,7 @@ class ClaimAllocations:
         )
 
     async def _ask(self, batch: Mapping[str, WaitingGroup], basis: Basis) -> list[GroupPlacement] | None:
-        """A placement for each; None if together they cost too much: then each is asked about alone."""
+        """One placement per group, or None if the batch cost too much; each group is then asked about alone."""
         groups = [msgspec.structs.replace(each.group, is_overdue=uid == basis.head) for uid, each in batch.items()]
         question = PlaceClaims(groups, self._held_from(batch), sorted(self._handover.spread))
         if (foreseen := self._foresight.answer(question, self._basis(basis.head))) is not None:
@@ -335,25 +338,25 @@ class ClaimAllocations:
         return [GroupPlacement([], why)] if alone else None
 
     async def _look_ahead(self, basis: Basis) -> float:
-        """Ask ahead where a claim like the last one would go. Returns in how many seconds to look again."""
+        """Ask where a claim like the last one would go. Return seconds until the next look."""
         if self.writes.claims:
             return float("inf")  # the watch wakes us when they are delivered
         return await self._foresight.look(self._held_from({}), sorted(self._handover.spread), basis)
 
     def _held_from(self, batch: Mapping[str, WaitingGroup]) -> list[ResourceClaim]:
-        """Claims as they count, whatever the cluster says: what is on its way, and what is not for groups such as these."""
+        """Claims that the question adds to the cluster's: writes in flight, and devices withheld from this batch."""
         first = next(iter(batch.values()), None)
         nominated = self.preemptions.claims(self.preemptions.kept_from(first)) if first else []
         return [*self.writes.claims, *self._not_given_out(batch), *kept_claims(self._view), *nominated]
 
     def _not_given_out(self, batch: Iterable[str]) -> list[ResourceClaim]:
-        """What is published as Draco's and is not to be given out, or not to these groups, as claims that have it all."""
+        """Draco's published devices that are withheld from everyone, or from this batch, as claims that hold them."""
         kept = () if self._kept.uid in batch else self._kept.devices
         named = {_NOT_GIVEN_OUT: self._handover.not_owned(), _KEPT: kept}
         return [withheld(name, devices) for name, devices in named.items() if devices]
 
     async def _make_room(self, without: Sequence[WaitingGroup]) -> None:
-        """Make room for the first group for which that can be done."""
+        """Preempt for the first group for which that is possible."""
         for waiting in without:
             permitted = partial(self._is_within_limits, waiting.group)
             if await self.preemptions.plan(waiting, self._held_from({waiting.uid: waiting}), permitted):
@@ -379,7 +382,7 @@ class ClaimAllocations:
 
 
 def _start(tasks: asyncio.TaskGroup, writes: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Make the writes, so many at once."""
+    """Start the writes, at most `_WRITES_AT_ONCE` in parallel."""
     limit = asyncio.Semaphore(_WRITES_AT_ONCE)
 
     async def one(write: Coroutine[Any, Any, None]) -> None:

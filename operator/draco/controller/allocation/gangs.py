@@ -1,10 +1,9 @@
-"""What is known of groups of pods: their pods, their PodGroup, and how many pods the Jobs of a JobSet have.
+"""Groups of pods: their pods, their PodGroup, and the pod counts of a JobSet's Jobs.
 
-Owns the reading of Jobs, which nothing watches: all of a JobSet's, once there are pods of each of them, and again where pods are
-not as many as was read. That is done at once for pods beyond that number, which must not be left behind; for pods that are
-missing, as those of a Job that has none or was made smaller are, it is done after a while, later each time. So many are read at
-once, of each namespace in turn: all other groups wait for that. Whether and how pods belong together is
-`allocation.ownership.gangs`'s.
+Owns reading Jobs, which nobody watches: all Jobs of a JobSet once each has pods, and again when pod counts differ from what was
+read. Extra pods trigger a read immediately, since none may be left behind. Missing pods (of an empty or scaled-down Job) trigger
+it with backoff. Reads are limited per round and alternate between namespaces, because all other groups wait for them.
+`allocation.ownership.gangs` decides which pods belong together and how.
 """
 
 import asyncio
@@ -46,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 _READ_AT_ONCE = 32
 _AGAIN_S, _LONGEST_S = 10.0, 60.0
-"""How soon the Jobs of a JobSet that lacks pods are read again: later each time, until something else is read."""
+"""Backoff for reading the Jobs of a JobSet that lacks pods, until the result changes."""
 _ENDED = frozenset({"Complete", "Failed"})
 _NO_VERSION = (
     "The pod belongs to a PodGroup, and Draco can read none here: the cluster serves none of the versions "
@@ -55,7 +54,7 @@ _NO_VERSION = (
 
 
 class _JobPods(msgspec.Struct):
-    """A Job by the pods of it that are known: those that are alive, and those that have succeeded."""
+    """A Job by its known pods: those alive, and those that have succeeded."""
 
     uid: str
     name: str
@@ -71,14 +70,14 @@ class _JobRead(NamedTuple):
     has_ended: bool
 
     def pods(self, succeeded: int = 0) -> int:
-        """How many of its pods start together, when so many have succeeded: of a Job that has ended no more come."""
+        """How many of its pods start together after `succeeded` have succeeded: an ended Job creates no more."""
         return succeeded if self.has_ended else self.parallelism
 
 
 class _Reading(msgspec.Struct):
-    """The Jobs of a JobSet as they were read last.
+    """The Jobs of a JobSet as last read.
 
-    `jobs` are by UID, None while nothing was read; `alive` is how many pods of each were alive then.
+    `jobs` is by UID, None before the first read; `alive` counts the live pods of each Job at that time.
     """
 
     backoff: Backoff
@@ -87,7 +86,7 @@ class _Reading(msgspec.Struct):
     alive: dict[str, int] = {}
 
     def next_s(self, jobs: Collection[_JobPods], number: int) -> float | None:
-        """When they are to be read again; None as long as `number` Jobs have just the pods that they are known to have."""
+        """When to read again; None while `number` Jobs have exactly the expected pods."""
         read = self.jobs or {}
         dues = [self._next_s_of(job, read, is_complete=len(jobs) >= number) for job in jobs]
         have_none = {uid for uid, each in read.items() if not each.pods()}
@@ -96,46 +95,46 @@ class _Reading(msgspec.Struct):
         return min((due for due in dues if due is not None), default=None)
 
     def _next_s_of(self, job: _JobPods, read: Mapping[str, _JobRead], *, is_complete: bool) -> float | None:
-        if job.uid not in read:  # one look will do, when there are pods of all Jobs
+        if job.uid not in read:  # one read suffices once all Jobs have pods
             return float("-inf") if is_complete and job.uid not in self.alive else self.due_s
         parallelism = read[job.uid].pods(job.succeeded)
         if job.alive > parallelism:
-            # Those that are too many stay for a while where it was made smaller: one look at them will do.
+            # Extra pods of a scaled-down Job stay for a while: read once for them.
             return float("-inf") if job.alive > self.alive.get(job.uid, 0) else self.due_s
         return None if job.alive + job.succeeded >= parallelism else self.due_s
 
 
 class Gangs:
-    """Groups by what the cluster says of them."""
+    """Groups as the cluster describes them."""
 
     def __init__(self, client: Client, view: ClusterView) -> None:
         self._client = client
         self._view = view
         self._readings: dict[GangKey, _Reading] = {}
         self._wanted: dict[GangKey, tuple[dict[str, int], float]] = {}
-        """JobSets that are to be read, or were asked for since: how many pods of each Job are alive, and when to read them."""
+        """JobSets to read, or requested since: the live pods of each Job, and when to read."""
         self._next_s = float("inf")
         view.pods.subscribe(self._forget, reads=gang_of)
 
     def pods(self, gang: GangKey) -> list[Pod]:
-        """The pods of the group that are known, in whatever state."""
+        """The known pods of the group, in any state."""
         return self._view.pods_of_gang(gang)
 
     def users(self, claim: ResourceClaim) -> set[GangKey | None]:
-        """The groups whose pods name the claim; None stands for pods of no group."""
+        """The groups whose pods name the claim; None stands for pods without a group."""
         return {gang_of(pod) for pod in self._view.pods_of(claim.metadata.key)}
 
     def made_at(self, gang: GangKey) -> datetime | None:
-        """When the PodGroup was made; None for a group that is none."""
+        """When the PodGroup was created; None for other groups."""
         pod_group = self._pod_group(gang)
         return pod_group.metadata.creation_timestamp if pod_group is not None else None
 
     def priority(self, gang: GangKey) -> int:
-        """That of the whole group."""
+        """The priority of the whole group."""
         return group_priority(self.pods(gang), self._pod_group(gang))
 
     def terms(self, gang: GangKey) -> GangTerms | UnknownTerms | None:
-        """What is wanted of the group; None if its pods need not start together."""
+        """The terms of the group; None if its pods need not start together."""
         pods, pod_group = self.pods(gang), self._pod_group(gang)
         if gang.source is GangSource.POD_GROUP and not self._view.reads_pod_groups:
             return UnknownTerms(_NO_VERSION)
@@ -148,7 +147,7 @@ class Gangs:
         return self._view.pod_groups.store.get(ObjectKey(gang.namespace, gang.name))
 
     async def read(self) -> bool:
-        """Read the Jobs that were asked for, as far as it is time, some of them. Returns whether something else is known now."""
+        """Read some of the requested Jobs that are due. Return whether anything changed."""
         now_s, wanted = self._view.clock.monotonic(), self._wanted
         served = Counter[str]()
         turns: list[tuple[int, GangKey]] = []
@@ -165,12 +164,12 @@ class Gangs:
 
     @property
     def unread(self) -> set[str]:
-        """The JobSets, as they are called, that are to be read before anything is decided about them."""
+        """Names of the JobSets to read before deciding about them."""
         now_s = self._view.clock.monotonic()
         return {str(job_set) for job_set, (_, due_s) in self._wanted.items() if due_s <= now_s}
 
     def next_s(self) -> float:
-        """In how many seconds one of those that were asked for last may be read again; infinite where none was."""
+        """Seconds until the next requested read is due; infinite without requests."""
         dues = [self._next_s, *(due_s for _, due_s in self._wanted.values())]
         return max(0.0, min(dues) - self._view.clock.monotonic())
 
@@ -200,7 +199,7 @@ class Gangs:
         return _Reading(backoff, self._view.clock.monotonic() + backoff.next())
 
     def _parallelism(self, gang: GangKey, pods: Sequence[Pod]) -> dict[str, int]:
-        """By the name of the Job, as far as it is known. What may have changed is asked for."""
+        """Parallelism by Job name, as far as known. Requests reads of what may have changed."""
         jobs: dict[str, _JobPods] = {}
         for pod in pods:
             name = pod.metadata.labels.get(JOB_NAME)
@@ -219,7 +218,7 @@ class Gangs:
             self._wanted[gang] = {job.uid: job.alive for job in jobs.values()}, due_s
         read = reading.jobs or {}
         found = {each.name: 0 for uid, each in read.items() if uid not in jobs and not each.pods()}
-        # Of a Job that was made again, pods of the one before may be on their way out yet: the one with pods that stay counts.
+        # A recreated Job may still have terminating pods of its predecessor: the Job with pods that stay wins.
         for job in sorted(jobs.values(), key=lambda each: each.alive):
             found.pop(job.name, None)
             if job.uid in read:

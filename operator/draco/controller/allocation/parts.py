@@ -1,6 +1,6 @@
-"""What runs where Draco allocates: the parts, made of what the whole operator shares, and by which names they are known.
+"""Wires the parts of Draco's allocation together.
 
-Owns the wiring of these parts alone. They are started, and ended, by the operator.
+Owns only this wiring. The operator starts and stops the parts.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ from draco.resources.api.meta import ObjectKey
 
 
 class AllocationParts:
-    """`reconcilers` and `gates` are to run on the leader, `handover.register` everywhere."""
+    """`reconcilers` and `gates` run on the leader only, `handover.register` on every replica."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class AllocationParts:
 
     @property
     def troubles(self) -> list[str]:
-        """What somebody should see to: one sentence each."""
+        """Problems that an administrator should fix, one sentence each."""
         return [
             each
             for each in (

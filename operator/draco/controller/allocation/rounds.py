@@ -1,9 +1,8 @@
-"""One round of allocation: what the groups that were asked about get, and what follows for those that get nothing.
+"""Plans one round of allocation: what the groups asked about get, and what follows for those that get nothing.
 
-Groups are judged one after the other, in their order. One with a place gets it as far as limits permit and as long as its devices
-may still be given. What a group did not get, though it was to, may be what the next one lacked, and what is kept for one is not
-known to those that were asked about with it: such answers are void, and these groups are asked about again. Pure: nothing is
-written, asked or remembered here.
+Groups are judged in order. A group with a place gets it if limits permit it and its devices are still available. If a group does
+not get its place, its devices may be what the next one lacked; and devices kept for one group were unknown to those asked about
+together with it. Such answers are void, and the groups are asked about again. Pure: writes, asks and remembers nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from draco.resources.names import DeviceKey
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What is kept free, and for which group: what it lacks, or what was given to these claims of it."""
+    """What is kept free for which group: devices that it lacks, or that were given to these claims of it."""
 
     uid: str = ""
     devices: frozenset[DeviceKey] = frozenset()
@@ -30,75 +29,75 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class AnsweredGroup(NamedTuple):
-    """A group, and where it goes or why nowhere."""
+    """A group with its place, or the reason why it has none."""
 
     waiting: WaitingGroup
     placement: GroupPlacement
 
     @property
     def devices(self) -> frozenset[DeviceKey]:
-        """All that it is to get."""
+        """All devices that it would get."""
         return frozenset(
             one.key for results in self.placement.results for each in results for one in each.devices.results
         )
 
     @property
     def allocations(self) -> list[tuple[ResourceClaim, AllocationResult]]:
-        """What each of its claims gets; none of a member that goes without."""
+        """The result for each of its claims; none for members without a place."""
         members = zip(self.waiting.group.members, self.placement.results, strict=True)
         return [pair for member, results in members if results for pair in zip(member.claims, results, strict=True)]
 
 
 class AllocationSnapshot(NamedTuple):
-    """What waits, as it was read: all groups, those that can be asked about, and what is known beside them."""
+    """The waiting groups as read: all of them, those that can be asked about, and the basis."""
 
     waiting: Sequence[WaitingGroup]
     groups: Mapping[str, WaitingGroup]
     basis: Basis
     again_s: float
-    """In how many seconds something of this is another though nothing changes."""
+    """Seconds until something here changes with time alone."""
 
 
 class Batch(NamedTuple):
-    """Whose turn it is: groups to ask the workers about, and those that a limit forbids whatever devices they would get."""
+    """Groups to ask the workers about now, and groups that a limit forbids any devices."""
 
     groups: Mapping[str, WaitingGroup]
     limited: Sequence[AnsweredGroup]
 
 
 class RoundInput(NamedTuple):
-    """What decides beside the answers, read when these are there."""
+    """What the plan depends on beside the answers, read after they arrive."""
 
     head: str
-    """The group that has waited too long, by UID; "" for none."""
+    """UID of the overdue group; "" for none."""
     kept: Kept
     limits: LimitRound
     may_get: Callable[[WaitingGroup, frozenset[DeviceKey]], bool]
-    """Whether the devices are still Draco's, and the group's claims still to be written."""
+    """Whether Draco still owns the devices and may still write the group's claims."""
     is_alone: Callable[[str], bool]
-    """Whether the group is asked about on its own, as there was no answer when it was with others."""
+    """Whether the group is asked about alone, because a batch with it got no answer."""
     may_preempt: Callable[[WaitingGroup], bool]
-    """Whether others may leave for the group now."""
+    """Whether preemption may be planned for the group now."""
 
 
 class Round(msgspec.Struct, kw_only=True):
-    """What is done: `plan_round` makes it."""
+    """The actions of a round, made by `plan_round`."""
 
     kept: Kept
     allocate: list[AnsweredGroup] = []
     without_place: list[AnsweredGroup] = []
-    """To be remembered, and told to the groups."""
+    """Groups to remember and to inform."""
     limited: list[str] = []
-    """The groups, by UID, that a limit keeps from what they could have."""
+    """UIDs of the groups that a limit keeps from devices."""
     give_back: list[tuple[ResourceClaim, str]] = []
-    """Claims whose group finds no place for the rest, and why they are given back."""
+    """Claims to give back because the rest of their group finds no place, with the reason."""
     make_room: list[WaitingGroup] = []
-    """Those for the first of which others leave, if that helps."""
+    """Candidates for preemption; it serves the first for which it helps."""
     void: list[WaitingGroup] = []
-    """To be asked about again at once."""
+    """Groups to ask about again immediately."""
 
     def __str__(self) -> str:
-        """As a person reads it: `allocate default/train; no place for default/big: no device is free`."""
+        """One readable line: `allocate default/train; no place for default/big: no device is free`."""
         parts = [f"allocate {each.waiting.called}" for each in self.allocate]
         parts += [f"no place for {each.waiting.called}: {each.placement.why_not}" for each in self.without_place]
         parts += [f"give back {claim.metadata.key}" for claim, _ in self.give_back]
@@ -110,7 +109,7 @@ class Round(msgspec.Struct, kw_only=True):
 
 
 def plan_round(limited: Sequence[AnsweredGroup], answered: Sequence[AnsweredGroup], known: RoundInput) -> Round:
-    """The round for groups that a limit forbids whatever they would get, and for those that workers answered about."""
+    """Plan for groups that a limit forbids any devices, and for those that the workers answered about."""
     planned = Round(kept=known.kept)
     for each in limited:
         planned.limited.append(each.waiting.uid)
@@ -122,7 +121,7 @@ def plan_round(limited: Sequence[AnsweredGroup], answered: Sequence[AnsweredGrou
         is_outranked = any(
             waiting.priority is None or waiting.priority <= (one.priority or 0) for one in planned.make_room
         )
-        # What a place before it was to take may be just what it lacked; what is kept for another is to be known first.
+        # Ask again: an earlier group's unused place may be what it lacked, and devices kept for another must be known first.
         if is_outranked or (is_vain and not found.results):
             is_vain |= is_outranked
             planned.void.append(waiting)
@@ -152,7 +151,7 @@ def _give_back(planned: Round, waiting: WaitingGroup) -> None:
 
 
 def _kept(kept: Kept, each: AnsweredGroup, *, devices: frozenset[DeviceKey], head: str) -> Kept:
-    """What is kept once this group has its answer."""
+    """What is kept after this group's answer."""
     waiting, placement = each
     if placement.results and waiting.uid == head:
         return Kept(waiting.uid, devices, frozenset(claim.metadata.key for claim in waiting.group.claims))

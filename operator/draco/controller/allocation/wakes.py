@@ -1,8 +1,7 @@
-"""What wakes the decision who gets which devices: the whole list.
+"""The complete list of what triggers the allocation decision.
 
-Whatever can change what that rests on (`asking.basis`) is in `WAKES`, or in `TIMES` where it changes because time passes. What is
-missing here leaves a group waiting for ever beside free devices: each entry has a test that takes it out and sees just that.
-Owns the lists; decides nothing.
+Every change to the decision's basis (`asking.basis`) is in `WAKES`, or in `TIMES` if it changes with time. A missing entry leaves
+a group waiting forever beside free devices; for each entry a test removes it and checks this. Owns the lists; decides nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +23,7 @@ from draco.resources.names import ANNOTATION_TOPOLOGY, LABEL_RESERVATION
 
 
 class DecisionSources(NamedTuple):
-    """Those who know of it."""
+    """The objects that know of changes."""
 
     view: ClusterView
     handover: HandoverReconciler
@@ -61,7 +60,7 @@ WAKES: Final[Mapping[str, Callable[[DecisionSources, Wake], object]]] = {
     "limits": lambda known, wake: known.guard.when_changed.add(wake),
     "nominations": lambda known, wake: known.preemptions.listeners.add(wake),
 }
-"""What wakes the decision, by what changes. Each is given what to call, with whatever."""
+"""Subscriptions by what changes. The callback may get any arguments."""
 
 TIMES: Final[Mapping[str, Callable[[DecisionSources, float], float]]] = {
     "writes": lambda known, since_s: known.writes.next_s(since_s),
@@ -69,22 +68,23 @@ TIMES: Final[Mapping[str, Callable[[DecisionSources, float], float]]] = {
     "Jobs of JobSets": lambda known, _: known.gangs.next_s(),
     "claims that a reservation holds back": lambda known, _: known.held_back.next_s(),
 }
-"""In how many seconds to look again though nothing changes, by what passes. Each counts what had not passed yet when the look
-began, at the time that it is given: it may have counted then, and have passed by now. When to ask again about a group that was
-asked about is `asking.schedule`'s, and when one is overdue the allocator's."""
+"""Seconds until something changes with time, by what changes.
+
+Each function counts from the start of the look (`since_s`): a timer that fired during the look must still count.
+`asking.schedule` knows when to ask about a group again, and the allocator when one becomes overdue.
+"""
 
 
 def _what_waits(claim: ResourceClaim) -> object:
-    # What is followed are allocations: a claim that has none changes nothing for anybody, until it is served. One that is being
-    # deleted is of use to no pod, so what others of its group have is not either.
+    # Only allocations matter here: a claim without one affects nobody until it is served. A claim being deleted serves no pod, so
+    # it also affects the rest of its group.
     meta = claim.metadata
     terms = meta.owner_references, meta.labels.get(LABEL_RESERVATION), meta.annotations.get(ANNOTATION_TOPOLOGY)
     return meta.uid, claim.status.allocation is None, meta.deletion_timestamp is None, *terms
 
 
 def _concern(pod: Pod) -> object:
-    # A pod that waits may be let go by the controller that gated it, tolerate more, and be told what group it is of. Of one that
-    # does not, it counts for its group that it is there, and what it says of that.
+    # A waiting pod may lose its gate, get tolerations, or join a group. Of other pods only their existence and group matter.
     gang, claims = gang_of(pod), pod.claims
     if gang is None and not claims and not pod.spec.resource_claims:
         return None

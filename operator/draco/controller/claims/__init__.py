@@ -1,5 +1,5 @@
-"""Explains pending claims to their authors: in Events, and by `draco explain` over HTTP.
+"""Explains pending claims to their authors: in Events, and to `draco explain` over HTTP.
 
-Rooms: `pending_claims` (one Event for each pod or claim that waits), `explaining` (asks the workers, and remembers what they
-said), `pod_questions` (which question a pod is). Changes no claim.
+Rooms: `pending_claims` (one Event per waiting pod or claim), `explaining` (asks the workers, caches answers), `pod_questions`
+(which pods ask the same). Changes no claim.
 """

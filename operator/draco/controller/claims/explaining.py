@@ -1,16 +1,16 @@
-"""Explanations of the pods that wait, kept as fresh as can be afforded.
+"""Explanations of waiting pods, kept as fresh as the budget allows.
 
-Owns when an explanation is asked for again; the workers make it, in processes of their own, and share them between namespaces.
-Nothing here waits for an answer: what is known is said, and who asked is woken when something else is to be said. The bounds:
+Owns when to ask for an explanation again; worker processes make it, and share their time between namespaces. Nothing here waits
+for an answer: callers get what is known, and are woken when it changes. The limits:
 
-- After a change, everything that arrives within `_COLLECT_S` is one change.
-- One pod is explained at most once in `_AT_MOST_EVERY_S` because of changes elsewhere; of each namespace, the longest unexplained
-  comes first. All of that takes half of one processor at most, however many pods wait and however much changes.
-- Pods that ask for the same, as those of one Job or Deployment do, share one explanation.
-- Nothing is explained again faster than the results are written: `backlog` says how much of that is still to do.
-- Nothing is kept of a pod but its name and a digest of what it asks: it is read when its question's turn comes. `forget` leaves
-  nothing of it, and its question, if nobody else asks that, leaves the workers' queue.
-- Of each namespace, `_ASKED_AT_ONCE` first questions and as many others as stand in a row are with the workers at a time.
+- All changes within `_COLLECT_S` count as one.
+- Because of changes elsewhere, a pod is explained at most once in `_AT_MOST_EVERY_S`; the stalest of each namespace comes first.
+  This takes at most half of one processor, however many pods wait and however much changes.
+- Pods that ask the same question, such as those of one Job or Deployment, share one explanation.
+- Explanations are not made faster than their results are written: `backlog` says how many writes are pending.
+- Of a pod only its name and a digest of its question are kept; it is read when its question's turn comes. `forget` removes both,
+  and takes the question out of the workers' queue if nobody else asks it.
+- Per namespace, at most `_ASKED_AT_ONCE` first questions and as many repeated ones are with the workers.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _ASKED_AT_ONCE = 64
 
 
 class _Topic(msgspec.Struct, eq=False):
-    """One question, and all pods that ask it. `explanation` is None until it is answered for the first time."""
+    """A question and all pods that ask it. `explanation` is None before the first answer."""
 
     key: bytes
     namespace: str
@@ -51,32 +51,32 @@ class _Topic(msgspec.Struct, eq=False):
     version: int = -1
     at_s: float = 0.0
     of_all: bytes = b""
-    """The question as it was before it was divided."""
+    """The shared question from which this one was split."""
     asking: "asyncio.Task[Answered | None] | None" = None
 
 
 class _Division(msgspec.Struct, eq=False):
-    """A question whose answer names who asks: the pod, or its group. So each asks it for itself, in these topics."""
+    """A question whose answer names the asking pod or group: each asks separately, in these topics."""
 
     is_by_pod: bool
     topics: set[bytes] = msgspec.field(default_factory=set)
 
 
 class _Namespace(msgspec.Struct, eq=False):
-    """What was answered to pods of one namespace, the longest unexplained first, and what wakes who keeps it fresh."""
+    """The answered questions of one namespace, stalest first, and the event that wakes its refresher."""
 
     topics: OrderedDict[bytes, _Topic] = msgspec.field(default_factory=OrderedDict)
     asked: set[bytes] = msgspec.field(default_factory=set)
-    """Which of them are with the workers again."""
+    """Those that are with the workers again."""
     wake: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
 PodWithClaims = tuple[Pod, Sequence[ResourceClaim]]
-"""A pod that waits, with its claims."""
+"""A waiting pod with its claims."""
 
 
 class Explanations:
-    """One explanation for each pod that waits, by a scheduler of Kubernetes 1.`minor` (None: unknown)."""
+    """One explanation per waiting pod, for kube-scheduler 1.`minor` (None: unknown)."""
 
     def __init__(self, followed: FollowedFleet, workers: WorkerPool, *, clock: Clock, minor: int | None = None) -> None:
         self._followed = followed
@@ -87,14 +87,14 @@ class Explanations:
         self._topic_of: dict[ObjectKey, _Topic] = {}
         self._answered: dict[str, _Namespace] = {}
         self._divided: dict[bytes, _Division] = {}
-        self._new: dict[str, OrderedDict[bytes, _Topic]] = {}  # by namespace, the oldest first
-        self._asked: Counter[str] = Counter()  # first questions that are with the workers
-        self._unkept: set[str] = set()  # namespaces with answers that nobody keeps fresh yet
+        self._new: dict[str, OrderedDict[bytes, _Topic]] = {}  # by namespace, oldest first
+        self._asked: Counter[str] = Counter()  # first questions with the workers
+        self._unkept: set[str] = set()  # namespaces with answers that no task refreshes yet
         self._work = asyncio.Event()
         followed.listeners.add(self._on_change)
 
     def of(self, pod: Pod, claims: Sequence[ResourceClaim]) -> messages.PendingAnswer | None:
-        """The explanation, if there is one for just this question; else it is asked for, and `changed` called with the answer."""
+        """The explanation of exactly this question; if there is none, ask for it, and call `changed` with the answer."""
         key = pod.metadata.key
         question = question_of(pod, claims)
         division = self._divided.get(question)
@@ -114,7 +114,7 @@ class Explanations:
         return topic.explanation
 
     def forget(self, key: ObjectKey) -> None:
-        """The pod of that name does not wait any more: leave nothing of it."""
+        """Forget the pod of that name: it no longer waits."""
         topic = self._topic_of.pop(key, None)
         if topic is not None:
             topic.pods.pop(key, None)
@@ -127,10 +127,10 @@ class Explanations:
         changed: Callable[[Pod], None],
         backlog: Callable[[], int],
     ) -> None:
-        """Have explained what is asked for, and again what was explained before the last change, for ever.
+        """Answer new questions and refresh answers older than the last change, forever.
 
-        `waiting` gives the pod of that name with its claims, if it still waits; `changed` is called for each pod of which
-        something else is to be said now.
+        `waiting` gives a pod by name with its claims, if it still waits. `changed` is called for each pod whose explanation has
+        changed.
         """
         asker = _Asker(waiting, changed, backlog)
         async with asyncio.TaskGroup() as group:
@@ -143,7 +143,7 @@ class Explanations:
                 self._work.clear()
 
     def _next_first(self) -> Iterator[_Topic]:
-        """The questions that are to be asked for the first time now."""
+        """The new questions to ask now."""
         for namespace in list(self._new):
             topics = self._new[namespace]
             while topics and self._asked[namespace] < _ASKED_AT_ONCE:
@@ -157,7 +157,7 @@ class Explanations:
             if await self._explain(topic, asker, QueuePriority.FIRST):
                 self._tell(topic, asker)
         except Exception:
-            # One question's fault must not stop the others.
+            # A failing question must not stop the others.
             log.exception("explaining.failed", pod=str(next(iter(topic.pods), "")))
             self._drop(topic)
         finally:
@@ -167,7 +167,7 @@ class Explanations:
             self._work.set()
 
     async def _keep_namespace(self, namespace: str, asker: "_Asker", group: asyncio.TaskGroup) -> None:
-        """Explain again, a few at a time, what pods of the namespace ask, until none of them asks anything."""
+        """Refresh the answers of a namespace, a few at a time, until none of its pods asks anything."""
         answered = self._answered[namespace]
         while answered.topics or answered.asked:
             answered.wake.clear()
@@ -188,7 +188,7 @@ class Explanations:
         del self._answered[namespace]
 
     def _oldest(self, answered: _Namespace) -> _Topic | None:
-        """The longest unexplained of those that something has changed for and that are not asked already."""
+        """The stalest outdated question that is not with the workers."""
         version = self._followed.version
         topics = answered.topics.values()
         return next((each for each in topics if each.version < version and each.key not in answered.asked), None)
@@ -200,14 +200,14 @@ class Explanations:
                 self._tell(topic, asker)
         except Exception:
             log.exception("explaining.failed", pod=str(next(iter(topic.pods), "")))
-            self._tell(topic, asker)  # whose reconciliation asks again
+            self._tell(topic, asker)  # its reconcile asks again
             self._drop(topic)
         finally:
             answered.asked.discard(topic.key)
             answered.wake.set()
 
     def _still_asked(self, topic: _Topic, asker: "_Asker") -> PodWithClaims | None:
-        """A pod that still asks this; others are let go."""
+        """A pod that still asks this; pods that do not are removed."""
         for key in list(topic.pods):
             if (waiting := self._asks(key, topic, asker)) is not None:
                 return waiting
@@ -224,7 +224,7 @@ class Explanations:
         return waiting if topic.key in asks else None
 
     async def _explain(self, topic: _Topic, asker: "_Asker", urgency: QueuePriority) -> bool:
-        """Have it answered. Whether it is, and somebody still asks it."""
+        """Have the question answered. Return whether it was and somebody still asks it."""
         whose: ObjectKey | None = None
 
         def read() -> messages.Question | None:
@@ -240,7 +240,7 @@ class Explanations:
             if answered is None or whose is None:
                 self._drop(topic)
                 return False
-            # An answer may name who it is about: if that pod has gone, it is no answer to the others.
+            # An answer may name its pod: if that pod is gone, it does not serve the others.
             if (waiting := self._asks(whose, topic, asker)) is not None and whose in topic.pods:
                 self._answer(topic, answered, waiting)
                 return True
@@ -274,13 +274,13 @@ class Explanations:
             self._divide(topic, pod, is_by_pod=topic.explanation.names_subject)
 
     def _put(self, topic: _Topic, answered: _Namespace) -> None:
-        """It is the latest explained, though something may have changed since it was asked about."""
+        """Put the topic last in the refresh order, though things may have changed since it was asked."""
         answered.topics[topic.key] = topic
         answered.topics.move_to_end(topic.key)
         answered.wake.set()
 
     def _divide(self, topic: _Topic, pod: Pod, *, is_by_pod: bool) -> None:
-        """What was answered is true of that pod only, or of its group: the others are to be asked about for themselves."""
+        """The answer holds for that pod or its group only: the others must ask separately."""
         key = pod.metadata.key
         division = self._divided[topic.key] = _Division(is_by_pod)
         own = _Topic(
@@ -290,7 +290,7 @@ class Explanations:
         division.topics.add(own.key)
         self._topics[own.key] = own
         self._put(own, self._answered[own.namespace])
-        self._drop(topic)  # its pods stay named in it, to be told: the others ask for themselves then
+        self._drop(topic)  # its pods stay listed, to be told: the others then ask for themselves
         self._topic_of[key] = own
 
     def _tell(self, topic: _Topic, asker: "_Asker") -> None:
@@ -300,7 +300,7 @@ class Explanations:
                 asker.changed(waiting[0])
 
     def _drop(self, topic: _Topic) -> None:
-        """Nobody asks it any more."""
+        """Remove a topic that nobody asks any more."""
         if topic.asking is not None:
             topic.asking.cancel()
         for key in topic.pods:
@@ -341,7 +341,7 @@ class Explanations:
 
 
 class _Asker(NamedTuple):
-    """What `keep_fresh` was given."""
+    """The arguments of `keep_fresh`."""
 
     waiting: Callable[[ObjectKey], PodWithClaims | None]
     changed: Callable[[Pod], None]
@@ -349,7 +349,7 @@ class _Asker(NamedTuple):
 
 
 def _own(question: bytes, division: _Division | None, pod: Pod) -> bytes:
-    """The question, or the same asked by nobody else, where the answer names who asks."""
+    """The question, made specific to the pod or its group if the answer names them."""
     if division is None:
         return question
     return asked_by(question, pod.metadata.key if division.is_by_pod else gang_of(pod))

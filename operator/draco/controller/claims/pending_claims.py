@@ -1,9 +1,8 @@
-"""Says why claims stay pending: one Event on the claim and one on the pod that waits for it, kept true.
+"""Reports why claims stay pending: one Event on the claim and one on the pod that waits for it, kept up to date.
 
-Owns which pods wait and since when, which object gets which Event, when it is withdrawn, and the number of waiting claims by main
-cause. All claims of a pod are explained together, since they must be met on one node. When an explanation is made again is up to
-`explaining`. Each Event is looked after on its own: whatever a process that died has written or not, the next one makes each of
-them so.
+Owns which pods wait and since when, which object gets which Event, when it is withdrawn, and the count of waiting claims by main
+cause. All claims of a pod are explained together, since one node must satisfy them all. `explaining` decides when to explain
+again. Each Event is reconciled on its own, so a new process corrects whatever a crashed one left.
 """
 
 import asyncio
@@ -38,7 +37,7 @@ EVENT_ACTION = "Allocating"
 
 
 class PendingSubject(NamedTuple):
-    """What an Event is about: a pod or a claim."""
+    """The pod or claim that an Event is about."""
 
     kind: str
     key: ObjectKey
@@ -48,10 +47,10 @@ class PendingSubject(NamedTuple):
 
 
 class Refusals(Protocol):
-    """Who refuses to allocate claims, whatever is free."""
+    """Refuses to allocate claims, whatever is free."""
 
     listeners: Listeners[[ObjectKey]]
-    """Called with each claim of which something else is to be said."""
+    """Called with each claim whose refusal changes."""
 
     def why_not(self, claim: ObjectKey) -> str:
         """Why the claim is refused; "" if it is not."""
@@ -59,7 +58,7 @@ class Refusals(Protocol):
 
 
 class PendingClaims:
-    """One Event at a time."""
+    """Reconciles one Event at a time."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class PendingClaims:
         self._known_classes: Mapping[str, DeviceClass] | None = None
 
     def subscribe(self, wake: Callable[[PendingSubject], None]) -> None:
-        """Have `wake` called with every pod and claim that a change of theirs may concern."""
+        """Call `wake` with every pod and claim that their changes may affect."""
 
         def wake_for_refused(claim: ObjectKey) -> None:
             for subject in self._users(claim):
@@ -98,7 +97,7 @@ class PendingClaims:
             self._refused.listeners.add(wake_for_refused)
 
     def all_keys(self) -> set[PendingSubject]:
-        """Every pod that waits, and its claims."""
+        """Every waiting pod, and its claims."""
         pods = [pod for pod in self._view.pods.store.values() if self._left_s(pod) is not None]
         return {subject for pod in pods for subject in _subjects(pod)}
 
@@ -107,14 +106,14 @@ class PendingClaims:
         return Counter(self._reasons.values())
 
     def unmet(self) -> dict[tuple[str, str, str], float]:
-        """Devices, by class, product and profile, that waiting claims want and no node could give even if nobody used it."""
+        """Devices, by class, product and profile, that waiting claims want and no node could provide even when idle."""
         found: Counter[tuple[str, str, str]] = Counter()
         for each in chain.from_iterable(self._unmet.values()):
             found[each.device_class, each.product, each.profile] += each.count
         return {**found}
 
     def most_unmet(self) -> dict[tuple[str, str, str], float]:
-        """The most of these that one claim wants on one node."""
+        """Per key, the most that one claim wants on one node."""
         found: dict[tuple[str, str, str], float] = {}
         for each in chain.from_iterable(self._unmet.values()):
             key = (each.device_class, each.product, each.profile)
@@ -122,8 +121,8 @@ class PendingClaims:
         return found
 
     async def follow(self, wake: Callable[[PendingSubject], None], backlog: Callable[[], int]) -> None:
-        """Take over what another leader left, then have `wake` called whenever a change elsewhere alters what is to be said."""
-        # Without knowing what was said before, everything is said again; at worst, old Events stay for their hour.
+        """Adopt a former leader's Events, then call `wake` whenever a change elsewhere alters an explanation."""
+        # If the old Events are unknown, everything is reported again; at worst, they expire after an hour.
         for subject in await attempted("events.not_adopted", self._notes.adopt, clock=self._view.clock) or ():
             wake(subject)
         self._adopted.set()
@@ -135,7 +134,7 @@ class PendingClaims:
         await self._explanations.keep_fresh(self._still_waiting, changed, backlog)
 
     async def reconcile(self, subject: PendingSubject) -> float | None:
-        """Say of the subject why it waits, or take back what was said when it no longer does."""
+        """Report why the subject waits, or withdraw the Event when it no longer does."""
         await self._adopted.wait()
         if subject.kind == PODS.kind:
             return await self._reconcile_pod(subject)
@@ -153,7 +152,7 @@ class PendingClaims:
             return left_s
         explanation = self._explained(pod)
         if explanation is None:
-            return None  # what was said stays until there is an answer, which wakes us
+            return None  # the old Event stays until an answer wakes us
         if (until_s := self._unlasting_s(pod, explanation)) > 0:
             return until_s
         gate_s = self._gate_s(pod) if explanation.reason == PendingReason.GATED else 0.0
@@ -167,7 +166,7 @@ class PendingClaims:
         explanation = None
         wait_s: float | None = None
         if claim is not None and claim.status.allocation is None and claim.metadata.deletion_timestamp is None:
-            # Of several pods that wait for one claim, the first by name is the one that is explained on it.
+            # Of several pods that wait for a claim, the claim's Event explains the first by name.
             pods = sorted(self._view.pending_pods(subject.key), key=lambda pod: pod.metadata.name)
             left = {pod.metadata.name: left_s for pod in pods if (left_s := self._left_s(pod)) is not None}
             due = next((pod for pod in pods if left.get(pod.metadata.name, 1.0) <= 0), None)
@@ -175,7 +174,7 @@ class PendingClaims:
             if due:
                 explanation = self._explained(due)
                 if explanation is None:
-                    return None  # what was said stays until there is an answer, which wakes us
+                    return None  # the old Event stays until an answer wakes us
                 if (until_s := self._unlasting_s(due, explanation)) > 0:
                     return until_s
                 keys = [each.metadata.key for each in self._with_claims(due)[1]]
@@ -191,16 +190,16 @@ class PendingClaims:
         return await self._notes.say(CLAIMS.reference(claim.metadata), explanation.text)
 
     def _explained(self, pod: Pod) -> PendingAnswer | None:
-        """Why the pod waits. A limit comes before all else: no device would help."""
+        """Why the pod waits. A limit comes first: no device would help."""
         for claim in pod.claims if self._refused is not None else ():
             if self._refused is not None and (why := self._refused.why_not(claim)):
                 return PendingAnswer(why, PendingReason.LIMIT_REACHED)
         return self._explanations.of(*self._with_claims(pod))
 
     def _unlasting_s(self, pod: Pod, explanation: PendingAnswer) -> float:
-        """How long what was said stays: that a pod lacks nothing is said only where it lasts.
+        """Seconds to keep the previous report. That a pod lacks nothing is reported only if it lasts.
 
-        Else each device that comes free would have every pod that wants it say so, and all but one take it back.
+        Otherwise each freed device would make all pods that want it report this, and all but one withdraw it.
         """
         key, now_s = pod.metadata.key, self._view.clock.monotonic()
         if explanation.reason != PendingReason.FITS:
@@ -216,11 +215,11 @@ class PendingClaims:
         return self._with_claims(pod) if pod and self._left_s(pod) is not None else None
 
     def _left_s(self, pod: Pod) -> float | None:
-        """In how many seconds the pod counts as waiting for devices; None when it does not wait for any."""
+        """Seconds until the pod counts as waiting for devices; None if it waits for none."""
         if not (pod.waits or self._bypasses(pod)) or not uses_devices(pod, self._classes):
             return None
         if pod.is_gated_by_others:
-            return None  # nobody looks at it
+            return None  # nobody considers it
         if pod.is_refused:
             return 0.0
         scheduled = pod.scheduled
@@ -229,18 +228,18 @@ class PendingClaims:
         return self._to_wait_s(since) if since else 0.0
 
     def _gate_s(self, pod: Pod) -> float:
-        """How long a gate that is still there is none to speak of: the pod has only just got its devices."""
+        """Seconds for which a remaining gate is ignored: the pod has only just got its devices."""
         claims = (self._view.claims.store.get(key) for key in pod.claims)
         allocations = (claim.status.allocation for claim in claims if claim is not None)
         times = [each.allocation_timestamp for each in allocations if each is not None and each.allocation_timestamp]
         return max(0.0, self._to_wait_s(max(times))) if times else 0.0
 
     def _to_wait_s(self, since: datetime) -> float:
-        """Until it is time to speak of what is so since then; negative afterwards."""
+        """Seconds until something that began at `since` is worth reporting; negative afterwards."""
         return self._pending_after_s - (self._view.clock.now() - since).total_seconds()
 
     def _bypasses(self, pod: Pod) -> bool:
-        """Whether it has a node, and a claim that nobody will allocate: it names its node itself."""
+        """Whether its author set its node, so that nobody will allocate its pending claim."""
         if not pod.spec.node_name or not pod.pending:
             return False
         claims = (self._view.claims.store.get(key) for key in pod.claims)
@@ -258,11 +257,11 @@ class PendingClaims:
         return [PendingSubject(CLAIMS.kind, claim), *(PendingSubject(PODS.kind, pod.metadata.key) for pod in pods)]
 
     def _wake_for_class(self, change: Change[DeviceClass], wake: Callable[[PendingSubject], None]) -> None:
-        """Pods that ask for the extended resource which a class stands for, or stood for."""
+        """Wake the pods that ask for the extended resource of the class, old or new."""
         before = self._classes
         self._known_classes = None
         if not change.differs(lambda each: each.spec.extended_resource_name):
-            return  # whatever else is new about it is explained again like any other change
+            return  # other changes of it are explained like any change
         for pod in self._view.pods.store.values():
             if pod.waits and (claim_for(pod, before) or claim_for(pod, self._classes)):
                 wake(PendingSubject(PODS.kind, pod.metadata.key))
@@ -273,7 +272,7 @@ def _subjects(pod: Pod) -> list[PendingSubject]:
 
 
 def _of_pod(pod: Pod) -> tuple[object, ...]:
-    """What of it matters for its claims: its status changes often."""
+    """The fields that matter for its claims; its status changes often."""
     said = pod.scheduled
     scheduled = said and (said.status, said.reason, said.message)
     return (pod.spec.node_name, pod.claims, pod.metadata.deletion_timestamp, pod.status.phase, scheduled, pod.spec)

@@ -1,6 +1,6 @@
-"""Which pods ask the same, so that one explanation does for all of them.
+"""Recognizes pods that ask the same question, so that one explanation serves them all.
 
-Owns what of a pod and its claims an explanation depends on, as a digest. Pure.
+Owns the digest of everything in a pod and its claims that an explanation depends on. Pure.
 """
 
 import hashlib
@@ -15,12 +15,12 @@ from draco.resources.api.meta import ObjectKey
 
 
 def scheduler_says(pod: Pod) -> str:
-    """What kube-scheduler last said of the pod."""
+    """The last message of kube-scheduler about the pod."""
     return pod.scheduled.message if pod.scheduled else ""
 
 
 def question_of(pod: Pod, claims: Sequence[ResourceClaim]) -> bytes:
-    """Stands for everything of the pod and its claims that an explanation depends on; equal for pods that ask for the same."""
+    """A digest of everything that an explanation depends on; equal for pods that ask the same."""
     spec = pod.spec
     asked = (
         [(claim.spec, claim.status, claim.metadata.deletion_timestamp) for claim in claims],
@@ -41,7 +41,7 @@ def question_of(pod: Pod, claims: Sequence[ResourceClaim]) -> bytes:
 
 
 def asked_by(question: bytes, whose: ObjectKey | GangKey | None) -> bytes:
-    """The question, asked by that pod only, or by pods of that group."""
+    """The question as asked by that pod, or by pods of that group, only."""
     return _digest(question + str(whose).encode())
 
 

@@ -1,4 +1,4 @@
-"""Keeps new claims off the GPUs of agents that are lost, by taint rules, and lifts the rules when the agents are back.
+"""Keeps new claims off the GPUs of lost agents with taint rules, and removes the rules when the agents return.
 
-Rooms: `fences` (the rules), `observed_leases` (for how long each agent's lease has been silent). A pod that runs is left alone.
+Rooms: `fences` (the rules), `observed_leases` (how long each agent's lease has been silent). Running pods are left alone.
 """

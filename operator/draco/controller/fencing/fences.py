@@ -1,8 +1,8 @@
-"""Fences nodes whose agent is lost, lifts the fences of those that are back, and says in GpuNodes whose agent is lost.
+"""Fences nodes whose agent is lost, unfences those that are back, and reports lost agents in their GpuNodes.
 
-Owns the writes of these rules and of that condition, the Events about it and what people are told of an outage. Whom to fence
-is decided in `health.fencing`, over all agents at once: so there is one key. Before either is written the lease is read again,
-apart from the watch, which may be behind. Where the cluster serves no taint rules nothing is fenced; `discovery` says so.
+Owns the writes of these rules and of that condition, the Events, and what people are told of an outage. `health.fencing` decides
+over all agents together, so there is one key. Before either write the lease is read directly from the API server, since the watch
+may lag. Without taint rules in the cluster nothing is fenced; `discovery` reports that.
 """
 
 import asyncio
@@ -43,11 +43,11 @@ _LOST = (
 )
 _AT_ONCE = 8
 _MARGIN_S = 0.01
-"""A lease that runs out now has run out a moment later, whatever the rounding."""
+"""Wait this much past a lease's expiry to be safe from rounding."""
 
 
 class FencingReconciler:
-    """All agents at a time. `plan` is the last one."""
+    """Reconciles all agents under one key. `plan` is the last plan."""
 
     def __init__(
         self, client: Client, view: ClusterView, leases: AgentLeases, events: EventRecorder, *, terms: FencingTerms
@@ -61,7 +61,7 @@ class FencingReconciler:
         self._suspended = False
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called whenever a fence may have to be written or lifted. Renewals on time are no reason."""
+        """Call `wake` whenever a fence may have to be added or removed. Renewals in time do not count."""
 
         def look(_: object = None) -> None:
             wake(AGENTS)
@@ -77,7 +77,7 @@ class FencingReconciler:
         return {AGENTS}
 
     async def reconcile(self, _key: str) -> float | None:
-        """Bring the fences to what they should be. Returns when the next lease may run out."""
+        """Update the fences. Return seconds until the next lease may expire."""
         kind = self._view.taint_rules
         if not self._leases.informer.synced.is_set():
             return 1.0
@@ -89,18 +89,18 @@ class FencingReconciler:
         return None if plan.look_again_s is None else plan.look_again_s + _MARGIN_S
 
     def _changes(self, kind: Kind[DeviceTaintRule], plan: FencingPlan) -> Iterable[_Work]:
-        """What is to be written of rules."""
+        """The rule writes that the plan needs."""
         yield from (partial(self._fence, kind, node) for node in plan.fence)
         wanted = {rule.metadata.name: rule for node in plan.keep if (rule := self._rule_for(node))}
         for rule in self._view.rules.store.by_index(FENCES, True):
             want = wanted.get(rule.metadata.name)
             if want is None:
                 yield partial(self._lift, kind, rule)
-            elif not isolates_as(rule, want):  # somebody has changed it, or its owner was made again
+            elif not isolates_as(rule, want):  # somebody changed it, or its owner was recreated
                 yield partial(self._apply, kind, want)
 
     def troubles(self) -> list[str]:
-        """What somebody should see to, in sentences."""
+        """Problems that an administrator should fix, one sentence each."""
         plan = self.plan
         if not plan.suspended:
             return []
@@ -112,7 +112,7 @@ class FencingReconciler:
 
     @property
     def fenced(self) -> int:
-        """How many nodes are fenced."""
+        """Number of fenced nodes."""
         return len(self._view.rules.store.by_index(FENCES, True))
 
     def _rule_for(self, node: NodeName) -> DeviceTaintRule | None:
@@ -134,7 +134,7 @@ class FencingReconciler:
         )
 
     async def _call_lost(self, node: NodeName) -> None:
-        """Have the GpuNode say that nobody knows whether the node is ready. What its agent has reported of GPUs stays."""
+        """Set the GpuNode's readiness to unknown. The agent's reports about GPUs stay."""
         gpu_node = self._leases.gpu_node(node)
         if gpu_node is None or not is_true(gpu_node.status.conditions, CONDITION_READY):
             return
@@ -150,7 +150,7 @@ class FencingReconciler:
                 GPU_NODES, gpu_node.metadata.key, body, manager=FIELD_MANAGER_OPERATOR, subresource="status"
             )
         except (Conflict, NotFound):
-            return  # its agent may have reported meanwhile; what has changed wakes us
+            return  # its agent may have reported meanwhile; that change wakes us
         log.warning("agent.lost", node=node)
 
     async def _renewed_meanwhile(self, node: NodeName) -> bool:
@@ -197,7 +197,7 @@ class FencingReconciler:
 
 
 async def _all(works: Iterable[_Work]) -> None:
-    """Do all of it, some at a time. Raises the first ApiError when the rest is done."""
+    """Do all works, a few in parallel. Raises the first ApiError after the rest is done."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def one(work: _Work) -> None:
@@ -211,7 +211,7 @@ async def _all(works: Iterable[_Work]) -> None:
 
 
 def register_fencing(metrics: OperatorMetrics, fences: FencingReconciler) -> None:
-    """Export how many agents are silent, and what is done about it."""
+    """Export how many agents are silent and how many nodes are fenced."""
     metrics.on_scrape(
         "draco_agents_stale",
         "Agents whose lease has run out while their GPUs are published. On the leader only.",

@@ -1,13 +1,13 @@
-"""What this replica has seen of the agents' leases, and for how long, on its own clock.
+"""What this replica has observed of the agents' leases, and for how long, on its own clock.
 
-Owns the watch of these leases and of when each was seen to change. Every replica watches, so that the next leader need not start
-from nothing. It decides nothing and writes nothing.
+Owns the watch of these leases and the times of their changes. Every replica watches, so that the next leader has this history.
+Decides nothing, writes nothing.
 
-- Times in a lease are never read: what counts is that it changes. An agent's clock may be wrong by minutes.
-- A lease that was there at the first list may be as old as it likes: it is silent from that moment on, and not renewed.
-- Silence is counted while the API server was heard without an interruption. When it was away, it was away for the agents too.
-- A lease that somebody deletes stays known, until its node is gone: a dead agent is no less dead for it.
-- A pool that appears is given a lease's duration: its agent publishes first, and then says that it lives.
+- Timestamps in a lease are never read, only whether it changes: an agent's clock may be wrong by minutes.
+- A lease in the first list may be of any age: its silence counts from then, and it does not count as renewed.
+- Silence counts only while the connection to the API server was uninterrupted: an outage hits the agents as well.
+- A deleted lease stays known until its node is gone: deleting it does not revive a dead agent.
+- A new pool gets the duration of a lease: its agent publishes first, and then creates its lease.
 """
 
 from collections.abc import Iterable
@@ -28,11 +28,11 @@ from draco.resources.kinds import LEASES
 from draco.resources.names import AGENT_LEASE_PREFIX, LABEL_AGENT_LEASE, NodeName, PoolKey, agent_lease_name
 
 DEFAULT_LEASE_S = 20
-"""Of a lease that does not say its duration."""
+"""For a lease without a duration."""
 
 
 class SeenLease(msgspec.Struct):
-    """One agent's lease. `since` is when it was last seen to be other than before, or seen at all; `renewed` the first only."""
+    """One agent's lease. `since`: when it was last seen to change, or first seen; `renewed`: the former only."""
 
     spec: LeaseSpec
     driver: str
@@ -46,7 +46,7 @@ class SeenLease(msgspec.Struct):
 
 
 class AgentLeases:
-    """The leases in `namespace`, and what they say of each agent. `run` watches them."""
+    """The leases in `namespace`, and what they tell about each agent. `run` watches them."""
 
     def __init__(self, client: Client, view: ClusterView, *, namespace: str) -> None:
         self.informer: Informer[Lease] = Informer(
@@ -57,7 +57,7 @@ class AgentLeases:
         self._seen: dict[NodeName, SeenLease] = {}
         self._appeared: dict[PoolKey, float] = {}
         self.listeners = Listeners[[]]()
-        """Called when an agent appears, or is heard of again after it was overdue or while it is fenced."""
+        """Called when an agent appears, or renews after it was overdue or while it is fenced."""
         self.informer.subscribe(self._lease_changed, reads=lambda lease: (lease.spec, lease.metadata.labels))
         view.slices.subscribe(self._slice_changed)
         view.nodes.subscribe(self._node_changed)
@@ -67,18 +67,18 @@ class AgentLeases:
         return ObjectKey(self._namespace, agent_lease_name(node))
 
     def pool(self, node: NodeName) -> PoolKey | None:
-        """The pool of the node's agent, None if that is not known."""
+        """The pool of the node's agent, None if unknown."""
         gpu_node = self.gpu_node(node)
         seen = self._seen.get(node)
         driver = (seen.driver if seen else "") or (gpu_node.status.driver if gpu_node else "")
         return PoolKey(driver, node) if driver else None
 
     def gpu_node(self, node: NodeName) -> GpuNode | None:
-        """What the node's agent reports into."""
+        """The GpuNode that the node's agent reports into."""
         return self._view.gpu_nodes.store.get(ObjectKey("", node))
 
     def signs(self) -> Iterable[AgentSigns]:
-        """What is known now of each agent. Nothing before the leases have been listed."""
+        """What is known of each agent now. Empty until the leases have been listed."""
         if not self.informer.synced.is_set():
             return
         for node in self._nodes():
@@ -86,7 +86,7 @@ class AgentLeases:
                 yield self._signs(node, pool)
 
     def is_news(self, node: NodeName, lease: Lease | None) -> bool:
-        """Whether a lease that was read apart from the watch is another than was seen; then it is taken in."""
+        """Whether a lease read directly differs from the one observed; if so, take it in."""
         seen = self._seen.get(node)
         if lease is None or seen is None or lease.spec == seen.spec:
             return False
@@ -159,15 +159,15 @@ class AgentLeases:
 
 
 def node_of(lease: Lease) -> NodeName | None:
-    """The node whose agent renews the lease: the one that owns it, if that gives it this name. None if it is nobody's."""
+    """The node whose agent renews the lease: its owner, if the lease has the name for that node. None otherwise."""
     name = lease.metadata.name
     owners = [each.name for each in lease.metadata.owner_references if each.kind == "Node"]
-    # Its owner may have been taken away by somebody; then a name that is not too long says it, too.
+    # If somebody removed the owner, a lease name that is not shortened also tells the node.
     known = (each for each in (*owners, name.removeprefix(AGENT_LEASE_PREFIX)) if agent_lease_name(each) == name)
     return next(map(NodeName, known), None)
 
 
 def _is_current(gpu_node: GpuNode, parts: list[ResourceSlice]) -> bool:
-    """Whether the agent's report is of what is published."""
+    """Whether the agent's report matches what is published."""
     published = is_true(gpu_node.status.conditions, "Published")
     return published and all(each.spec.pool.generation == gpu_node.status.pool_generation for each in parts)

@@ -1,7 +1,7 @@
-"""The one writer of `GpuNode.spec`: what the operator asks of the agent of each node.
+"""The only writer of `GpuNode.spec`: what the operator asks of each node's agent.
 
-MigPolicies say how GPUs are divided, claims what must stay published, maintenance and HealthPolicies what is tainted, and the
-hand-over which GPUs Draco allocates. All of it reaches the agent in one write.
+MigPolicies define how GPUs are partitioned, claims what must stay published, maintenance and HealthPolicies what is tainted, and
+the handover which GPUs Draco allocates. All of it reaches the agent in one write.
 
-Rooms: `plan` (the spec, made from what was read), `reconciler` (reads, plans and writes one node at a time).
+Rooms: `plan` (the pure plan of the spec), `reconciler` (reads, plans and writes one node at a time).
 """

@@ -1,8 +1,8 @@
-"""Plans the spec of one GpuNode from what was read. Pure.
+"""Plans the spec of one GpuNode. Pure.
 
-Owns what each field is made of. `decided` lists the GPUs that the spec is about: as long as the agent has not reported a GPU, or
-the operator does not know which GPUs Draco allocates, the agent goes by the spec before. Every list is sorted, so that two equal
-plans are equal specs. Reads nothing and writes nothing.
+Owns the content of each field. `decided` lists the GPUs that the spec covers: while the agent has not reported a GPU, or the
+operator does not know which GPUs Draco allocates, the agent keeps the previous spec. Every list is sorted, so that equal plans
+give equal specs.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -18,7 +18,7 @@ from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.taints import DeviceTaintRule
 
 MOST_ISOLATED = 1024
-"""The schema takes no more. Requests beyond them are not ready for work."""
+"""The schema's maximum. Further requests do not become ready for work."""
 
 
 def plan_spec(
@@ -31,7 +31,7 @@ def plan_spec(
     repaired: Sequence[RepairedGpu],
     handover: Collection[str] | None,
 ) -> GpuNodeSpec:
-    """The spec that `node` is to have. `handover`: UUIDs of the GPUs that Draco allocates; None: not known yet."""
+    """The wanted spec of `node`. `handover`: UUIDs of the GPUs that Draco allocates; None if not known yet."""
     is_known = bool(node.status.driver) and handover is not None
     spec = GpuNodeSpec(
         gpus=list(layout),
@@ -48,7 +48,7 @@ def plan_spec(
 def promised_devices(
     node: GpuNode, layout: Iterable[WantedGpu], claims: Iterable[ResourceClaim]
 ) -> list[PromisedDevice]:
-    """The devices of the node that claims hold and `layout` would not keep published."""
+    """The node's devices that claims hold and `layout` would not keep published."""
     pool = node.pool
     held = {
         device.device: str(claim.metadata.key)
@@ -62,7 +62,7 @@ def promised_devices(
 def isolation_of(
     node: GpuNode, requests: Iterable[tuple[DeviceMaintenance, Iterable[DeviceTaintRule]]], hardware: PoolHardware
 ) -> list[IsolatedGpu]:
-    """What maintenance requests keep out of service on the node. With each request its taint rules."""
+    """What maintenance requests isolate on the node. Each request comes with its taint rules."""
     return [
         each
         for request, rules in requests
@@ -71,9 +71,9 @@ def isolation_of(
 
 
 def overrides_of(node: GpuNode, decided: Sequence[FaultOverride], unseen: Collection[str]) -> list[FaultOverride]:
-    """What HealthPolicies make of faults on the node.
+    """What HealthPolicies override about faults on the node.
 
-    An override stays as it is where its policy is in `unseen`: policies that exist and have not arrived on our watch.
+    An existing override is kept while its policy is in `unseen`: policies that exist but have not arrived on our watch.
     """
     places = {(each.uuid, each.fault, each.instance) for each in decided}
     kept = [
@@ -85,7 +85,7 @@ def overrides_of(node: GpuNode, decided: Sequence[FaultOverride], unseen: Collec
 
 
 def sorted_spec(spec: GpuNodeSpec) -> GpuNodeSpec:
-    """The same spec, with every list in the order in which plans have it."""
+    """The same spec with every list in the order of plans."""
     return GpuNodeSpec(
         gpus=sorted(spec.gpus, key=lambda each: each.uuid),
         promised=sorted(spec.promised, key=lambda each: each.device),

@@ -1,8 +1,7 @@
-"""Reads, plans and writes the spec of one GpuNode at a time. Keys are names of nodes.
+"""Reads, plans and writes the spec of one GpuNode at a time. Keys are node names.
 
-A node without GpuNode gets none, and a spec that is right is not written. Everything comes in one write: an agent never hears of
-a new layout without the devices that it must go on publishing, nor without the taints that they need. Owns those writes, and what
-wakes them; what the spec says is `plan`'s.
+Creates no GpuNode, and does not write a spec that is right. Everything is one write, so an agent never sees a new layout without
+the devices that it must keep publishing and their taints. Owns these writes and their triggers; `plan` decides the contents.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,10 +36,10 @@ class Handover(Protocol):
     """Which GPUs Draco allocates."""
 
     when_to_taint: Listeners[[str]]
-    """Hears the name of a node whose GPUs are to be tainted otherwise than before."""
+    """Called with a node's name when the GPUs to taint on it change."""
 
     def to_taint(self, gpu_node: GpuNode) -> list[str] | None:
-        """UUIDs of the node's GPUs that Draco allocates; None: not known yet."""
+        """UUIDs of the node's GPUs that Draco allocates; None if not known yet."""
 
 
 class GpuNodeReconciler:
@@ -63,7 +62,7 @@ class GpuNodeReconciler:
         self._superseded = SupersededVersions(view.gpu_nodes)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with the name of every node that a change may concern."""
+        """Call `wake` with every node name that a change may affect."""
         view = self._view
         view.gpu_nodes.subscribe(lambda change: wake(change.key.name))
         view.nodes.subscribe(lambda change: wake(change.key.name), reads=lambda node: node.metadata.labels)
@@ -82,7 +81,7 @@ class GpuNodeReconciler:
         return {each.metadata.name for each in self._view.gpu_nodes.store.values()}
 
     async def reconcile(self, node: str) -> float | None:
-        """Read what the node's spec rests on, plan the spec, and write it if it is another."""
+        """Read the inputs of the node's spec, plan it, and write it if it differs."""
         health = await self._health.of(node)
         gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
         decision = self._decisions.of(node)
@@ -116,16 +115,16 @@ class GpuNodeReconciler:
         return self._decisions.seconds_to_next_window() if decision.wanted else None
 
     async def _requests(self, gpu_node: GpuNode) -> list[DeviceMaintenance]:
-        """Requests that may be about the node's GPUs; those of its spec are among them until they are really gone."""
+        """Requests that may concern the node's GPUs, including those in its spec until they are really gone."""
         requests = {each.metadata.name: each for each in self._view.maintenances.store.values()}
         for name in sorted({each.request for each in gpu_node.spec.isolated} - requests.keys()):
-            # GpuNodes and requests arrive on different watches: only the API server knows that the request is really gone.
+            # GpuNodes and requests arrive on different watches: only the API server knows that a request is really gone.
             with suppress(NotFound):
                 requests[name] = await self._client.get(DEVICE_MAINTENANCES, ObjectKey("", name))
         return [each for each in requests.values() if each.spec.device_selector.may_match(gpu_node.pool)]
 
     async def _unseen_policies(self, gpu_node: GpuNode) -> set[str]:
-        """HealthPolicies that the node's spec names, and that exist though our watch does not have them."""
+        """HealthPolicies that the node's spec names and that exist, but have not arrived on our watch."""
         seen = {each.metadata.name for each in self._view.health_policies.store.values()}
         unseen = set()
         for name in sorted({each.policy for each in gpu_node.spec.health} - seen):
@@ -136,8 +135,8 @@ class GpuNodeReconciler:
         return unseen
 
     async def _write(self, gpu_node: GpuNode, planned: GpuNodeSpec) -> GpuNode:
-        # Only on top of what was seen: a replica that lost the lease unknowingly must not win, and a node that is gone must not
-        # come back.
+        # Write only on top of the version seen: a replica that lost the lease unknowingly must not win, and a deleted node must
+        # not reappear.
         seen = gpu_node.metadata.as_seen
         key = gpu_node.metadata.key
         whole = {each.encode_name: getattr(planned, each.name) for each in msgspec.structs.fields(planned)}
@@ -147,7 +146,7 @@ class GpuNodeReconciler:
         )
         if sorted_spec(written.spec) == planned:
             return written
-        # Applying leaves what others have written there, and the agent would take it for ours.
+        # Server-side apply keeps fields of other writers, and the agent would take them for ours.
         log.warning(
             "gpunode.others_wrote", node=key.name, remedy="write MigPolicies; the spec of a GpuNode is the operator's"
         )
@@ -177,7 +176,7 @@ class GpuNodeReconciler:
 
 
 def _concern(request: DeviceMaintenance) -> tuple[object, ...]:
-    """What of a request says whether its devices are isolated, and repaired."""
+    """The fields that decide whether devices are isolated and repaired."""
     selector = request.spec.device_selector
     fixed = [] if is_exact(selector) else [(each.key, each.overlaps) for each in request.status.devices]
     states = has_begun(request), request.is_returning, request.says(CONDITION_READY_FOR_WORK)

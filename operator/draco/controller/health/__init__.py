@@ -1,5 +1,5 @@
-"""HealthPolicies: what they make of the faults that agents report.
+"""HealthPolicies: what they decide about the faults that agents report.
 
-Rooms: `decisions` (for each node), `policies` (the status of policies), `remediation` (the DeviceMaintenances that they open),
-`fault_notices` (Events for pods whose GPU is sick). What agents are to taint reaches them through `controller.gpu_nodes`.
+Rooms: `decisions` (per node), `policies` (the status of policies), `remediation` (the DeviceMaintenances they open),
+`fault_notices` (Events for pods on a sick GPU). Taints reach agents through `controller.gpu_nodes`.
 """

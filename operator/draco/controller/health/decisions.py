@@ -1,8 +1,8 @@
-"""Decides what HealthPolicies make of the faults of every node, from what the operator knows now.
+"""Decides what HealthPolicies make of each node's faults, from the current view.
 
-Owns the reading of the view for health policies and what is remembered of it: a node is decided again when something that its
-decision rests on is another object than before. Conditions are evaluated here, on the event loop: administrators write them, one
-takes at most some tens of milliseconds, and others have the loop in between. Writes nothing.
+Owns the reading of the view for health policies and the cache of decisions: a node is decided again when an object that its
+decision depends on is replaced. Conditions run here, on the event loop: administrators write them, one takes at most some tens of
+milliseconds, and the loop is yielded in between. Writes nothing.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from draco.resources.api.slices import Device, own_slices
 
 
 class HealthDecisions:
-    """Decisions by node, made when asked for. Subscribed before anyone who asks because of a change."""
+    """Decisions by node, made on demand. Must subscribe before everyone who asks because of a change."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
@@ -35,16 +35,16 @@ class HealthDecisions:
         view.gpu_nodes.subscribe(self._forget_node)
 
     async def policies(self) -> tuple[ReadyPolicy, ...]:
-        """The policies made ready, in the order in which they are asked. Their status may be an older one."""
+        """The compiled policies in evaluation order. Their status may be outdated."""
         while self._policies is None:
             version = self._version
             policies = first_asked_first(self._view.health_policies.store.values())
             if policies:
-                await asyncio.to_thread(load)  # with its grammar this takes a quarter of a second
+                await asyncio.to_thread(load)  # loading the grammar takes a quarter of a second
             cooperative = CooperativeWork(self._view.clock)
             for policy in policies:
                 for rule in policy.spec.rules:
-                    condition_of(rule.condition)  # remembered for `ready`
+                    condition_of(rule.condition)  # cached for `ready`
                     await cooperative.pause()
             made = tuple(ready(policy, self._class_of(policy)) for policy in policies)
             if version == self._version:
@@ -52,19 +52,19 @@ class HealthDecisions:
         return self._policies
 
     async def of(self, node: str) -> NodeHealth | None:
-        """What is decided of a node; None if it has no GpuNode."""
+        """The decision for a node; None without a GpuNode."""
         policies = await self.policies()
         gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
         return self._decided(gpu_node, policies) if gpu_node else None
 
     async def all(self) -> list[NodeHealth]:
-        """What is decided of every node that has a GpuNode, by name. Others have the event loop in between."""
+        """The decisions for all nodes with a GpuNode, by name. Yields the event loop in between."""
         policies = await self.policies()
         cooperative = CooperativeWork(self._view.clock)
         decisions = []
         for key in sorted(self._view.gpu_nodes.store):
             gpu_node = self._view.gpu_nodes.store.get(key)
-            if gpu_node is not None:  # or it is gone by now
+            if gpu_node is not None:  # it may be gone by now
                 decisions.append(self._decided(gpu_node, policies))
             await cooperative.pause()
         return decisions
@@ -107,5 +107,5 @@ class HealthDecisions:
 
 
 def said_by(policy: HealthPolicy | MigPolicy) -> tuple[object, ...]:
-    """What of a policy decisions rest on."""
+    """The fields of a policy that decisions depend on."""
     return policy.spec, policy.metadata.uid, policy.metadata.deletion_timestamp

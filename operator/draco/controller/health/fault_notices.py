@@ -1,7 +1,7 @@
-"""Tells pods and their claims of a fault of the GPU that they use, which its agent says of the Node alone.
+"""Reports a GPU's fault on the pods and claims that use it; the agent reports it only on the Node.
 
-Owns who is told, and that each fault is told once, when it begins: what was there before this replica led is remembered untold,
-unless it has just been seen. Keys are names of nodes.
+Owns who is told, and that each fault is reported once, when it begins. Faults from before this replica led are remembered but not
+reported, unless they are recent. Keys are node names.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -25,7 +25,7 @@ _FaultKey: TypeAlias = tuple[object, ...]
 
 
 class FaultNoticeReconciler:
-    """One node at a time."""
+    """Reconciles one node at a time."""
 
     def __init__(self, view: ClusterView, events: EventRecorder) -> None:
         self._view = view
@@ -33,17 +33,17 @@ class FaultNoticeReconciler:
         self._told: dict[str, set[_FaultKey]] = {}
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with the name of every node whose faults change."""
+        """Call `wake` with every node name whose faults change."""
         self._view.gpu_nodes.subscribe(
             lambda change: wake(change.key.name), reads=lambda node: [key for key, _, _ in _faults(node)]
         )
 
     def all_keys(self) -> Collection[str]:
-        """Every node with GPUs."""
+        """All nodes with GPUs."""
         return [node.metadata.name for node in self._view.gpu_nodes.store.values()]
 
     async def reconcile(self, name: str) -> float | None:
-        """Tell of the faults that have begun."""
+        """Report the faults that have begun."""
         node = self._view.gpu_nodes.store.get(ObjectKey("", name))
         if node is None:
             self._told.pop(name, None)
@@ -68,14 +68,14 @@ class FaultNoticeReconciler:
                 self._events.record(each, type="Warning", reason=REASON, action=ACTION, note=note)
 
     def _pods(self, claim: ResourceClaim) -> Iterator[ObjectReference]:
-        """Those that use the claim."""
+        """The pods that use the claim."""
         for consumer in claim.status.reserved_for:
             pod = self._view.pods.store.get(ObjectKey(claim.metadata.namespace, consumer.name))
             if consumer.is_pod and pod is not None and pod.metadata.uid == consumer.uid:
                 yield PODS.reference(pod.metadata)
 
     def _users(self, node: GpuNode, gpu: GpuStatus, fault: GpuFaultStatus) -> Iterator[ResourceClaim]:
-        """The claims that have the GPU or, of a fault of an instance, that one, as far as their status tells."""
+        """The claims that hold the GPU or, for a fault of an instance, that instance, according to their status."""
         devices = {
             DeviceKey(*node.pool, device.name)
             for item in self._view.slices.store.by_index(BY_POOL, node.pool)

@@ -1,7 +1,6 @@
 """Writes the status of each HealthPolicy.
 
-Owns what is counted for the status of HealthPolicies, and when, and nothing else. Keys are their UIDs. How it is written is
-`own_status`'s.
+Owns what the status counts and when it is updated. Keys are UIDs. `own_status` does the writing.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ _NOTHING = PolicyShare()
 
 
 class HealthPolicyReconciler:
-    """One policy at a time."""
+    """Reconciles one policy at a time."""
 
     def __init__(
         self, client: Client, view: ClusterView, decisions: HealthDecisions, remediation: RemediationReconciler
@@ -34,7 +33,7 @@ class HealthPolicyReconciler:
         self._statuses = PolicyStatuses(client, view.health_policies, clock=view.clock)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with the UID of every policy that a change may concern."""
+        """Call `wake` with the UID of every policy that a change may affect."""
 
         def wake_all(_: object = None) -> None:
             for uid in self.all_keys():
@@ -49,11 +48,11 @@ class HealthPolicyReconciler:
         self._view.maintenances.subscribe_keys(wake, lambda request: {remediates(request)} - {""})
 
     def all_keys(self) -> set[str]:
-        """Every policy there is."""
+        """Every policy."""
         return self._statuses.uids()
 
     async def reconcile(self, uid: str) -> float | None:
-        """Bring the policy's status to what is so."""
+        """Update the policy's status."""
         return await self._statuses.bring(uid, self._status)
 
     async def _status(self, policy: HealthPolicy, work: CooperativeWork) -> HealthPolicyStatus | None:
@@ -67,7 +66,7 @@ class HealthPolicyReconciler:
             await work.pause()
         requests = self._view.maintenances.store.values()
         remediating = sum(remediates(each) == uid and not is_over(each) for each in requests)
-        # What is remembered of the policy may hold an older status.
+        # The cached policy may hold an older status.
         made = msgspec.structs.replace(made, policy=policy)
         return status_of(
             made, totals, self._remediation.notes(policy.metadata.name), remediating, self._view.clock.now()

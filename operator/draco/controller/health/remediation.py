@@ -1,8 +1,8 @@
-"""Opens DeviceMaintenances for faults where a HealthPolicy says so, and clears away those that are long over.
+"""Opens DeviceMaintenances for faults where a HealthPolicy says so, and deletes those that ended long ago.
 
-Owns the requests that carry `LABEL_REMEDIATES`, except for their status, and the Events on policies about them. Keys are names
-of nodes, and "" for clearing away. Before it opens anything it asks the API server for all requests there are: its own view may
-be a moment late, and two requests for one GPU are one too many.
+Owns the requests with `LABEL_REMEDIATES`, except for their status, and the Events on policies about them. Keys are node names,
+and "" for the cleanup. Before opening a request it lists all of them from the API server: the view may lag, and a GPU must not
+get two requests.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -49,7 +49,7 @@ BY_PLACE = "place"
 
 
 class RemediationReconciler:
-    """One node at a time."""
+    """Reconciles one node at a time."""
 
     def __init__(
         self, client: Client, view: ClusterView, decisions: HealthDecisions, events: EventRecorder, *, opened: Counter
@@ -60,27 +60,27 @@ class RemediationReconciler:
         self._events = events
         self._opened = opened
         self._notes: dict[str, tuple[RemedyNote, ...]] = {}  # by node
-        self._waiting: set[str] = set()  # nodes for which something is asked
+        self._waiting: set[str] = set()  # nodes with open requests
         self.on_notes = Listeners[[]]()
-        """Called when what is to be said of policies has changed."""
+        """Called when the notes on policies change."""
         self._superseded = SupersededVersions(view.maintenances)
-        # A driver that is broken everywhere has as many requests opened as there are GPUs.
+        # A driver that is broken everywhere causes as many requests as there are GPUs.
         view.maintenances.store.add_index(BY_PLACE, places_of)
 
     def notes(self, policy: str) -> Sequence[RemedyNote]:
-        """What is to be said of a policy."""
+        """The notes on a policy."""
         return [note for notes in self._notes.values() for note in notes if note.policy == policy]
 
     @property
     def given_up(self) -> dict[str, float]:
-        """GPUs that a person has to look at, by policy."""
+        """Number of GPUs that need a person, by policy."""
         counts = {policy.metadata.name: 0.0 for policy in self._view.health_policies.store.values()}
         for note in (note for notes in self._notes.values() for note in notes if note.given_up):
             counts[note.policy] = counts.get(note.policy, 0.0) + 1
         return counts
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with the name of every node that a change may concern."""
+        """Call `wake` with every node name that a change may affect."""
 
         def on_policy(change: Change[HealthPolicy]) -> None:
             if change.after is None and change.before is not None:
@@ -105,13 +105,13 @@ class RemediationReconciler:
         self._view.maintenances.subscribe(on_request)
 
     def all_keys(self) -> set[str]:
-        """Every node that has a GpuNode or a request, and the key for clearing away."""
+        """Every node with a GpuNode or a request, and the cleanup key."""
         ours = (each for each in self._view.maintenances.store.values() if remediates(each) and not is_over(each))
         pools = {each.spec.device_selector.pool or "" for each in ours}
         return {_CLEARING, *pools, *(each.metadata.name for each in self._view.gpu_nodes.store.values())}
 
     async def reconcile(self, node: str) -> float | None:
-        """See to the faults of one node, or clear away what is long over."""
+        """Handle the faults of one node, or clean up."""
         if node == _CLEARING:
             return await self._clear()
         health = await self._decisions.of(node)
@@ -126,7 +126,7 @@ class RemediationReconciler:
         places = {"", node, *(gpu.uuid for gpu in gpu_node.status.gpus)}
         plan = self._plan(gpu_node, health, self._about(places))
         if plan.create:
-            # Own writes, and those of a leader before us, may still be on their way to us.
+            # Our own writes and a former leader's may not have arrived yet.
             every = await self._client.list(DEVICE_MAINTENANCES)
             plan = self._plan(gpu_node, health, [each for each in every if not places.isdisjoint(places_of(each))])
         if plan.create or plan.change:
@@ -139,7 +139,7 @@ class RemediationReconciler:
         return plan.look_again.total_seconds() if plan.look_again else None
 
     def _about(self, places: Iterable[str]) -> list[DeviceMaintenance]:
-        """The requests that are about any of these."""
+        """The requests for any of these places."""
         found = (each for place in places for each in self._view.maintenances.store.by_index(BY_PLACE, place))
         return list({each.metadata.uid: each for each in found}.values())
 
@@ -178,7 +178,7 @@ class RemediationReconciler:
         meta = change.request.metadata
         if change.request in self._superseded:
             return
-        # Only on top of what was seen: a request that a person has just changed is looked at again first.
+        # Write only on top of the version seen: a request that a person has just changed is evaluated again first.
         seen = meta.as_seen
         if change.outcome:
             seen["annotations"] = {ANNOTATION_OUTCOME: change.outcome}  # type: ignore[assignment] # a patch of many types
@@ -212,7 +212,7 @@ class RemediationReconciler:
         self.on_notes.tell()
 
     def _leave(self, policy: HealthPolicy) -> None:
-        """A policy is gone. What it has opened goes on, and somebody should know that it is theirs now."""
+        """Handle a deleted policy: its requests go on, and an Event says that people must now see to them."""
         for request in self._view.maintenances.store.values():
             if remediates(request) == policy.metadata.uid and not is_over(request):
                 meta = request.metadata

@@ -1,5 +1,5 @@
-"""DeviceLimits: how much the claims of Namespaces may hold of the GPUs that Draco allocates.
+"""DeviceLimits: how much of Draco's GPUs the claims of a namespace may hold.
 
-Rooms: `enforcement` (what is refused in one round of allocation, and said of it), `holdings` (what claims hold), `statuses`
-(what each limit says of itself). A claim that holds devices keeps them.
+Rooms: `enforcement` (refusals in a round of allocation, and their Events), `holdings` (what claims hold), `statuses` (each
+limit's status). A claim that holds devices keeps them.
 """

@@ -1,9 +1,8 @@
-"""Keeps what Draco allocates within the DeviceLimits.
+"""Keeps Draco's allocations within the DeviceLimits.
 
-Owns what was refused, and what is said of it: an Event on the claim, once for each limit that is in its way, and the text that
-stands for all other causes for as long as the claim waits because of it. A round is one decision: it begins with what is held and
-on its way, without a pause until all of its placements were judged, and counts what it lets through. Whether a claim fits at all
-is not asked here, nor is anything written but Events.
+Owns the refusals and how they are reported: one Event per claim and limit, and the text that replaces all other causes while the
+claim waits for a limit. A round is one decision: it starts from what is held and in flight, runs without a pause until all its
+placements are judged, and counts what it permits. It does not check whether a claim fits, and writes nothing but Events.
 """
 
 from collections import Counter
@@ -31,7 +30,7 @@ EVENT_ACTION = "Allocating"
 
 
 class _Refused(msgspec.Struct, frozen=True):
-    """Of a claim: what is in its way, and how that was said."""
+    """A claim's obstacle, and how it was reported."""
 
     uid: str
     limits: frozenset[str]
@@ -39,7 +38,7 @@ class _Refused(msgspec.Struct, frozen=True):
 
 
 class LimitGuard:
-    """What is refused now, by claim."""
+    """The current refusals, by claim."""
 
     def __init__(self, view: ClusterView, held: HeldDevices, events: EventRecorder) -> None:
         self._view = view
@@ -47,11 +46,11 @@ class LimitGuard:
         self._events = events
         self._refused: dict[ObjectKey, _Refused] = {}
         self.listeners = Listeners[[ObjectKey]]()
-        """Called with each claim of which something else is to be said."""
+        """Called with each claim whose refusal changes."""
         self.when_changed = Listeners[[]]()
-        """Called when something else is permitted, or to others."""
+        """Called when limits change, or whom they apply to."""
         self.version = 0
-        """Grows with every change of what is permitted to whom."""
+        """Grows with every such change."""
         view.limits.subscribe(
             lambda _: self._changed(), reads=lambda limit: (limit.spec, limit.metadata.deletion_timestamp is None)
         )
@@ -59,16 +58,16 @@ class LimitGuard:
         view.claims.subscribe(self._follow)
 
     def why_not(self, claim: ObjectKey) -> str:
-        """What of the limits keeps the claim from being allocated; "" if nothing does, as far as was asked."""
+        """Which limit keeps the claim from being allocated; "" if none is known."""
         refused = self._refused.get(claim)
         return refused.text if refused else ""
 
     def waiting(self) -> Mapping[str, int]:
-        """Claims that wait, by the limit that is in their way."""
+        """Number of waiting claims, by the limit that stops them."""
         return Counter(limit for each in self._refused.values() for limit in each.limits)
 
     def begin(self, on_the_way: Sequence[ResourceClaim]) -> "LimitRound":
-        """A decision by what is known now. `on_the_way` are claims as they are once all that was decided is written."""
+        """Start a decision. `on_the_way` are claims as they will be once all decisions are written."""
         limits = sorted(self._view.limits.store.values(), key=lambda limit: limit.metadata.name)
         rules = [rule_of(limit) for limit in limits if limit.metadata.deletion_timestamp is None]
         namespaces = {each.metadata.name: each.metadata.labels for each in self._view.namespaces.store.values()}
@@ -80,12 +79,12 @@ class LimitGuard:
         return LimitRound(self, self._held, check if rules else None, namespaces)
 
     def note(self, claims: Sequence[ResourceClaim], refusals: Sequence[LimitRefusal], text: str) -> None:
-        """Say of claims why they wait; without refusals, that no limit is in their way."""
+        """Report why claims wait; without refusals, that no limit stops them."""
         limits = frozenset(each.limit for each in refusals)
         for claim in claims:
             key, before = claim.metadata.key, self._refused.get(claim.metadata.key)
             if not self._view.claims.store.still_has(claim):
-                continue  # deleted while it was decided about
+                continue  # deleted during the decision
             after = _Refused(claim.metadata.uid, limits, text) if refusals else None
             if after is not None and (before is None or (before.uid, before.limits) != (after.uid, after.limits)):
                 log.info("allocation.limited", claim=str(key), limits=sorted(limits), why=text)
@@ -118,7 +117,7 @@ class LimitGuard:
 
 
 class LimitRound:
-    """One decision. `check` is None where there are no limits."""
+    """One decision. `check` is None without limits."""
 
     def __init__(
         self, guard: LimitGuard, held: HeldDevices, check: LimitCheck | None, namespaces: NamespaceLabels
@@ -130,25 +129,25 @@ class LimitRound:
         self._notes: list[tuple[Sequence[ResourceClaim], Sequence[LimitRefusal], str]] = []
 
     def tell(self) -> None:
-        """Say what was found out of the claims that were judged: nothing is said before."""
+        """Report the results of the judged claims; nothing is reported before."""
         for claims, refusals, text in self._notes:
             self._guard.note(claims, refusals, text)
         self._notes = []
 
     def foreseen(self, group: ClaimGroup) -> str:
-        """Why a group cannot be allocated, whatever devices it gets; "" if that is not so."""
+        """Why a group cannot be allocated whatever devices it gets; "" if it can."""
         if self._check is None:
             return ""
         least = [added(map(least_of, member.claims)) for member in group.members]
         if group.needed < len(least) and any(each != least[0] for each in least):
-            return ""  # which of them it would be is not known
+            return ""  # it is unknown which of them it would be
         fewest = [claim for member in group.members[: group.needed] for claim in member.claims]
         return self._refusal(group.claims, added(least[: group.needed]), len(fewest))
 
     def within(self, group: ClaimGroup, placement: GroupPlacement) -> GroupPlacement:
-        """The placement as far as limits permit it, which counts from now on; or none, and why.
+        """The part of the placement that limits permit, counted from now on; or none, with the reason.
 
-        Members go without if there are enough others.
+        Members may be left out if enough others remain.
         """
         if self._check is None or not placement.results:
             self._notes.append((group.claims, [], ""))
@@ -183,12 +182,12 @@ class LimitRound:
         return GroupPlacement([], why, is_hopeless=True)
 
     def _holdings(self, member: GroupMember, results: Sequence[AllocationResult]) -> Holdings:
-        """What a member takes with these results, or none."""
+        """What a member takes with these results."""
         planned = (allocated(claim, result) for claim, result in zip(member.claims, results, strict=False))
         return added(self._held.of_claim(each).holdings for each in planned)
 
     def _refusal(self, claims: Sequence[ResourceClaim], taking: Holdings, number: int) -> str:
-        """Why claims may not take this, of which `number` would; "" if they may."""
+        """Why claims may not take this; `number` of them would. "" if they may."""
         namespace = claims[0].metadata.namespace
         if namespace not in self._namespaces:
             return _unknown(namespace)
@@ -201,5 +200,5 @@ class LimitRound:
 
 
 def _unknown(namespace: str) -> str:
-    # Its labels say which limits are its own, so nothing is allocated before they are known.
+    # Its labels decide which limits apply, so nothing is allocated before they are known.
     return f"Namespace {namespace} is not known yet, nor are its limits."

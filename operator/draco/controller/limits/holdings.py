@@ -1,8 +1,8 @@
 """What the claims of each namespace hold, for DeviceLimits.
 
-Owns the memory of it. What a claim holds is worked out once from what is published, and kept for as long as it holds it: a
-device that is dropped from its slices counts as before. Of a claim that this process first meets after that, `limits.amounts`
-says what counts. Nothing is worked out that nobody asks for.
+Owns the cache. A claim's holdings are computed once from what is published, and kept while it holds them: a device that
+disappears from its slices still counts as before. For a claim first met after that, `limits.amounts` defines what counts.
+Computed on demand only.
 """
 
 from collections.abc import Collection
@@ -23,7 +23,7 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class HeldDevices:
-    """By claim, and by namespace."""
+    """Holdings by claim and by namespace."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
@@ -32,7 +32,7 @@ class HeldDevices:
         view.claims.subscribe(self._follow, reads=lambda claim: claim.results)
 
     def of_claim(self, claim: ResourceClaim) -> ClaimHoldings:
-        """What an allocated claim holds; of one that is to be allocated, with its allocation in it, what it will hold."""
+        """What an allocated claim holds; for a claim to be allocated, pass it with its allocation."""
         key, results = claim.metadata.key, list(claim.results)
         known = self._claims.get(key)
         if known is None or known.uid != claim.metadata.uid or known.results != results or known.of.unknown:
@@ -41,7 +41,7 @@ class HeldDevices:
         return known.of
 
     def of_namespace(self, namespace: str, without: Collection[ObjectKey] = ()) -> Holdings:
-        """What its claims hold, but for some that the caller knows better."""
+        """What the namespace's claims hold, except those the caller computes."""
         claims = self._view.claims.store.by_index(ALLOCATED_IN, namespace)
         if any(each.metadata.key in without for each in claims):
             return added(self.of_claim(each).holdings for each in claims if each.metadata.key not in without)
@@ -49,7 +49,7 @@ class HeldDevices:
             each_holds = self.claims_in(namespace)
             holdings = added(each.holdings for each in each_holds)
             if not claims or any(each.unknown for each in each_holds):
-                return holdings  # nothing to remember, or not known yet and looked up each time
+                return holdings  # nothing to cache, or not known yet and looked up each time
             self._namespaces[namespace] = holdings
         return self._namespaces[namespace]
 

@@ -1,7 +1,6 @@
 """Writes the status of each DeviceLimit, and counts for metrics.
 
-Owns when a limit is counted, and what the metrics say. Keys are UIDs. How a status is written is `own_status`'s, what it says
-`limits.status`'s.
+Owns when a limit is counted, and the metrics. Keys are UIDs. `own_status` writes; `limits.status` decides the contents.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from draco.resources.api.limits import DeviceLimit, DeviceLimitStatus
 
 
 class DeviceLimitReconciler:
-    """One limit at a time. `guard` is None where Draco allocates nothing."""
+    """Reconciles one limit at a time. `guard` is None where Draco allocates nothing."""
 
     def __init__(self, client: Client, view: ClusterView, held: HeldDevices, guard: LimitGuard | None) -> None:
         self._view = view
@@ -30,7 +29,7 @@ class DeviceLimitReconciler:
         self._ratios: dict[str, float] = {}  # by limit
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with the UID of every limit that a change may concern."""
+        """Call `wake` with the UID of every limit that a change may affect."""
 
         def wake_all(_: object = None) -> None:
             for uid in self.all_keys():
@@ -44,22 +43,22 @@ class DeviceLimitReconciler:
             self._guard.listeners.add(wake_all)
 
     def all_keys(self) -> set[str]:
-        """Every limit there is."""
+        """Every limit."""
         return self._statuses.uids()
 
     def ratios(self) -> Mapping[str, float]:
-        """How much of each limit is used where most is, by limit."""
+        """The highest usage ratio of each limit."""
         known = {limit.metadata.name for limit in self._view.limits.store.values()}
         self._ratios = {name: ratio for name, ratio in self._ratios.items() if name in known}
         return self._ratios
 
     def waiting(self) -> Mapping[str, int]:
-        """Claims that wait, by the limit that is in their way."""
+        """Number of waiting claims, by the limit that stops them."""
         by_limit = self._guard.waiting() if self._guard is not None else {}
         return {limit.metadata.name: by_limit.get(limit.metadata.name, 0) for limit in self._view.limits.store.values()}
 
     async def reconcile(self, uid: str) -> float | None:
-        """Bring the limit's status to what is so."""
+        """Update the limit's status."""
         return await self._statuses.bring(uid, self._status)
 
     async def _status(self, limit: DeviceLimit, work: CooperativeWork) -> DeviceLimitStatus:
@@ -93,7 +92,7 @@ class DeviceLimitReconciler:
 
 
 def register_limits(metrics: OperatorMetrics, limits: DeviceLimitReconciler) -> None:
-    """Export how full limits are."""
+    """Export the usage of limits."""
     metrics.on_scrape(
         "draco_device_limit_used_ratio",
         "How much of a DeviceLimit is used, where most is; 1 is all of it. On the leader only.",

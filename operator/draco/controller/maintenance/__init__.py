@@ -1,5 +1,6 @@
-"""Reconcilers of DeviceMaintenance and MaintenanceBudget: what they read, and what they write.
+"""Reconcilers of DeviceMaintenance and MaintenanceBudget: their reads and writes.
 
-Rooms: `reconciler` (one request at a time), and what it asks: `snapshots` (what is there), `fleet` (GPUs by pool), `rehearsals`,
-`budgets`, `draining` with `eviction_requests`, `jobs`. Beside it: `nodes` (conditions of nodes all of whose devices are out).
+Rooms: `reconciler` (one request at a time), and what it uses: `snapshots` (current state), `fleet` (GPUs by pool), `rehearsals`,
+`budgets`, `draining` with `eviction_requests`, `jobs`. Beside it: `nodes` (conditions of nodes whose devices are all in
+maintenance).
 """

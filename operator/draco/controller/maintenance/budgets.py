@@ -1,8 +1,8 @@
-"""Decides for all requests at once which of them may begin, and says on each MaintenanceBudget where it stands.
+"""Decides which maintenance requests may begin, for all together, and reports on each MaintenanceBudget.
 
-Owns the list of requests that would begin, and what they were told: a request that was admitted counts as out of service until
-its own status says that it has begun, or it is withdrawn. There is one key: a decision is about everything, and is never made
-twice at once. Writes nothing but the status of budgets.
+Owns the list of candidates and their answers: an admitted request counts as out of service until its own status says that it has
+begun, or it is withdrawn. There is one key, because a decision covers everything and two must not run in parallel. Writes only
+the status of budgets.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ _DECIDE_EVERY_S = 0.05
 
 
 class MaintenanceAdmission:
-    """One decision at a time, about all requests."""
+    """Makes one decision at a time, for all requests."""
 
     def __init__(self, client: Client, view: ClusterView, fleet: MaintenanceFleet) -> None:
         self._client = client
@@ -69,12 +69,12 @@ class MaintenanceAdmission:
         self._next_at = float("-inf")
         self._when_asked = Listeners[[str]]()
         self.listeners = Listeners[[str]]()
-        """Called with the UID of every request about which something else has been decided."""
+        """Called with the UID of every request whose answer changes."""
 
     # -- for the reconciler of requests
 
     def answer(self, candidate: StartCandidate) -> Waiting | None:
-        """What a request waits for, None if it may begin now. COUNTING, if nothing has been decided since it asked."""
+        """What a request waits for; None if it may begin now, COUNTING if nothing was decided since it asked."""
         if not len(self._view.budgets.store):
             return None
         if paused := self.paused(candidate.gpus):
@@ -82,26 +82,26 @@ class MaintenanceAdmission:
         return None if self._has_admitted(candidate) else self._waiting.get(candidate.uid, COUNTING)
 
     def ask(self, candidate: StartCandidate) -> None:
-        """Have it decided when the request may begin. One that has been admitted stays so, unless a budget is paused by now."""
+        """Register a candidate for the decision. An admitted one stays admitted unless a budget has been paused."""
         is_paused = bool(self.paused(candidate.gpus))
         if len(self._view.budgets.store) and (is_paused or not self._has_admitted(candidate)):
             self._put(candidate)
 
     def looked_at(self, uid: str) -> None:
-        """Whether the request would begin is known: those that are younger need not wait for that any more."""
+        """Note that it is known whether the request would begin: younger requests need not wait for that."""
         if uid not in self._looked_at:
             self._looked_at.add(uid)
             if self._candidates:
                 self._when_asked.tell(KEY)
 
     def withdraw(self, uid: str) -> None:
-        """A request has begun, or would not begin any more."""
+        """Remove a request that has begun, or would no longer begin."""
         gone = self._candidates.pop(uid, None), self._admitted.pop(uid, None)
         if any(each is not None for each in gone):
             self._when_asked.tell(KEY)
 
     def paused(self, gpus: Collection[PhysicalGpu] = ()) -> str:
-        """The budget that forbids to take these GPUs out of service now; "" if none does."""
+        """The name of the paused budget that forbids taking these GPUs out of service; "" if none."""
         for budget in self._view.budgets.store.values():
             known = self._counted(budget)
             if budget.spec.paused and (not budget.spec.device_class_name or (known and known.concerns(gpus))):
@@ -110,12 +110,12 @@ class MaintenanceAdmission:
 
     @property
     def knows_what_is_paused(self) -> bool:
-        """Whether it is known which GPUs every paused budget is about: who has just begun to lead has yet to count them."""
+        """Whether the GPUs of every paused budget are known: a new leader has to count them first."""
         paused = (each for each in self._view.budgets.store.values() if each.spec.paused)
         return all(not each.spec.device_class_name or self._counted(each) for each in paused)
 
     def _counted(self, budget: MaintenanceBudget) -> BudgetLimit | None:
-        """What was counted of the budget last; None if that was nothing, or GPUs of another class than it names now."""
+        """The last count of the budget; None without one, or if its class has changed."""
         known = self._limits.get(budget.metadata.name)
         return known.limit if known and known.limit.spec.device_class_name == budget.spec.device_class_name else None
 
@@ -133,7 +133,7 @@ class MaintenanceAdmission:
     # -- the decision
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called when something is to be decided again."""
+        """Call `wake` when a new decision is needed."""
         self._when_asked.add(wake)
         self._view.maintenances.subscribe(lambda _: wake(KEY), reads=_of_request)
         self._view.budgets.subscribe(lambda _: wake(KEY), reads=lambda item: item.spec)
@@ -143,19 +143,19 @@ class MaintenanceAdmission:
         self._view.rules.subscribe(lambda change: _rule_changed(change, wake))
 
     def all_keys(self) -> set[str]:
-        """The one decision."""
+        """The one key."""
         return {KEY}
 
     async def reconcile(self, _: str) -> float | None:
-        """Decide about all requests that would begin, and say on the budgets where they stand.
+        """Decide about all candidates, and report on the budgets.
 
-        Whatever happens within a moment is decided on at once: each decision is about all requests.
+        Changes within a short interval share one decision.
         """
         if (left_s := self._next_at - self._view.clock.monotonic()) > 0:
             return left_s
         self._next_at = self._view.clock.monotonic() + _DECIDE_EVERY_S
         if not self._caught_up:
-            # The leader before may have let requests begin of which no watch has told yet.
+            # The former leader may have admitted requests that no watch has delivered yet.
             for request in await self._client.list(DEVICE_MAINTENANCES):
                 known = self._view.request(request.metadata.uid)
                 if known is None or known.metadata.resource_version != request.metadata.resource_version:
@@ -165,7 +165,7 @@ class MaintenanceAdmission:
         for gone in self._limits.keys() - {budget.metadata.name for budget in budgets}:
             del self._limits[gone]
         limits = [await self._limit(budget) for budget in budgets]
-        # From here on nothing else happens in between: what is decided is about what is known now.
+        # No await from here on: the decision uses one consistent state.
         requests = list(self._view.maintenances.store.values())
         out, kept = self._out(requests)
         failed = [
@@ -193,7 +193,7 @@ class MaintenanceAdmission:
         return None
 
     def _is_known(self, request: DeviceMaintenance) -> bool:
-        """Whether it is known of the request if it would begin."""
+        """Whether it is known if the request would begin."""
         status = request.status
         return status.phase in OVER or has_begun(request) or request.metadata.uid in self._looked_at
 
@@ -208,9 +208,10 @@ class MaintenanceAdmission:
             self.listeners.tell(uid)
 
     def _out(self, requests: Iterable[DeviceMaintenance]) -> tuple[frozenset[PhysicalGpu], frozenset[PhysicalGpu]]:
-        """What is out of service, and what of it requests keep out.
+        """The GPUs out of service, and those of them that requests keep out.
 
-        That is what requests have begun with, and what their rules taint, or may. One that is gone or over keeps nothing.
+        A request keeps out what it has begun with, and what its rules taint or may taint. A request that is gone or finished
+        keeps nothing out.
         """
         found: set[PhysicalGpu] = set()
         kept: set[PhysicalGpu] = set()
@@ -288,14 +289,14 @@ def _of_request(request: DeviceMaintenance) -> tuple[object, ...]:
 
 
 class _Remembered(NamedTuple):
-    """A budget as it was last worked out, and of what."""
+    """A budget's last result, and its inputs."""
 
     limit: BudgetLimit
     made_of: tuple[object, ...]
 
 
 def _counted_in(per: BudgetScope, published: PublishedDevice, node_labels: Mapping[str, Mapping[str, str]]) -> str:
-    """Within what a GPU is counted."""
+    """The domain in which a GPU is counted."""
     if per is BudgetScope.CLUSTER:
         return ""
     if per is BudgetScope.NODE:

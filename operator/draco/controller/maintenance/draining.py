@@ -1,8 +1,7 @@
 """Evicts the pods that hold devices under maintenance, as `maintenance.draining` decides.
 
-Owns whom is asked, the Events, and what is remembered of it: when each pod was asked last, and what stood in the way. That is
-lost with the process, and nothing depends on it but the pace. No pod is ever deleted but by the Eviction API, or by the cluster
-that was asked to make it leave.
+Owns the evictions, the Events, and the memory of both: when each pod was last asked, and what stopped it. A restart loses this
+memory, which affects only the pace. Pods are deleted only by the Eviction API, or by the cluster in answer to an EvictionRequest.
 """
 
 import asyncio
@@ -44,7 +43,7 @@ _DRAINING_PHASES = frozenset({MaintenancePhase.ISOLATED, MaintenancePhase.DRAINI
 
 
 class PodDrains:
-    """What is asked of pods, for all requests: a pod that holds devices of two is asked once."""
+    """Evictions for all requests: a pod that holds devices of two is evicted once."""
 
     def __init__(
         self,
@@ -56,19 +55,19 @@ class PodDrains:
         count: Counter,
         requests: EvictionRequests | None = None,
     ) -> None:
-        """`requests` are None where the cluster takes none: then every pod is evicted."""
+        """`requests` is None where the cluster has no EvictionRequests: then every pod is evicted."""
         self._view = view
         self._events = events
         self._count = count
         self._evictions = evictions
         self._budgets = DisruptionBudgets(client, clock=view.clock)
         self._requests = requests
-        self._asked: dict[str, AskedPod] = {}  # by the pod's UID
-        self._asked_by: dict[str, set[str]] = {}  # by the request's UID
+        self._asked: dict[str, AskedPod] = {}  # by pod UID
+        self._asked_by: dict[str, set[str]] = {}  # by request UID
         self._in_flight: set[str] = set()
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with the UID of every request that may have to look at a pod."""
+        """Call `wake` with the UID of every request that may have to check a pod."""
         self._view.pods.subscribe(self._forget_pod)
         self._view.pods.subscribe_keys(
             wake,
@@ -88,7 +87,7 @@ class PodDrains:
         now: datetime,
         paused: str,
     ) -> DrainInput | None:
-        """What is known of the pods on the devices; None where nobody is asked to leave.
+        """What is known of the pods on the devices; None if nobody is to be evicted.
 
         `claims` hold some of `devices`; `paused` names a paused budget.
         """
@@ -112,14 +111,14 @@ class PodDrains:
         )
 
     def concerns(self, request: DeviceMaintenance, pods: Iterable[Pod]) -> None:
-        """The request is about these pods: what they answered is remembered until neither it nor another is any more."""
+        """Register the request for these pods: their answers are kept until no request needs them."""
         self._asked_by[request.metadata.uid] = self._asked.keys() & {pod.metadata.uid for pod in pods}
 
     async def carry_out(self, request: DeviceMaintenance, plan: DrainPlan) -> float | None:
-        """Ask the pods of `plan.evict` to leave, and the cluster to make those of `plan.request` leave.
+        """Evict the pods of `plan.evict`, and create EvictionRequests for those of `plan.request`.
 
-        Returns in how many seconds to look again. Raises ApiError where the request itself cannot be read, and then nobody is
-        asked, and where the cluster did not answer and is to be asked again.
+        Returns seconds until the next look. Raises ApiError if the request itself cannot be read (then nobody is evicted), or if
+        the cluster did not answer and must be asked again.
         """
         read = await self._budgets.read({key.namespace for key in plan.entrusted})
         pause_s = self._evictions.left_s if plan.evict else 0.0
@@ -148,7 +147,7 @@ class PodDrains:
         return 1.0
 
     def forget(self, uid: str) -> None:
-        """Forget what was asked for a request that is gone, or over."""
+        """Forget the evictions for a request that is gone or finished."""
         pods = self._asked_by.pop(uid, set())
         for pod in pods - {each for others in self._asked_by.values() for each in others}:
             self._asked.pop(pod, None)
@@ -158,7 +157,7 @@ class PodDrains:
             self._asked.pop(change.before.metadata.uid, None)
 
     async def _ask_for(self, request: DeviceMaintenance, pod: Pod, limit: asyncio.Semaphore) -> ApiError | None:
-        """Have the cluster make the pod leave. Returns why it is to be asked again."""
+        """Create an EvictionRequest for the pod. Return the error if it must be retried."""
         async with limit:
             if self._requests is None:
                 return None
@@ -226,7 +225,7 @@ class PodDrains:
         return self._holding(pod.claims if pod else [])
 
     def _holding(self, claims: Iterable[ObjectKey]) -> Iterator[str]:
-        """The UIDs of requests that drain devices which these claims hold."""
+        """The UIDs of requests that drain devices of these claims."""
         held = self._view.devices_held(claims)
         for request in self._view.maintenances.store.values() if held else ():
             if _drains(request) and any(each.key in held for each in request.status.devices):

@@ -1,8 +1,8 @@
-"""Asks the cluster to make pods leave, and withdraws what is no longer wanted.
+"""Creates EvictionRequests for pods under maintenance, and withdraws those no longer wanted.
 
-Owns the EvictionRequests: where they are served they are followed, one per pod is made, and one that no maintenance wants any
-more is deleted, no matter which process made it. Nothing of this is remembered but when the cluster was asked first, which is
-lost with the process and costs a pause. What a request says and when it is wanted is `maintenance.draining`'s to decide.
+Owns the EvictionRequests: where they are served, they are watched, each pod gets one, and one that no maintenance wants is
+deleted, whichever process made it. Only the time of the first request is in memory; losing it costs a pause.
+`maintenance.draining` decides the contents, and when one is wanted.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -39,13 +39,13 @@ from draco.resources.names import LABEL_MANAGED_BY, DeviceKey
 log = structlog.get_logger(__name__)
 
 _COUNTED_WITHIN_S = 1.0
-"""How soon to look again at a request that a paused budget may yet have withdrawn: nobody tells once its GPUs are counted."""
+"""How soon to look again at a request that a paused budget may withdraw: nothing signals that its GPUs are counted."""
 
 
 class EvictionRequests:
-    """What the cluster was asked for, for all maintenances: a pod that several want gone is asked for once.
+    """The EvictionRequests of all maintenances, one per pod.
 
-    It reconciles each request that there is, by its key: one that is not wanted is withdrawn.
+    Reconciles each existing request by its key: one that is not wanted is withdrawn.
     """
 
     def __init__(
@@ -57,25 +57,25 @@ class EvictionRequests:
         paused: Callable[[Collection[DeviceKey]], str],
         knows_what_is_paused: Callable[[], bool],
     ) -> None:
-        """`paused` names what stops evictions from these devices, as far as `knows_what_is_paused`."""
+        """`paused` names what stops evictions from these devices; it is complete once `knows_what_is_paused`."""
         self._client = client
         self._kind = kind
         self._view = view
         self._paused = paused
         self._knows_what_is_paused = knows_what_is_paused
-        self._first_asked: dict[str, datetime] = {}  # by the pod's UID
+        self._first_asked: dict[str, datetime] = {}  # by pod UID
         self._refused: set[str] = set()  # UIDs of pods
-        self._withdrawn: dict[str, str] = {}  # by the pod's UID: the request of ours that may still be in the store
+        self._withdrawn: dict[str, str] = {}  # by pod UID: a request of ours that may still be in the store
         self.informer: Informer[EvictionRequest] = Informer(
             client, kind, label_selector=f"{LABEL_MANAGED_BY}={MANAGED_BY}", clock=view.clock
         )
 
     async def known(self, within_s: float) -> None:
-        """Return once it is known what the cluster was asked for: before that, pods that it sees to would be evicted."""
+        """Wait until the requests are known: before that, pods that the cluster handles would be evicted."""
         await wait_for(self.informer.synced, self._view.clock, within_s)
 
     def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:
-        """Have `wake` called with the key of every request that may have to be withdrawn."""
+        """Call `wake` with the key of every request that may have to be withdrawn."""
         self.informer.subscribe(lambda change: wake(change.key))
         self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake))
         self._view.claims.subscribe_keys(wake, lambda _: self.all_keys(), reads=lambda claim: claim.devices_held)
@@ -83,11 +83,11 @@ class EvictionRequests:
         self._view.budgets.subscribe_keys(wake, lambda _: self.all_keys(), reads=lambda budget: budget.spec)
 
     def all_keys(self) -> set[ObjectKey]:
-        """Every request that there is."""
+        """Every request."""
         return {each.metadata.key for each in self.informer.store.values()}
 
     def of(self, pods: Iterable[Pod]) -> Mapping[str, RequestedEviction] | None:
-        """What was asked for these pods, by their UIDs. None as long as it is not known."""
+        """The requests for these pods, by UID; None if not known yet."""
         if not self.informer.synced.is_set() or self.informer.unserved_s:
             return None
         found = {}
@@ -104,27 +104,29 @@ class EvictionRequests:
         return found
 
     async def make(self, pod: Pod) -> bool:
-        """Ask for the pod. Returns whether nobody had before. Raises ApiError where it is to be tried again."""
+        """Request the pod's eviction. Return whether this is the first request. Raises ApiError if it must be retried."""
         uid = pod.metadata.uid
         made = True
         try:
             await self._client.create(self._kind, eviction_request_for(pod))
         except AlreadyExists:
-            made = False  # by the process before this one, and on its way to the store
+            made = False  # made by a former process, and not yet in the store
         except TRANSIENT:
             raise
         except ApiError as error:
-            # Not served any more, not permitted, a quota, a webhook: the pod is evicted as it is elsewhere.
+            # No longer served, forbidden, a quota, a webhook: evict the pod as in other clusters.
             log.info("drain.request_refused", pod=str(pod.metadata.key), error=str(error))
             self._refused.add(uid)
             made = False
         self._first_asked.setdefault(uid, self._view.clock.now())
-        if not self._view.pods.store.still_has(pod):  # the watch has told of its end: nobody would forget it later
+        if not self._view.pods.store.still_has(
+            pod
+        ):  # the watch has delivered its end: the entry would never be removed
             self._forget(uid)
         return made
 
     async def reconcile(self, key: ObjectKey) -> float | None:
-        """Withdraw this request if nobody wants it. Returns in how many seconds to look again."""
+        """Withdraw this request if nobody wants it. Return seconds until the next look."""
         request = self.informer.store.get(key)
         if request is None or not is_draco_request(request) or request.metadata.deletion_timestamp is not None:
             return None
@@ -134,13 +136,13 @@ class EvictionRequests:
         held = self._view.devices_held(pod.claims if pod else ())
         if is_wanted(pod, held, self._view.maintenances.store.values(), self._is_paused):
             return None if self._knows_what_is_paused() else _COUNTED_WITHIN_S
-        # Another replica may lead by now and know of maintenances that this one does not.
+        # Another replica may lead by now and know of newer maintenances.
         if pod and is_wanted(pod, held, await self._client.list(DEVICE_MAINTENANCES), self._is_paused):
             return None if self._knows_what_is_paused() else _COUNTED_WITHIN_S
         try:
             await self._client.delete(self._kind, key, uid=request.metadata.uid)
         except (NotFound, Conflict):
-            pass  # it is gone, or another one, which wakes us
+            pass  # it is gone or replaced; that event wakes us
         else:
             log.info("drain.request_withdrawn", request=str(key), pod=target.name if target else "")
         self._forget(uid)
@@ -149,7 +151,7 @@ class EvictionRequests:
         return None
 
     def _request_for(self, pod: Pod) -> EvictionRequest | None:
-        """The request for this pod, unless it is withdrawn and the store has not heard of that."""
+        """The request for this pod, unless it was withdrawn and the store does not show that yet."""
         request = self.informer.store.get(request_key(pod))
         return request if request and request.metadata.uid != self._withdrawn.get(pod.metadata.uid) else None
 
@@ -170,6 +172,6 @@ class EvictionRequests:
 
 
 def _decisive(maintenance: DeviceMaintenance) -> tuple[Any, ...]:
-    """What of it decides whether pods are to leave."""
+    """The fields that decide whether pods must leave."""
     meta, spec, status = maintenance.metadata, maintenance.spec, maintenance.status
     return meta.deletion_timestamp, spec.drain, spec.cancelled, spec.finished, status.phase, status.devices

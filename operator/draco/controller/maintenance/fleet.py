@@ -1,7 +1,7 @@
-"""The fleet's physical GPUs as maintenance counts them, pool by pool, kept up with what is published.
+"""The fleet's physical GPUs as maintenance counts them, by pool, updated with what is published.
 
-Owns what is remembered of each pool and which of its GPUs each class has. A pool is looked at when it has changed; to go through
-all of them is cooperative work, so that others have their turn in between.
+Owns the cache per pool and the GPUs of each class. A pool is read again when it has changed; reading all of them yields the event
+loop.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -22,20 +22,20 @@ from draco.resources.api.slices import ResourceSlice
 from draco.resources.names import DeviceKey, PoolKey
 
 _FREE_FOR_S = 1.0
-"""For so long it counts as known which GPUs are free: it is only told to people."""
+"""How long the set of free GPUs stays valid: it is only for display."""
 _SELECTED_FOR_S = 0.5
 _SELECTIONS = 64
 
 
 class MaintenanceFleet:
-    """All pools that are published."""
+    """All published pools."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
         self._pools: dict[PoolKey, tuple[list[ResourceSlice], FleetPool]] = {}
         self._change = 0
         self._all: tuple[int, list[FleetPool]] = (0, [])
-        """All pools, as of a change of some slice."""
+        """All pools, with the slice version they were read at."""
         view.slices.subscribe(self._slice_changed)
         view.classes.subscribe(self._forget_class)
         self._tests: dict[str, DeviceTest | str] = {}
@@ -44,7 +44,7 @@ class MaintenanceFleet:
         self._known_free: TTLCache[None, FreeGpus] = TTLCache(1, _FREE_FOR_S, view.clock.monotonic)
 
     def pool(self, key: PoolKey) -> FleetPool:
-        """One pool as it is published now, also one that is not published at all."""
+        """One pool as published now, even if nothing of it is published."""
         slices = self._view.slices.store.by_index(BY_POOL, key)
         known = self._pools.get(key)
         if known is None or list(map(id, known[0])) != list(map(id, slices)):
@@ -52,7 +52,7 @@ class MaintenanceFleet:
         return known[1]
 
     async def pools(self) -> list[FleetPool]:
-        """All pools, some of which may have changed by the time that the last one is looked at."""
+        """All pools. Some may change before the last one is read."""
         change = self._change
         if self._all[0] == change:
             return self._all[1]
@@ -79,7 +79,7 @@ class MaintenanceFleet:
             del self._of_class[known]
 
     def gpus(self, devices: Iterable[DeviceKey | MaintainedDevice]) -> frozenset[PhysicalGpu]:
-        """The GPUs that devices are, or were when they were isolated."""
+        """The GPUs of these devices, now or when they were isolated."""
         found = set()
         for each in devices:
             uuid = each.uuid if isinstance(each, MaintainedDevice) else ""
@@ -87,7 +87,7 @@ class MaintenanceFleet:
         return frozenset(found)
 
     async def select(self, selector: MaintenanceSelector) -> Selected:
-        """The devices that a selector means. What was found a moment ago is good enough as long as nothing has begun."""
+        """The devices of a selector. A recent result is reused while nothing has begun."""
         now = self._view.clock.monotonic()
         known = self._selected.get(selector_key := repr(selector))
         if known is None or now - known[0] >= _SELECTED_FOR_S:
@@ -104,7 +104,7 @@ class MaintenanceFleet:
         return asked.result()
 
     async def of_class(self, name: str) -> frozenset[PhysicalGpu]:
-        """The GPUs of a class; none of one that does not exist, all of one whose selectors nobody understands."""
+        """The GPUs of a class; none if it does not exist, all if its selectors cannot be evaluated."""
         known = self._view.classes.store.get(ObjectKey("", name))
         if known is None:
             return frozenset()
@@ -117,7 +117,7 @@ class MaintenanceFleet:
         return frozenset(found)
 
     async def classes_of(self, gpus: Collection[PhysicalGpu]) -> list[ClassSupply]:
-        """The classes that have any of these GPUs."""
+        """The classes that contain any of these GPUs."""
         concerned = {gpu.pool_key for gpu in gpus}
         found = []
         for device_class in self._view.classes.store.values():
@@ -135,7 +135,7 @@ class MaintenanceFleet:
         return {node.metadata.name: node.metadata.labels for node in self._view.nodes.store.values()}
 
     def test(self, name: str) -> DeviceTest | str:
-        """Whether devices are of a class; what is wrong with it, if nobody can tell."""
+        """The test for devices of a class, or why there is none."""
         known = self._view.classes.store.get(ObjectKey("", name))
         if known is None:
             return "it does not exist"
@@ -150,7 +150,7 @@ class MaintenanceFleet:
         return known[2]
 
     async def _free(self) -> FreeGpus:
-        """Which GPUs new claims can have."""
+        """The GPUs that new claims can get."""
         if (known := self._known_free.get(None)) is not None:
             return known
         view, work = self._view, CooperativeWork(self._view.clock)

@@ -1,8 +1,8 @@
-"""Runs the Jobs of requests for maintenance, in Draco's own namespace, as `maintenance.working` decides.
+"""Runs the Jobs of maintenance requests in Draco's own namespace, as `maintenance.working` decides.
 
-Owns the watch of these Jobs and their pods, and the writes: Jobs, and the claims by which those for verification hold a GPU. They
-are made from suspended CronJobs that an administrator keeps there. Nothing outside that namespace is read or written, so that no
-tenant can pass a Job or a claim of its own off as ours.
+Owns the watch of these Jobs and their pods, and the writes: Jobs, and the claims with which verification Jobs hold a GPU. They
+are made from suspended CronJobs that an administrator keeps in that namespace. Nothing else is read or written, so no tenant can
+pass off a Job or a claim as Draco's.
 """
 
 import asyncio
@@ -58,20 +58,20 @@ log = structlog.get_logger(__name__)
 NOT_PERMITTED: Final = "Draco may not run Jobs: set the chart's value operator.runJobs to true, or work by hand."
 _MADE_AT_ONCE = 16
 _AGAIN: Final = timedelta(seconds=15)
-"""How soon to look again for what a person has to put right."""
+"""How often to check what a person has to fix."""
 BY_REQUEST = "request"
 _OWN_CLAIMS = "own claims"
 
 
 class GpuProbing:
-    """What of a GPU a Job for verification could claim now: which published devices stand for it, their taints, their classes."""
+    """What of a GPU a verification Job could claim now: its published devices, their taints and classes."""
 
     def __init__(self, view: ClusterView, fleet: MaintenanceFleet) -> None:
         self._view = view
         self._fleet = fleet
 
     def gpu(self, request: DeviceMaintenance, target: JobTarget) -> ProbedGpu:
-        """The device that is meant as it is published now, or its partitions where the GPU is not published whole."""
+        """The target device as published now, or its partitions if the GPU is not published whole."""
         pool = target.device.pool_key
         hardware = self._view.hardware(pool)
         names = [target.device.device]
@@ -94,19 +94,19 @@ class GpuProbing:
         )
 
     def profile(self, target: JobTarget) -> str:
-        """The profile of a partition that is verified; "" for a whole GPU, and where it is not known."""
+        """The profile of the partition to verify; "" for a whole GPU, or if unknown."""
         device = self._view.hardware(target.device.pool_key).published_as(target.device.device)
         is_part = read_partition_name(target.device.device) is not None
         return device.text(ATTRIBUTE_PROFILE, target.device.driver) if is_part and device is not None else ""
 
     def _selects(self, name: str, devices: Iterable[OfferedDevice]) -> bool:
-        """Whether the class has one of the devices. Where its selectors fail nobody knows."""
+        """Whether the class contains one of the devices; unknown if its selectors fail."""
         test = self._fleet.test(name)
         return isinstance(test, str) or any(test.says(each.key.driver, each.device) is not False for each in devices)
 
 
 class MaintenanceJobs:
-    """The Jobs of all requests. Where the operator may not run any, it says so of those who ask for one."""
+    """The Jobs of all requests. If the operator may not run Jobs, it tells the requests that ask for one."""
 
     def __init__(
         self, client: Client, view: ClusterView, fleet: MaintenanceFleet, *, namespace: str, permitted: bool
@@ -116,7 +116,7 @@ class MaintenanceJobs:
         self._probing = GpuProbing(view, fleet)
         self._namespace = namespace
         self._permitted = permitted
-        self._troubles: dict[tuple[str, Purpose], str] = {}  # by the request's UID
+        self._troubles: dict[tuple[str, Purpose], str] = {}  # by request UID
         self._wakes: list[Callable[[str], None]] = []
 
         def follow(kind: Any) -> Informer[Any]:
@@ -131,27 +131,27 @@ class MaintenanceJobs:
         view.claims.store.add_index(_OWN_CLAIMS, _maintenance_of)
 
     async def run(self) -> None:
-        """Follow the Jobs and their pods, until cancelled."""
+        """Watch the Jobs and their pods until cancelled."""
         if self._permitted:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._jobs.run(), name="maintenance jobs")
                 group.create_task(self._pods.run(), name="pods of maintenance jobs")
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with the UID of every request that a change of its Jobs may concern."""
+        """Call `wake` with the UID of every request whose Jobs change."""
         self._wakes.append(wake)
         for informer in (self._jobs, self._pods, self._view.claims):
             informer.subscribe_keys(wake, _maintenance_of)
 
     def look(self, request: DeviceMaintenance, purpose: Purpose) -> JobsState | None:
-        """How the Jobs of this purpose stand; None where the request asks for none."""
+        """The state of the Jobs of this purpose; None if the request asks for none."""
         if not cron_job_of(request, purpose):
             return None
         uid = request.metadata.uid
         if not self._permitted:
             return JobsState(wanted=len(targets_of(request)), trouble=NOT_PERMITTED)
         if not (self._jobs.synced.is_set() and self._pods.synced.is_set()):
-            # Jobs that are not known yet must not be taken for missing.
+            # Jobs that are not known yet must not count as missing.
             reading = f"Jobs in {self._namespace} are not read yet."
             return JobsState(wanted=len(targets_of(request)), trouble=reading, look_again=timedelta(seconds=1))
         trouble = self._troubles.get((uid, purpose), "")
@@ -169,7 +169,7 @@ class MaintenanceJobs:
         return msgspec.structs.replace(state, look_again=_AGAIN) if state and state.trouble else state
 
     def _with_claims(self, request: DeviceMaintenance, state: JobsState) -> JobsState:
-        """The same, with those Jobs that wait for a claim that they will not get, and why the claim of one waits."""
+        """Add the Jobs that wait for a claim that will not be allocated, and why one waits."""
         targets = {job_name(request, Purpose.VERIFICATION, each): each for each in self._targets(request)}
         claimless, trouble = [], ""
         for name in state.running:
@@ -189,12 +189,12 @@ class MaintenanceJobs:
 
     def own_claims(self, request: DeviceMaintenance) -> frozenset[ObjectKey]:
         """The claims of the request's own Jobs."""
-        # By the label, not by the names of today's GPUs: one may have been made for a board that was replaced since.
+        # By label, not by today's GPU names: a claim may be for a board that was replaced since.
         claims = self._view.claims.store.by_index(_OWN_CLAIMS, request.metadata.uid)
         return frozenset(claim.metadata.key for claim in claims if is_own_claim(claim, request, self._namespace))
 
     def never_take(self, claims: Iterable[ObjectKey], devices: set[DeviceKey]) -> frozenset[ObjectKey]:
-        """Those of these claims that are of Jobs of requests for other hardware: each asks for one GPU by its UUID."""
+        """Claims that will never take these devices: of Jobs for other hardware, each asking for one GPU by its UUID."""
         found = set()
         for key in claims:
             claim = self._view.claims.store.get(key)
@@ -207,7 +207,7 @@ class MaintenanceJobs:
         return frozenset(found)
 
     async def make(self, request: DeviceMaintenance, purpose: Purpose, state: JobsState) -> None:
-        """Make Jobs that are missing, some at a time. Raises ApiError where trying again helps."""
+        """Create missing Jobs, a few at a time. Raises ApiError if a retry may help."""
         if not self._permitted or not state.incomplete or not await self._view.maintenances.is_current(request):
             return
         trouble = await self._make_missing(request, purpose, state)
@@ -219,7 +219,7 @@ class MaintenanceJobs:
                 wake(request.metadata.uid)
 
     def forget(self, uid: str) -> None:
-        """The request is gone, or over."""
+        """Forget a request that is gone or finished."""
         for purpose in Purpose:
             self._troubles.pop((uid, purpose), None)
 
@@ -235,7 +235,7 @@ class MaintenanceJobs:
                 await self._delete(CLAIMS, key, claim.metadata.uid)
 
     async def _make_missing(self, request: DeviceMaintenance, purpose: Purpose, state: JobsState) -> str:
-        """Make some of those that are missing. Returns why that cannot be; "" if it can."""
+        """Create some of the missing Jobs. Return why that is impossible, or ""."""
         template = await self._template(request, purpose)
         if isinstance(template, str):
             return template
@@ -243,7 +243,7 @@ class MaintenanceJobs:
         targets = self._targets(request) if verifies else targets_of(request)
         by_name = {job_name(request, purpose, target): target for target in targets}
         for name in (*state.claimless, *state.missing)[:_MADE_AT_ONCE]:
-            target = by_name.get(name)  # none if its board was replaced meanwhile: the change of the slice wakes
+            target = by_name.get(name)  # None if its board was replaced meanwhile: the changed slice wakes us
             if target is None:
                 continue
             trouble = await self._claim(request, target, template) if verifies else ""
@@ -254,7 +254,7 @@ class MaintenanceJobs:
         return ""
 
     def _targets(self, request: DeviceMaintenance) -> list[JobTarget]:
-        """The GPUs that are verified: of one that was replaced, what has its name now."""
+        """The GPUs to verify; a replaced board counts by its name."""
         return list(map(self._as_it_is_now, targets_of(request)))
 
     def _as_it_is_now(self, target: JobTarget) -> JobTarget:
@@ -274,12 +274,12 @@ class MaintenanceJobs:
         except msgspec.ValidationError as error:
             return f"CronJob {key} cannot be read: {reason_of(str(error))}."
         if not template.spec.suspend:
-            # It would run on its own schedule as well, on any node and on GPUs that are at work.
+            # It would also run on its own schedule, on any node and on GPUs in use.
             return f"CronJob {key} is not suspended, so it runs automatically: set its spec.suspend to true."
         return template
 
     async def _claim(self, request: DeviceMaintenance, target: JobTarget, template: CronJob) -> str:
-        """Make the claim of a Job for verification, where it is not there or of no use. Returns why that cannot be."""
+        """Create the claim of a verification Job if it is missing or unusable. Return why that is impossible."""
         if not target.uuid:
             return f"{target.device} has no UUID, so no claim can ask for just it: verify it by hand (verification.mode: Person)."
         gpu = self._probing.gpu(request, target)
@@ -307,7 +307,7 @@ class MaintenanceJobs:
         try:
             if there is not None and there.waits and is_outdated(there, gpu, classes):
                 log.info("maintenance.claim_outdated", claim=str(key), request=request.metadata.name)
-                # Only as it was seen: it may just be allocated. Another is made when this one is gone.
+                # Only at the version seen, since it may just have been allocated. A new one is created once it is gone.
                 await self._delete(CLAIMS, key, there.metadata.uid, there.metadata.resource_version)
             elif there is None and await self._create(CLAIMS, body):
                 log.info(
@@ -318,7 +318,7 @@ class MaintenanceJobs:
         return ""
 
     async def _make(self, request: DeviceMaintenance, purpose: Purpose, target: JobTarget, template: CronJob) -> str:
-        """Make one Job. Returns why that cannot be; "" if it is there."""
+        """Create one Job. Return why that is impossible, or ""."""
         node = self._node_of(target)
         if not node:
             return f"{target.device} is not published, so it is not known on which node its Job would run."
@@ -334,11 +334,11 @@ class MaintenanceJobs:
         try:
             await self._client.create(kind, body)
         except AlreadyExists:
-            return False  # an earlier try whose answer was lost, or one that is being deleted: the watch shows which
+            return False  # an earlier attempt whose answer was lost, or one being deleted: the watch tells which
         return True
 
     async def _delete(self, kind: Any, key: ObjectKey, uid: str, version: str = "") -> None:
-        with suppress(NotFound, Conflict):  # gone, another by that name, or not what was seen
+        with suppress(NotFound, Conflict):  # gone, replaced, or changed
             # A Job goes after its pods. A claim owns nothing.
             order = "Foreground" if kind is JOBS else ""
             await self._client.delete(kind, key, uid=uid, resource_version=version, propagation=order)
@@ -347,7 +347,7 @@ class MaintenanceJobs:
         published = self._view.published(target.device)
         if published and published[1]:
             return published[1]
-        # A driver with nodes of its own calls its pools after them, also while it publishes nothing.
+        # A driver with its own node names its pools after nodes, even while it publishes nothing.
         return target.device.pool if ObjectKey("", target.device.pool) in self._view.nodes.store else ""
 
 

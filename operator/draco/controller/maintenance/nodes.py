@@ -1,7 +1,6 @@
-"""Says on Nodes that all their devices are in maintenance, as `maintenance.isolating` decides.
+"""Sets a condition on Nodes whose devices are all in maintenance, as `maintenance.isolating` decides.
 
-Owns the wake-ups and these conditions, and nothing else of a Node: no label, no taint, not whether pods may come. Keys are names
-of nodes.
+Owns the wake-ups and these conditions, and nothing else of a Node: no label, no taint, no cordon. Keys are node names.
 """
 
 from collections.abc import Callable
@@ -26,7 +25,7 @@ BY_NODE = "maintained node"
 
 
 class NodeConditionReconciler:
-    """One node at a time."""
+    """Reconciles one node at a time."""
 
     def __init__(self, client: Client, view: ClusterView) -> None:
         self._client = client
@@ -35,18 +34,18 @@ class NodeConditionReconciler:
         view.slices.store.add_index(BY_NODE, _node_of)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with the name of every node that a change may concern."""
+        """Call `wake` with every node name that a change may affect."""
         self._view.maintenances.subscribe_keys(wake, self._nodes_of, reads=_of_request)
         self._view.slices.subscribe_keys(wake, _node_of, reads=lambda item: item.spec)
         self._view.nodes.subscribe(lambda change: wake(change.key.name), reads=_own)
 
     def all_keys(self) -> set[str]:
-        """The nodes of every device in maintenance, and those that say something of it."""
+        """The nodes of devices in maintenance, and those that have such a condition."""
         marked = {node.metadata.name for node in self._view.nodes.store.values() if _own(node)}
         return marked.union(*map(self._nodes_of, self._view.maintenances.store.values()))
 
     async def reconcile(self, name: str) -> float | None:
-        """Make the node say what is so."""
+        """Update the node's conditions."""
         node = self._view.nodes.store.get(ObjectKey("", name))
         if node is None:
             return None
@@ -60,7 +59,7 @@ class NodeConditionReconciler:
             return None
         if (wait_s := self._forbidden.left_s(None)) > 0:
             return wait_s
-        # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
+        # Write only on top of the version seen: a replica that lost the lease unknowingly must not win.
         seen = node.metadata.as_seen
         body = {"metadata": seen, "status": {"conditions": wanted}}
         try:
@@ -83,7 +82,7 @@ class NodeConditionReconciler:
 
 
 def _own(node: Node) -> list[Condition]:
-    """What Draco says of the node, in the order in which it is written."""
+    """Draco's conditions of the node, in the order in which they are written."""
     said = {each.type: each for each in node.status.conditions if each.reason == REASON}
     return [said[type_] for type_ in TYPES if type_ in said]
 

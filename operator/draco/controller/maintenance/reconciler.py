@@ -1,8 +1,8 @@
-"""Carries out maintenance: reads what is known of a request, has the plan made, writes it.
+"""Carries out maintenance: reads the state of a request, plans, and writes.
 
-Owns the wake-ups and the writes of DeviceMaintenance and of its taint rules, and nothing else: it touches no node, no claim and
-no rule that is not its own. Pods are evicted and Jobs made by those who are told to. Keys are UIDs of requests, also of those
-that are gone and left rules behind.
+Owns the wake-ups and the writes of DeviceMaintenances and their taint rules, and nothing else: no node, no claim and no foreign
+rule. `draining` evicts pods and `jobs` creates Jobs on its behalf. Keys are UIDs of requests, including deleted ones that left
+rules.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -47,11 +47,11 @@ log = structlog.get_logger(__name__)
 EVENT_ACTION = "Maintaining"
 
 _REHEARSED_EVERY_S = 30.0
-"""What isolating would do is counted again after this, while a request waits."""
+"""How often the effect of isolating is computed again while a request waits."""
 
 
 class MaintenanceReconciler:
-    """One request at a time, from what is known to what should be."""
+    """Reconciles one request at a time."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class MaintenanceReconciler:
         self._statuses = OwnStatus(client, view.maintenances)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with the UID of every request that a change may concern."""
+        """Call `wake` with the UID of every request that a change may affect."""
 
         def claim_changed(change: Change[ResourceClaim]) -> None:
             for uid in self._of_claims(change.versions):
@@ -98,13 +98,13 @@ class MaintenanceReconciler:
         self._jobs.subscribe(wake)
 
     def all_keys(self) -> set[str]:
-        """Every request there is, and every one that left a rule behind."""
+        """Every request, and every deleted one that left a rule."""
         uids = {request.metadata.uid for request in self._view.maintenances.store.values()}
         uids |= {maintenance_uid(rule) for rule in self._view.rules.store.values()}
         return uids - {""}
 
     async def reconcile(self, uid: str) -> float | None:
-        """Bring the request with this UID, and its rules, to what they should be."""
+        """Bring the request with this UID, and its rules, to the planned state."""
         request = self._view.request(uid)
         if request is None:
             await self._clean_up_after(uid)
@@ -121,7 +121,7 @@ class MaintenanceReconciler:
         self._ask_budgets(plan, snapshot, uid)
         if not plan.empty:
             if not await self._view.maintenances.is_current(request):
-                return None  # what it is now has been taken in, which wakes us
+                return None  # the store has a newer version, and its event wakes us
             log.info("maintenance.planned", request=plan.request, uid=uid, plan=str(plan))
         await self._carry_out(plan, request)
         again_s = plan.look_again.total_seconds() if plan.look_again else None
@@ -132,20 +132,20 @@ class MaintenanceReconciler:
         return again_s
 
     async def _clean_up_after(self, uid: str) -> None:
-        """Take away what a request that is gone has left."""
+        """Remove what a deleted request left."""
         self._drains.forget(uid)
         self._jobs.forget(uid)
         await self._carry_out(await self._plan_for_missing(uid), None)
-        self._admission.withdraw(uid)  # only now: a rule that was just being written counts no less
+        self._admission.withdraw(uid)  # only now: a rule being written still counts
 
     async def _rehearse(self, request: DeviceMaintenance) -> Rehearsed | None:
-        """What isolating would do, of a request that may begin some time."""
+        """The effect of isolating, for a request that has not begun."""
         over = request.status.phase in OVER or request.spec.cancelled or request.spec.finished
         if has_begun(request) or over or request.metadata.deletion_timestamp is not None:
             return None
         rules = self._view.rules_for(request.metadata.uid)
         if any(rule.spec.taint.effect in BLOCKING_EFFECTS for rule in rules):
-            return None  # an older operator has begun with it
+            return None  # an older operator has begun it
         return await self._rehearsals.of(request)
 
     def _plan_drain(self, request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> DrainPlan | None:
@@ -155,7 +155,7 @@ class MaintenanceReconciler:
         return plan_drain(request, snapshot.drain)
 
     def _ask_budgets(self, plan: MaintenancePlan, snapshot: MaintenanceSnapshot, uid: str) -> None:
-        """Do what the plan wishes of the budgets. Their answer wakes the request."""
+        """Pass the plan's wishes to the budgets. Their answer wakes the request."""
         if plan.admission is AdmissionWish.ASK and snapshot.candidate is not None:
             self._admission.ask(snapshot.candidate)
         elif plan.admission is not AdmissionWish.KEEP:
@@ -168,7 +168,7 @@ class MaintenanceReconciler:
         snapshot: MaintenanceSnapshot,
         drain: DrainPlan | None,
     ) -> float | None:
-        """What the status as it stands says that is done to others: pods are evicted, Jobs are made."""
+        """Do the work that the current status implies: evict pods, create Jobs."""
         if plan.drain and drain:
             return await self._drains.carry_out(request, drain)
         if plan.work and snapshot.work:
@@ -184,7 +184,7 @@ class MaintenanceReconciler:
         # Rules and requests arrive on different watches: only the API server knows that the request is really gone.
         living = await self._client.list(DEVICE_MAINTENANCES)
         if any(request.metadata.uid == uid for request in living):
-            return MaintenancePlan(request=uid)  # its arrival on the watch wakes us
+            return MaintenancePlan(request=uid)  # its watch event wakes us
         return plan_abandoned(uid, rules)
 
     async def _carry_out(self, plan: MaintenancePlan, request: DeviceMaintenance | None) -> None:
@@ -203,7 +203,7 @@ class MaintenanceReconciler:
             await self._write_status(plan, request)
 
     async def _write_status(self, plan: MaintenancePlan, request: DeviceMaintenance | None) -> bool:
-        """Write what the plan says of the request. Returns whether the request is still there."""
+        """Write the plan's status of the request. Return whether the request still exists."""
         if plan.status is None or request is None:
             return True
         written = await self._statuses.write(request, plan.status)
@@ -216,7 +216,7 @@ class MaintenanceReconciler:
         return True
 
     def _announce(self, request: DeviceMaintenance, status: DeviceMaintenanceStatus) -> None:
-        """Say that the phase has changed: once, by who has written it."""
+        """Report a change of phase once, after writing it."""
         if status.phase is None:
             return
         self._events.record(
@@ -241,17 +241,17 @@ class MaintenanceReconciler:
         return self._in_pools({gpu_node.pool}) if gpu_node is not None else ()
 
     def _of_claims(self, claims: Sequence[ResourceClaim]) -> Iterator[str]:
-        # One that waits and tolerates taints may concern any request that has begun, as long as it waits.
+        # A waiting claim that tolerates taints may concern any request that has begun.
         if any(claim.waits_tolerantly for claim in claims):
             yield from _uids(filter(has_begun, self._at_work()))
         pools = {result.key.pool_key for claim in claims for result in claim.results}
-        # Those that would select of the whole fleet would be woken by every claim: they are looked at from time to time.
+        # Requests that select from the whole fleet would be woken by every claim: they are checked periodically.
         yield from self._in_pools(pools, wide=False)
 
     def _in_pools(self, pools: Collection[PoolKey], *, wide: bool = True) -> Iterator[str]:
         """The UIDs of requests that devices of these pools may concern."""
         for request in self._at_work() if pools else ():
-            # One that is not fixed yet, and does not go by names alone, may be about anything; without a pool, about any pool.
+            # A request without a fixed selection that does not only use names may select anything; without a pool, in any pool.
             selection = fixed_selection(request, self._view.rules_for(request.metadata.uid))
             if selection is None or not (has_begun(request) or request.spec.device_selector.pool):
                 concerned = wide
@@ -267,7 +267,7 @@ class MaintenanceReconciler:
         if selector is None:
             return
         for request in self._at_work():
-            # A taint that comes or goes decides whether the claim of a Job for verification is allocated.
+            # A taint that comes or goes decides whether a verification Job's claim can be allocated.
             if request.status.phase is MaintenancePhase.VERIFYING and any(
                 selector.matches(each.key) for each in request.status.devices
             ):
@@ -289,12 +289,12 @@ def _sooner(one_s: float | None, other_s: float | None) -> float | None:
 
 
 def _claimed(request: DeviceMaintenance) -> tuple[object, ...]:
-    """What other requests for the same devices wait for."""
+    """The fields that other requests for the same devices wait for."""
     devices = [(each.key, each.overlaps) for each in request.status.devices]
     return request.spec.finished, request.says(CONDITION_READY_FOR_WORK), devices
 
 
 def _of_gpu_node(gpu_node: GpuNode) -> tuple[object, ...]:
-    """What of a report says whether GPUs are isolated, published and good."""
+    """The fields of a report that tell whether GPUs are isolated, published and healthy."""
     health = [(gpu.uuid, gpu.health, gpu.message, gpu.faults) for gpu in gpu_node.status.gpus]
     return gpu_node.spec.isolated, gpu_node.status.isolates, publishes(gpu_node), health

@@ -1,6 +1,6 @@
-"""Rehearses requests that have not begun: what they select, what that would do, and what speaks against it.
+"""Rehearses requests that have not begun: what they select, the effect, and what speaks against it.
 
-Owns the reading for that, which lets others work in between.
+Owns the reading for that, which yields the event loop.
 """
 
 import msgspec
@@ -21,7 +21,7 @@ _BUDGETS_FOR_S = 30.0
 
 
 class Rehearsed(msgspec.Struct, frozen=True):
-    """What a request selects, what isolating that would do, and why it cannot begin with it."""
+    """What a request selects, the effect of isolating it, and why it cannot begin."""
 
     selection: MaintenanceSelection
     summary: MaintenanceRehearsal | None = None
@@ -29,7 +29,7 @@ class Rehearsed(msgspec.Struct, frozen=True):
 
 
 class Rehearsals:
-    """One request at a time."""
+    """Rehearses one request at a time."""
 
     def __init__(self, client: Client, view: ClusterView, fleet: MaintenanceFleet) -> None:
         self._view = view
@@ -37,7 +37,7 @@ class Rehearsals:
         self._budgets = DisruptionBudgets(client, clock=view.clock, every_s=_BUDGETS_FOR_S)
 
     async def of(self, request: DeviceMaintenance) -> Rehearsed:
-        """Rehearse the request with what is known now."""
+        """Rehearse the request with the current state."""
         selector = request.spec.device_selector
         selection = MaintenanceSelection(selector=selector)
         if not is_exact(selector):
@@ -68,7 +68,7 @@ class Rehearsals:
         return Rehearsed(selection, _steady(request.status.rehearsal, summary), problem)
 
     async def _devices(self, selection: MaintenanceSelection) -> frozenset[DeviceKey]:
-        """All that the selection means now, and what is the same hardware."""
+        """All devices of the selection now, and those on the same hardware."""
         selector, keys = selection.selector, set[PoolKey]()
         if selection.devices is not None:
             keys = {device.pool_key for device in selection.devices}
@@ -85,7 +85,7 @@ class Rehearsals:
 
 
 def _steady(before: MaintenanceRehearsal | None, now: MaintenanceRehearsal) -> MaintenanceRehearsal:
-    """The rehearsal to write. How many GPUs are free changes by the second: alone it is not worth a write."""
+    """The rehearsal to write. The number of free GPUs changes constantly and alone is not worth a write."""
     if before is None or [each.name for each in before.classes] != [each.name for each in now.classes]:
         return now
     return before if msgspec.structs.replace(now, classes=before.classes) == before else now

@@ -1,7 +1,7 @@
-"""Reads the snapshot from which a maintenance request is planned, out of what is watched.
+"""Reads the snapshot from which a maintenance request is planned.
 
-Owns that reading, and which classes devices may belong to. Plans nothing and writes nothing: the budgets and the books on
-evictions are the same after it.
+Owns that reading, and which classes devices may belong to. Plans and writes nothing, and leaves budgets and eviction records
+unchanged.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -41,11 +41,11 @@ from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey
 
 _MOST_ASKED = 64
-"""Of more devices than this some are taken to belong to any class."""
+"""With more devices than this, every class is assumed to match."""
 
 
 class SnapshotReader:
-    """Of one request at a time."""
+    """Reads one request at a time."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SnapshotReader:
         self._jobs = jobs
 
     def read(self, request: DeviceMaintenance, rehearsed: Rehearsed | None) -> MaintenanceSnapshot:
-        """What is known of the request now. `rehearsed` is what isolating would do, of one that may begin some time."""
+        """What is known of the request now. `rehearsed` is the effect of isolating, for a request that may still begin."""
         now = self._view.clock.now()
         rules = self._view.rules_for(request.metadata.uid)
         isolated = isolated_boards(request, rules)
@@ -128,7 +128,7 @@ class SnapshotReader:
             drain=self._draining(request, scope, claims.values(), rules, own=own) if has_begun(request) else None,
             work=self._jobs.look(request, Purpose.WORK),
             verification=self._jobs.look(request, Purpose.VERIFICATION),
-            # What agents that are lost reported last may be from before the work.
+            # The last report of a lost agent may be from before the work.
             agents=_agents_say(scope, isolated, nodes, idle | untold | set(filter(self._view.is_fenced, nodes))),
         )
 
@@ -155,8 +155,8 @@ class SnapshotReader:
     def _idle(self, gpu_nodes: Mapping[PoolKey, GpuNode]) -> set[PoolKey]:
         """The pools whose agents publish nothing now.
 
-        On a node that is not ready nothing new is placed, and its agent may be gone for long; one that cannot read the GPUs, or
-        gives way to another plugin, publishes nothing. Work on such a node is what maintenance is there for.
+        Nothing new is placed on a node that is not ready, and its agent may be gone for long; an agent that cannot read the GPUs,
+        or yields to another plugin, publishes nothing. Work on such nodes is a purpose of maintenance.
         """
         nodes = {pool: self._view.nodes.store.get(ObjectKey("", pool.pool)) for pool in gpu_nodes}
         return {
@@ -168,11 +168,10 @@ class SnapshotReader:
     def _classes_for(
         self, devices: Iterable[DeviceKey], pools: Mapping[PoolKey, PoolHardware], names: Iterable[str]
     ) -> set[str]:
-        """Those of these classes that some of the devices may belong to.
+        """The classes among `names` that some of the devices may belong to.
 
-        Only selectors of classes are asked, which administrators write. What a claim asks for beyond them could be anything. A
-        device that is not published now, such as while its node reboots, may be again at any moment: nothing but its driver is
-        known of it.
+        Only the selectors of classes are evaluated, which administrators write; a claim's own could select anything. A device
+        that is not published now, for example during a reboot, may reappear at any moment: only its driver is known.
         """
         if not names:
             return set()
@@ -184,9 +183,9 @@ class SnapshotReader:
         may_fit = set()
         for name in names:
             if ObjectKey("", name) not in self._view.classes.store:
-                continue  # nothing is allocated for a class that does not exist; one that is made wakes us
+                continue  # nothing is allocated for a missing class; its creation wakes us
             test = self._fleet.test(name)
-            # If its selectors fail, nobody knows.
+            # If its selectors fail, the class may match.
             if len(asked) > _MOST_ASKED or (
                 bool(asked) if isinstance(test, str) else any(test.says(*each) is not False for each in asked)
             ):
@@ -196,7 +195,7 @@ class SnapshotReader:
     def _pools_for(
         self, selection: MaintenanceSelection, isolated: Iterable[DeviceKey]
     ) -> Mapping[PoolKey, PoolHardware]:
-        """The pools that may have devices which are meant, also such as have no slice any more."""
+        """The pools that may contain selected devices, including those without slices now."""
         selector = selection.selector
         if selection.devices is not None:
             keys = {device.pool_key for device in (*selection.devices, *isolated)}

@@ -1,8 +1,7 @@
-"""Decides what is wanted of every node's GPUs, from what the operator knows now.
+"""Decides the wanted layout of every node's GPUs from the current view.
 
-Owns the reading of the view for MIG policies and what is remembered of it: a node is decided again when something that its
-decision rests on is another object than before. All nodes of a large fleet are decided bit by bit, so that the event loop is
-never held for long. Writes nothing.
+Owns the reading of the view for MIG policies and the cache of decisions: a node is decided again when an object that its decision
+depends on is replaced. Deciding a large fleet yields the event loop. Writes nothing.
 """
 
 from collections import Counter
@@ -30,21 +29,21 @@ from draco.resources.names import DeviceKey
 _NONE_AHEAD: Ahead = {}
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _LONGEST_WAIT_S = 3600.0
-"""Clocks are set: however far away a window is, it is looked again after this."""
+"""Clocks may be set: check a window again after this at the latest, however far away it is."""
 
 
 class AheadReport(NamedTuple):
-    """What is kept ahead of claims. `said`: in words, by policy; the others by policy and profile."""
+    """What is kept ahead of claims. `said` is text by policy; the others are by policy and profile."""
 
     said: Mapping[str, str] = MappingProxyType({})
     rates: Mapping[tuple[str, str], float] = MappingProxyType({})
-    """Instances that claims take in a minute."""
+    """Instances that claims take per minute."""
     counts: Mapping[tuple[str, str], int] = MappingProxyType({})
-    """Idle instances that are wanted by these rates."""
+    """Idle instances wanted for these rates."""
 
 
 class MigDecisions:
-    """Decisions by node, made when asked for. Subscribed before anyone who asks because of a change."""
+    """Decisions by node, made on demand. Must subscribe before everyone who asks because of a change."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
@@ -52,12 +51,12 @@ class MigDecisions:
         self._permits: dict[str, bool] = {}
         self._permits_hold: tuple[datetime, datetime] = (_NEVER, _NEVER)  # from when to when
         self._known: dict[str, tuple[tuple[object, ...], NodeDecision]] = {}
-        self._all_decided = False  # once at least
+        self._all_decided = False  # at least once
         self._ahead: dict[str, Ahead] | None = None  # by node; None: not measured here yet
         self.when_ahead = Listeners[[str]]()
-        """Called with the name of a node whose GPUs are to keep other idle instances than before."""
+        """Called with a node's name when the idle instances to keep on it change."""
         self.when_told = Listeners[[]]()
-        """Called when something else is said of what is kept ahead of claims."""
+        """Called when the report of what is kept ahead changes."""
         self.ahead = AheadReport()
         """What is kept ahead of claims, and why."""
         view.mig_policies.subscribe(self._forget_rules, reads=said_by)
@@ -65,19 +64,19 @@ class MigDecisions:
 
     @property
     def rules(self) -> Sequence[Rules]:
-        """The policies made ready, oldest first. Their status may be an older one."""
+        """The compiled policies, oldest first. Their status may be outdated."""
         if self._rules is None:
             self._rules = tuple(rules_of(policy) for policy in oldest_first(self._view.mig_policies.store.values()))
             self._permits_hold = (_NEVER, _NEVER)
         return self._rules
 
     def of(self, node: str) -> NodeDecision | None:
-        """What is decided of a node; None if it has no GpuNode."""
+        """The decision for a node; None without a GpuNode."""
         gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
         return self._decided(gpu_node, self.rules, self._permitted(self.rules)) if gpu_node else None
 
     def policies_of(self, devices: Iterable[DeviceKey]) -> list[MigPolicy | None]:
-        """The policies of the GPUs that have these devices, one for each; None for a GPU of none that is known."""
+        """The policy of each GPU that has one of these devices; None for a GPU without a known policy."""
         by_name = {each.name: each.policy for each in self.rules}
         found = []
         for place in dict.fromkeys(map(GpuPlace.of, devices)):
@@ -87,11 +86,10 @@ class MigDecisions:
         return found
 
     async def all(self) -> list[NodeDecision]:
-        """What is decided of every node that has a GpuNode, by name. Others have the event loop in between.
+        """The decisions for all nodes with a GpuNode, by name. Yields the event loop in between.
 
-        All of it rests on the policies and the windows as they were at the beginning, and each node's on what was known of it
-        when its turn came. What changes meanwhile may be missed, but a caller that acts on changes is woken by that one too and
-        asks again, and then only what rests on other objects is decided again.
+        All use the policies and windows from the start, and each node's state at its turn. A change in between may be missed, but
+        callers that act on changes are woken by it and ask again; then only what depends on replaced objects is decided again.
         """
         rules = self.rules
         permits = self._permitted(rules)
@@ -99,7 +97,7 @@ class MigDecisions:
         decisions = []
         for key in sorted(self._view.gpu_nodes.store):
             gpu_node = self._view.gpu_nodes.store.get(key)
-            if gpu_node is not None:  # or it is gone by now
+            if gpu_node is not None:  # it may be gone by now
                 decisions.append(self._decided(gpu_node, rules, permits))
             await cooperative.pause()
         self._all_decided = True
@@ -107,7 +105,7 @@ class MigDecisions:
 
     @property
     def gpu_counts(self) -> Mapping[tuple[str, str], int]:
-        """GPUs by policy and state, by what was decided last; empty as long as nobody has asked for all decisions."""
+        """GPUs by policy and state, from the last decisions; empty until somebody has asked for all."""
         if not self._all_decided:
             return {}
         policies = (each.metadata for each in self._view.mig_policies.store.values())
@@ -117,7 +115,7 @@ class MigDecisions:
         return {(name, state.value): counts[name, state] for name in names for state in LayoutState}
 
     def keep_ahead(self, ahead: Mapping[str, Ahead], report: AheadReport) -> None:
-        """Take up what GPUs are to keep idle by demand, by node."""
+        """Take over what GPUs are to keep idle by demand, by node."""
         before, told = self._ahead or {}, self.ahead.said
         self.ahead = report
         self._ahead = {node: before[node] if before.get(node) == each else each for node, each in ahead.items()}
@@ -128,7 +126,7 @@ class MigDecisions:
             self.when_told.tell()
 
     def seconds_to_next_window(self) -> float | None:
-        """In how many seconds a window for resets opens or closes; None if there is none."""
+        """Seconds until a window for resets opens or closes; None without windows."""
         self._permitted(self.rules)
         end = self._permits_hold[1]
         return None if end == _NEVER else min(max(0.0, (end - self._view.clock.now()).total_seconds()), _LONGEST_WAIT_S)
@@ -151,10 +149,10 @@ class MigDecisions:
         return sorted(own, key=lambda each: each.metadata.name)
 
     def _permitted(self, rules: Sequence[Rules]) -> Mapping[str, bool]:
-        """Whether each policy may reset now; the same object as long as that is the same."""
+        """Whether each policy may reset now; the same object while nothing changes."""
         now = self._view.clock.now()
         since, end = self._permits_hold
-        if not since <= now < end:  # also where the clock was set back
+        if not since <= now < end:  # also if the clock was set back
             permits = {each.name: permit(each.policy.spec.reset, now) for each in rules}
             granted = {name: each.is_open for name, each in permits.items()}
             if granted != self._permits:
@@ -171,7 +169,7 @@ class MigDecisions:
 
 
 def register_mig(metrics: OperatorMetrics, decisions: MigDecisions) -> None:
-    """Export how the GPUs of each policy stand."""
+    """Export the states of each policy's GPUs."""
     metrics.on_scrape(
         "draco_mig_policy_gpus",
         "GPUs of each MigPolicy by state: applied, changing, or failed. On the leader only.",

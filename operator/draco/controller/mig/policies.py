@@ -1,7 +1,6 @@
-"""Writes the status of each MIG policy.
+"""Writes the status of each MigPolicy.
 
-Owns what is counted for the status of MigPolicies, and when, and nothing else. Keys are their UIDs. How it is written is
-`own_status`'s.
+Owns what the status counts and when it is updated. Keys are UIDs. `own_status` does the writing.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from draco.resources.api.draco import MigPolicy, MigPolicyStatus
 
 
 class MigPolicyReconciler:
-    """One policy at a time."""
+    """Reconciles one policy at a time."""
 
     def __init__(
         self, client: Client, view: ClusterView, decisions: MigDecisions, *, adviser: RepairReconciler
@@ -30,7 +29,7 @@ class MigPolicyReconciler:
         self._statuses = PolicyStatuses(client, view.mig_policies, clock=view.clock)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with the UID of every policy that a change may concern."""
+        """Call `wake` with the UID of every policy that a change may affect."""
 
         def wake_all(_: object = None) -> None:
             for uid in self.all_keys():
@@ -44,18 +43,18 @@ class MigPolicyReconciler:
         self._view.slices.subscribe(wake_all)
 
     def all_keys(self) -> set[str]:
-        """Every policy there is."""
+        """Every policy."""
         return self._statuses.uids()
 
     async def reconcile(self, uid: str) -> float | None:
-        """Bring the policy's status to what is so."""
-        # Asked for before the look, since windows are taken as they are when it begins.
+        """Update the policy's status."""
+        # Read before the decision, which uses the windows as of its start.
         next_window_s = self._decisions.seconds_to_next_window()
         again_s = await self._statuses.bring(uid, self._status)
         return next_window_s if again_s is None and uid in self.all_keys() else again_s
 
     async def _status(self, policy: MigPolicy, work: CooperativeWork) -> MigPolicyStatus | None:
-        """The status that the policy should have. If the policy changes meanwhile, writing this ends in a conflict."""
+        """The wanted status of the policy. If the policy changes meanwhile, the write ends in a conflict."""
         uid = policy.metadata.uid
         rules = next((each for each in self._decisions.rules if each.policy.metadata.uid == uid), None)
         if rules is None:
@@ -64,7 +63,7 @@ class MigPolicyReconciler:
         for each in await self._decisions.all():
             counts.add(each)
             await work.pause()
-        # What is remembered of the rules may hold an older status.
+        # The cached rules may hold an older status.
         rules = msgspec.structs.replace(rules, policy=policy)
         said = (self._adviser.advice(rules.name), self._decisions.ahead.said.get(rules.name, ""))
         return status_of(rules, counts, self._view.clock.now(), " ".join(filter(None, said)))

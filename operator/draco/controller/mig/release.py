@@ -1,10 +1,10 @@
-"""Takes back the allocations of idle claims, where their MigPolicy permits it.
+"""Deallocates idle claims where their MigPolicy permits it.
 
-Owns which claims may be moved, by the policies of the GPUs that they are on (`MovableClaims`), and what has to be known of them:
-since when a claim has been idle, which were released lately, and which own writes have not come back on the watch yet. A release
-clears `status.allocation`, as kube-controller-manager does when a claim's last consumer is gone, and the API server drops the
-device status with it; how it is written is `deallocations`'. Nothing is ever allocated here. Which claims stand in the way is the
-caller's; which of them may go is `mig_policy.release_policy`.
+Owns which claims may be moved, by the policies of their GPUs (`MovableClaims`), and the history this needs: since when a claim
+has been idle, what was released recently, and which own writes the watch has not delivered. A release clears `status.allocation`,
+as kube-controller-manager does when a claim's last consumer is gone, and the API server drops the device status with it;
+`deallocations` does the writing. Allocates nothing. The caller knows which claims are in the way; `mig_policy.release_policy`
+decides which of them may go.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -39,15 +39,15 @@ ROOM_REASON = "PlaceReleased"
 EVENT_ACTION = "Repairing"
 
 _UNANSWERED_S = 10.0
-"""How long a write whose answer was lost may take to be seen, before it counts as not made."""
+"""How long a write without an answer may take to show up before it counts as failed."""
 _LOOK_AGAIN_S = 2.0
-"""How soon to look whether a write has been seen, should nothing wake us."""
+"""How soon to check whether a write has arrived, if no event does so."""
 _SETTLE_S = 30.0
-"""How long a scheduler has to give the pod what was released for it, before anything is released for others."""
+"""Time for the scheduler to place the pod that something was released for, before more is released for others."""
 
 
 class Movable(NamedTuple):
-    """An idle claim, the policy of its GPUs with what that permits, and the nodes of its devices."""
+    """An idle claim, its GPUs' policy with what that permits, and the nodes of its devices."""
 
     policy: str
     most: int
@@ -56,21 +56,21 @@ class Movable(NamedTuple):
 
 
 class _Home(NamedTuple):
-    """Where a device is: its GPU's UUID ("" if it is no partition) and its node."""
+    """A device's GPU UUID ("" if it is no partition) and node."""
 
     gpu: str
     node: str
 
 
 class MovableClaims:
-    """Computed each time: what it rests on is remembered by the decisions."""
+    """Computed on each call; the decisions cache its inputs."""
 
     def __init__(self, view: ClusterView, decisions: MigDecisions) -> None:
         self._view = view
         self._decisions = decisions
 
     def among(self, claims: Iterable[ObjectKey]) -> dict[ObjectKey, Movable]:
-        """Those that are idle, and all of whose devices are partitions of GPUs that one policy lets be repaired."""
+        """The idle claims among `claims` whose devices are all partitions of GPUs of one policy that permits repair."""
         repairs = {each.name: each.policy.spec.repair for each in self._decisions.rules}
         movable: dict[ObjectKey, Movable] = {}
         for key in claims:
@@ -92,13 +92,13 @@ class MovableClaims:
         return movable
 
     def _is_reserved(self, claim: ResourceClaim) -> bool:
-        """Whether a DeviceReservation keeps its devices for pods to come: idle is what it is there for."""
+        """Whether the claim belongs to a DeviceReservation, which keeps devices idle on purpose."""
         key = reservation_key(claim)
         reservation = self._view.reservations.store.get(key) if key else None
         return reservation is not None and reservation.metadata.uid == reserved_by(claim)
 
     def _policy_of(self, home: _Home) -> str:
-        """The policy that divides the GPU as claims ask for it; "" if there is none."""
+        """The policy that partitions the GPU on demand; "" if none."""
         decision = self._decisions.of(home.node) if home.gpu else None
         for gpu in decision.gpus if decision else ():
             if gpu.uuid == home.gpu and gpu.wanted is not None and gpu.wanted.mode is MigMode.DYNAMIC:
@@ -114,7 +114,7 @@ class MovableClaims:
 
 
 class _Written(msgspec.Struct, frozen=True, kw_only=True):
-    """A write that the watch has not delivered yet: which version it replaces, and what to say once it is certain to be made."""
+    """A write that the watch has not delivered: the version it replaces, and what to report once it is certain."""
 
     uid: str
     replaced: str
@@ -124,7 +124,7 @@ class _Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimReleases:
-    """One plan at a time, claim by claim, each write on top of just what was seen."""
+    """Releases one plan at a time, claim by claim, each write on top of exactly the version seen."""
 
     def __init__(
         self, client: Client, view: ClusterView, events: EventRecorder, *, count: Counter, patience: ReleaseDelays
@@ -136,14 +136,14 @@ class ClaimReleases:
         self._patience = patience
         self._deallocations = Deallocations(client, view)
         self._idle_since: dict[ObjectKey, float] = {}
-        self._released: dict[str, float] = {}  # when, by UID
+        self._released: dict[str, float] = {}  # time by UID
         self._latest: dict[str, tuple[float, str]] = {}  # by policy
         self._written: dict[ObjectKey, _Written] = {}
-        self._awaited: tuple[float, ObjectKey] | None = None  # the pod for which something was released, and until when
+        self._awaited: tuple[float, ObjectKey] | None = None  # the pod something was released for, and until when
         view.claims.subscribe(self._follow)
 
     async def adopt(self) -> None:
-        """Learn from the Events of the previous leader what was released lately. Raises ApiError."""
+        """Learn from the former leader's Events what was released recently. Raises ApiError."""
         selector = f"reason={RELEASED_REASON},reportingComponent={FIELD_MANAGER_OPERATOR}"
         for event in await self._client.list(EVENTS, field_selector=selector):
             _, last = times_of(event)
@@ -152,18 +152,18 @@ class ClaimReleases:
                 self._released.setdefault(event.involved_object.uid, self._view.clock.monotonic() - age_s)
 
     def refusal(self, key: ObjectKey) -> str:
-        """What the API server said when it refused to let the claim be released last, as a sentence; "" if it did not."""
+        """The API server's last refusal to release the claim, as a sentence; "" without one."""
         claim = self._view.claims.store.get(key)
         return self._deallocations.refusal(claim) if claim is not None else ""
 
     def latest(self) -> Mapping[str, str]:
-        """What was last released, as a sentence for each policy, until it is long ago."""
+        """The latest release per policy as a sentence, while it is recent."""
         now_s, rest_s = self._view.clock.monotonic(), self._patience.rest_s
         self._latest = {name: told for name, told in self._latest.items() if now_s - told[0] < rest_s}
         return {name: text for name, (_, text) in self._latest.items()}
 
     def obstacle(self, claim: ResourceClaim, movable: Movable) -> ReleaseObstacle | None:
-        """Why the claim may not be released now; None if it may."""
+        """Why the claim must not be released now; None if it may."""
         key, now_s = claim.metadata.key, self._view.clock.monotonic()
         if (left_s := self._deallocations.left_s(claim)) > 0:
             return ReleaseObstacle(text="the API server refused it", again_s=left_s)
@@ -181,12 +181,12 @@ class ClaimReleases:
 
     @property
     def in_flight(self) -> bool:
-        """Whether an own write has not been seen on the watch yet: until then it looks as if it had not been made."""
+        """Whether a write of ours has not arrived on the watch: until then the view shows the old state."""
         self._written = {key: written for key, written in self._written.items() if not self._seen(key, written)}
         return bool(self._written)
 
     def pause_s(self) -> float:
-        """In how many seconds something may be released; 0 if now. A change on the watch may end the pause."""
+        """Seconds until something may be released; 0 for now. A watch event may end the pause early."""
         now_s = self._view.clock.monotonic()
         self._released = {uid: at_s for uid, at_s in self._released.items() if now_s - at_s < self._patience.rest_s}
         waits = [_LOOK_AGAIN_S if self.in_flight else 0.0]
@@ -202,10 +202,9 @@ class ClaimReleases:
     async def carry_out(
         self, release: ClaimRelease, policies: Mapping[ObjectKey, str], may_go: Callable[[ObjectKey], bool]
     ) -> bool:
-        """Release a plan's claims, as their policies permit, while `may_go` says so of each in turn. Returns whether all are.
+        """Release a plan's claims as their policies permit, while `may_go` agrees for each. Return whether all were released.
 
-        What is left undone is found by the next look, as is what another process left so. Raises ApiError where trying again
-        may help.
+        The next look finds what is left, as it does after a crash. Raises ApiError if a retry may help.
         """
         for key in release.claims:
             claim = self._view.claims.store.get(key)
@@ -234,7 +233,7 @@ class ClaimReleases:
         return True
 
     def _seen(self, key: ObjectKey, written: _Written) -> bool:
-        """Whether the watch has delivered the write, or something newer. One of unknown fate is announced if it was made."""
+        """Whether the watch has delivered the write, or something newer. Reports a write of unknown outcome if it was made."""
         claim = self._view.claims.store.get(key)
         if claim is None or claim.metadata.uid != written.uid:
             return True

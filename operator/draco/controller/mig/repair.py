@@ -1,8 +1,8 @@
-"""Finds the claims that nobody uses and that stand in the way of a pod, on GPUs whose MigPolicy lets claims be moved.
+"""Finds idle claims that block a waiting pod, on GPUs whose MigPolicy lets claims be moved.
 
-Owns one Event on each waiting claim and on each idle one, kept true, and the sentence that the policy passes on. Where the policy
-permits it, has `release` take back what the idle claims hold; else nothing is touched: an idle claim may be somebody's
-reservation, so it is for people, or their tools, to let go of it. Idle instances without a claim need none of this, they give way
+Owns one Event on each waiting and each idle claim, kept up to date, and the sentence for the policy's status. Where the policy
+permits it, has `release` take the idle claims' devices back; otherwise nothing is touched, because an idle claim may be
+somebody's reservation and its owner must delete it. Idle instances without a claim need none of this: they give way
 automatically.
 """
 
@@ -37,25 +37,25 @@ log = structlog.get_logger(__name__)
 EVENT_REASON = "ClaimMovable"
 EVENT_ACTION = "Repairing"
 _EVERYTHING = "idle-claims"
-"""The one key: what is advised to one pod depends on all of them."""
+"""The one key: advice for one pod depends on all."""
 _PACE_S = 2.0
 _REST = 10.0
-"""How much longer than a look takes nothing is looked at."""
+"""After a look, rest this many times its duration."""
 _SEARCHES = 100
-"""Searches in one run, a few milliseconds each; a pod that needs more has to do with these."""
+"""Searches per run, a few milliseconds each; also the limit for one pod."""
 _GO_S = 1.0
-"""How much work one run may be, on fleets where a search takes longer."""
+"""Work per run, for fleets where a search takes longer."""
 _ANSWER_WITHIN_S = 5.0
-"""A namespace that has used up its budget must not keep the others from being helped."""
+"""Timeout for an answer, so that a namespace over its budget does not block the others."""
 _ASK_AGAIN_S = 10.0
-"""After how long a pod is looked at again for which no answer came: nothing else may happen that would have it looked at."""
+"""When to look again at a pod without an answer, since no event may do so."""
 _AT_A_STRETCH = 256
-"""Pods or claims that are picked out before others may have a turn."""
+"""Pods or claims that are processed before yielding."""
 _KEEP_S = 30.0
 
 
 class RepairReconciler:
-    """Advice for all waiting pods at once, and releases for one after the other."""
+    """Advises all waiting pods together, and releases for one after the other."""
 
     def __init__(
         self, view: ClusterView, movable: MovableClaims, notes: Notes, releases: ClaimReleases, workers: WorkerPool
@@ -71,10 +71,10 @@ class RepairReconciler:
         self._advised: dict[ObjectKey, ClaimRelease] = {}  # by pod
         self._by_policy: Mapping[str, str] = {}
         self.on_advice = Listeners[[]]()
-        """Called when some policy's sentence has changed."""
+        """Called when a policy's sentence changes."""
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called whenever a change may concern what is advised."""
+        """Call `wake` whenever a change may affect the advice."""
 
         def wake_for_pod(before: Pod | None, after: Pod | None) -> None:
             pod = after or before
@@ -92,19 +92,19 @@ class RepairReconciler:
 
     @property
     def _concerned(self) -> set[ObjectKey]:
-        """The idle claims that something is said of."""
+        """The idle claims that the advice names."""
         return {key for release in self._advised.values() for key in release.claims}
 
     def all_keys(self) -> set[str]:
-        """The one key there is."""
+        """The one key."""
         return {_EVERYTHING}
 
     def advice(self, policy: str) -> str:
-        """What the policy's status passes on; "" when there is nothing."""
+        """The sentence for the policy's status; "" without advice."""
         return self._by_policy.get(policy, "")
 
     async def reconcile(self, _: str) -> float | None:
-        """Say of every claim concerned what is so, take back what no longer is, and release what may be."""
+        """Update the Events of all affected claims, and release what is permitted."""
         await self._adopt()
         if not (self._view.idle_claims or self._notes.said or self._by_policy):
             return None
@@ -112,7 +112,7 @@ class RepairReconciler:
         if wait_s > 0:
             return wait_s
         if self._releases.in_flight:
-            return _PACE_S  # what is known is what was before our own write
+            return _PACE_S  # the view shows the state before our own write
         run = _RepairRun(self._workers, self._view.clock)
         is_all_seen = await self._look(run)
         self._due_s = self._view.clock.monotonic() + max(_PACE_S, _REST * run.worked_s)
@@ -133,7 +133,7 @@ class RepairReconciler:
         return again_s if self._advised or self._by_policy else None
 
     async def _look(self, run: "_RepairRun") -> bool:
-        """Look at as many pods as one run suffices for, each in its turn. Returns whether it was every one."""
+        """Look at pods in turn, as many as fit into one run. Return whether all were looked at."""
         movable: dict[ObjectKey, Movable] = {}
         async for some in run.parts(self._view.idle_claims):
             movable |= self._movable.among(some)
@@ -147,18 +147,18 @@ class RepairReconciler:
         for number, key in enumerate([*keys[turn:], *keys[:turn]]):
             pod = self._refused(key)
             if pod is None:
-                continue  # not any more
+                continue  # no longer waits
             claims = self._claims_of(pod)
             unanswered = run.unanswered
-            # What may be released comes first: a pod must not wait for a person where it need not.
+            # Releasable claims first: a pod must not wait for a person needlessly.
             found = await run.find(pod, claims, free) if free else None
             if found is None and len(free) < len(every):
                 found = await run.find(pod, claims, every)
             if run.is_over and found is None and number:
-                self._next = key  # it was not looked at to the end: it comes first the next time
+                self._next = key  # it was not finished: it comes first next time
                 break
             if found is None and run.unanswered > unanswered:
-                continue  # what was advised before is as good as it was
+                continue  # the former advice still stands
             self._advised.pop(key, None)
             if found is not None:
                 self._advised[key] = found
@@ -184,7 +184,7 @@ class RepairReconciler:
         return self._releases.obstacle(claim, movable) if claim else ReleaseObstacle(text="it is gone")
 
     async def _release(self) -> float:
-        """Release what one pod needs, if that may be done now. Returns in how many seconds more may be done."""
+        """Release what one pod needs, if permitted now. Return seconds until more may be done."""
         run = _RepairRun(self._workers, self._view.clock)
         pause_s = self._releases.pause_s()
         for pod in sorted(self._advised) if pause_s <= 0 else ():
@@ -192,7 +192,7 @@ class RepairReconciler:
             if release is None:
                 continue
             if await self._releases.carry_out(release, policies, partial(self._may_go, pod)):
-                del self._advised[pod]  # what is so now is for the next look to tell
+                del self._advised[pod]  # the next look reports the new state
             pause_s = self._releases.pause_s()
             break
         movable = self._movable.among(self._concerned)
@@ -205,7 +205,7 @@ class RepairReconciler:
     async def _still_needed(
         self, pod: ObjectKey, run: "_RepairRun"
     ) -> tuple[ClaimRelease | None, Mapping[ObjectKey, str]]:
-        """What must go for the pod, tried once more with what is known now, and by which policies; None if it may not be."""
+        """What must go for the pod, searched again with the current state, with the policies; None if it may not."""
         waiting, advised = self._refused(pod), self._advised[pod]
         movable = self._movable.among(advised.claims)
         may_go = [key for key, each in movable.items() if self._obstacle(key, each) is None]
@@ -216,7 +216,7 @@ class RepairReconciler:
         return release, {key: each.policy for key, each in movable.items()}
 
     def _may_go(self, pod: ObjectKey, claim: ObjectKey) -> bool:
-        """Whether the claim is still as it was when the release was planned, and the pod still waits."""
+        """Whether the claim is unchanged since the release was planned, and the pod still waits."""
         movable = self._movable.among([claim]).get(claim)
         return movable is not None and self._refused(pod) is not None and self._obstacle(claim, movable) is None
 
@@ -260,7 +260,7 @@ class RepairReconciler:
         return again_s
 
     def _prospect(self, release: ClaimRelease) -> str:
-        """What becomes of the idle claims, if nobody does anything."""
+        """What happens to the idle claims if nobody acts."""
         movable = self._movable.among(release.claims)
         keeping = [each.policy for each in movable.values() if each.permit is not IdleClaims.RELEASE]
         if keeping:
@@ -273,7 +273,7 @@ class RepairReconciler:
         return release_policy.due(release)
 
     async def _adopt(self) -> None:
-        """Take over what another leader left, so that it is taken back when it is no longer so."""
+        """Adopt a former leader's Events, so that outdated ones are withdrawn."""
         if self._adopted:
             return
         await attempted("events.not_adopted", self._notes.adopt, clock=self._view.clock)
@@ -282,7 +282,7 @@ class RepairReconciler:
 
 
 class _RepairRun:
-    """One run of searches, which the workers make, and which is over when its searches or its time are used up."""
+    """A run of searches by the workers; it ends when its searches or its time are used up."""
 
     def __init__(self, workers: WorkerPool, clock: Clock) -> None:
         self._workers = workers
@@ -293,18 +293,18 @@ class _RepairRun:
 
     @property
     def worked_s(self) -> float:
-        """How long this has taken so far, but no longer than a whole run: what takes more was held up by the machine."""
+        """Work so far, capped at a whole run: anything beyond was a delay by the machine."""
         return min(_GO_S, self._cooperative.work_s + self._searched_s)
 
     @property
     def is_over(self) -> bool:
-        """Whether something may have been left out."""
+        """Whether the run is over, so that something may be missing."""
         return self._searches < 0 or self.worked_s >= _GO_S
 
     async def find(
         self, pod: Pod, claims: list[ResourceClaim], movable: Mapping[ObjectKey, int]
     ) -> ClaimRelease | None:
-        """The idle claims in the pod's way; None too when the run is over, or looking takes too much."""
+        """The idle claims that block the pod; also None if the run is over, or the search takes too long."""
         if self.is_over or not movable or all(claim.status.allocation is not None for claim in claims):
             return None
         question = FindRelease(pod, claims, list(movable.items()), self._searches)
@@ -321,14 +321,14 @@ class _RepairRun:
         return answered.answer.release
 
     async def parts(self, keys: list[ObjectKey]) -> AsyncIterator[list[ObjectKey]]:
-        """All keys, some at a time."""
+        """All keys, in chunks."""
         for start in range(0, len(keys), _AT_A_STRETCH):
             yield keys[start : start + _AT_A_STRETCH]
             await self._cooperative.pause()
 
 
 def _is_refused(pod: Pod) -> bool:
-    """Whether the scheduler has looked at the pod and found no node."""
+    """Whether the scheduler has tried the pod and found no node."""
     return pod.waits and bool(pod.claims) and pod.is_refused
 
 

@@ -1,8 +1,8 @@
-"""Measures how fast claims take instances, and says which GPUs keep idle ones ahead of them.
+"""Measures how fast claims take instances, and decides which GPUs keep idle ones ahead of them.
 
-Owns what is remembered of claims that were allocated parts of GPUs of policies with `spec.warmAhead`. After a restart that is
-what the claims there are say of themselves, and what GpuNodes keep by then counts as wanted for a window. Writes nothing: what is
-wanted goes to the decisions, and from there into GpuNodes. There is one key.
+Owns the history of claims that got partitions under policies with `spec.warmAhead`. After a restart the history is rebuilt from
+the claims' own status, and what GpuNodes keep at that time counts as wanted for one window. There is one key. Writes nothing: the
+result goes to the decisions, and from there into GpuNodes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,9 +25,9 @@ from draco.resources.windows import lasting
 
 KEY = ""
 _PACE_S = 5.0
-"""How often the shares of GPUs are worked out again: each that changes is a write."""
+"""How often the shares of GPUs are computed: each changed share is a write."""
 _SAID_FOR_S = 60.0
-"""For how long a rate is told, in the policy's status, while nothing else of it changes."""
+"""How long a rate stays in the policy's status while nothing else of it changes."""
 _LONGEST = timedelta(days=1)
 
 
@@ -39,14 +39,14 @@ class _Subject(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """A demand, and by which terms."""
+    """A demand and its terms."""
 
     terms: tuple[str, WarmAhead]
     demand: WarmDemand
 
 
 class _Figures(NamedTuple):
-    """What is told of a subject, and when it was found."""
+    """The reported figures of a subject, and when they were found."""
 
     wanted: int
     room: int
@@ -56,7 +56,7 @@ class _Figures(NamedTuple):
 
 
 class WarmAheadReconciler:
-    """All policies at once."""
+    """Measures all policies under one key."""
 
     def __init__(self, view: ClusterView, decisions: MigDecisions) -> None:
         self._view = view
@@ -67,7 +67,7 @@ class WarmAheadReconciler:
         view.claims.subscribe(self._claim_changed)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called when a policy changes; otherwise it looks again automatically."""
+        """Call `wake` when a policy changes; otherwise the reconciler runs on a timer."""
         self._view.mig_policies.subscribe(
             lambda _: wake(KEY), reads=lambda policy: (policy.spec, policy.metadata.deletion_timestamp)
         )
@@ -77,7 +77,7 @@ class WarmAheadReconciler:
         return {KEY}
 
     async def reconcile(self, _: str) -> float | None:
-        """Find what each GPU is to keep."""
+        """Compute what each GPU is to keep."""
         policies = [each.policy for each in self._decisions.rules if each.policy.spec.mode is MigMode.DYNAMIC]
         terms = {each.metadata.name: each.spec.warm_ahead for each in policies if each.spec.warm_ahead is not None}
         limits = {name: {one.profile: one.count for one in each.limits} for name, each in terms.items()}
@@ -110,7 +110,7 @@ class WarmAheadReconciler:
         return _PACE_S if terms else None
 
     def _measure(self, policies: Iterable[MigPolicy], found: LookedAt) -> None:
-        """Have a demand for each profile of each policy, by its terms."""
+        """Create a demand for each profile of each policy, by its terms."""
         measured: dict[_Subject, _Measured] = {}
         begun = set()
         now_s = self._view.clock.monotonic()
@@ -135,7 +135,7 @@ class WarmAheadReconciler:
             self._recall(begun)
 
     def _recall(self, subjects: set[_Subject]) -> None:
-        """What claims say of themselves of the time before."""
+        """Restore the history from the claims."""
         now, now_s = self._view.clock.now(), self._view.clock.monotonic()
         for claim in self._view.claims.store.values():
             allocation = claim.status.allocation
@@ -154,7 +154,7 @@ class WarmAheadReconciler:
             self._measured[subject].demand.take(self._view.clock.monotonic())
 
     def _subjects(self, claim: ResourceClaim, devices: Iterable[DeviceKey]) -> Iterable[_Subject]:
-        """What of all that is measured a claim has taken. The claims of a reservation take nothing: those that follow do."""
+        """The measured subjects that a claim takes. A reservation's claims take nothing: the pods' claims that follow do."""
         for device in () if reserved_by(claim) else devices:
             part = read_partition_name(device.device)
             decision = self._decisions.of(device.pool) if part else None
@@ -168,7 +168,7 @@ class WarmAheadReconciler:
                     yield subject
 
     def _report(self, found: Mapping[_Subject, _Figures]) -> AheadReport:
-        """What is told. A rate alone that changes does not have statuses written each time."""
+        """The report. A change of the rates alone does not trigger a write of each status."""
         told = {}
         for subject, each in found.items():
             before = self._told.get(subject)

@@ -1,7 +1,7 @@
-"""Reads off the cluster which GPUs can keep idle instances ahead of claims, and what is free on each.
+"""Reads from the cluster which GPUs can keep idle instances ahead of claims, and what is free on each.
 
-Owns the reading. Cordons, taints of slices, DeviceTaintRules and isolation count: what no claim gets is kept nowhere. Holds for
-each GPU what others had of it at the last look. Writes nothing.
+Owns the reading. Cordons, taints of slices, DeviceTaintRules and isolation count: nothing is kept where no claim can get it.
+Remembers for each GPU what others used at the last look. Writes nothing.
 """
 
 from collections import Counter, defaultdict
@@ -23,22 +23,22 @@ from draco.resources.names import DeviceKey, gpu_name, read_partition_name
 
 
 class LookedAt:
-    """What one look has found, by policy."""
+    """The result of one look, by policy."""
 
     def __init__(self) -> None:
         self.gpus: dict[str, list[WarmGpu]] = defaultdict(list)
         self.nodes: dict[str, str] = {}
         """The node of each GPU, by UUID."""
         self.untold: dict[str, Counter[str]] = defaultdict(Counter)
-        """What GPUs keep, by profile, that cannot be told anything else now."""
+        """What GPUs keep, by profile, that cannot be changed now."""
 
     def stands(self, policy: str, profile: str) -> int:
-        """How many the GPUs of the policy are asked to keep now."""
+        """How many instances the policy's GPUs are asked to keep now."""
         return self.untold[policy][profile] + sum(each.stands.get(profile, 0) for each in self.gpus[policy])
 
 
 class WarmGpus:
-    """One look at a time: `begin`, `add` for each node, and then `found`."""
+    """Takes one look at a time: `begin`, `add` for each node, then `found`."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
@@ -52,7 +52,7 @@ class WarmGpus:
         self.found = LookedAt()
 
     def add(self, decision: NodeDecision, policies: Mapping[str, Collection[str]]) -> None:
-        """Look at the GPUs of a node that these policies have; for each policy, the profiles that it keeps by demand."""
+        """Add the node's GPUs of these policies; `policies` lists the profiles that each keeps by demand."""
         mine = [each for each in decision.gpus if each.policy in policies]
         gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", decision.node)) if mine else None
         if gpu_node is None:
@@ -93,7 +93,7 @@ class WarmGpus:
         return frozenset(one.device for each in claims for one in each.devices_held if one.pool_key == pool)
 
     def _barred(self, gpu_node: GpuNode) -> frozenset[str]:
-        """The names of the node's GPUs of which no claim gets anything now."""
+        """Names of the node's GPUs of which no claim can get anything now."""
         pool = gpu_node.pool
         node = self._view.nodes.store.get(ObjectKey("", pool.pool))
         isolated = {each.uuid for each in gpu_node.spec.isolated if not read_partition_name(each.device)}
@@ -110,7 +110,7 @@ class WarmGpus:
 
 
 def _takes_claims(gpu: GpuStatus, mig: GpuMig, decision: GpuDecision) -> bool:
-    """Whether instances could be made here: where MIG is off, once it may be turned on."""
+    """Whether instances can be created here; with MIG off, once it may be turned on."""
     if mig.state not in {MigState.READY, MigState.CHANGING} or decision.condition.state is LayoutState.FAILED:
         return False
     permitted = decision.wanted is not None and decision.wanted.reset_permitted
@@ -125,7 +125,7 @@ def _idle(mig: GpuMig, board: Board, held: Collection[str]) -> Iterable[Placemen
 
 
 def _state(gpu: GpuStatus, mig: GpuMig, board: Board, held: Collection[str], fixed: Iterable[ProfileCount]) -> State:
-    """What claims, others and `spec.warm` have of the GPU, and what is still to be destroyed."""
+    """What claims, others and `spec.warm` use of the GPU, and what is still to be destroyed."""
     shape = geometry(board)
     places = set()
     for device in held:
@@ -138,7 +138,7 @@ def _state(gpu: GpuStatus, mig: GpuMig, board: Board, held: Collection[str], fix
         if each.use is not InstanceUse.WARM and profile is not None:
             places.add(Placement(profile, each.start))
     state = shape.state_of(places)
-    # In use as a whole: by a claim, or by programs while MIG is off, of which the agent tells.
+    # The whole GPU is in use: by a claim or, with MIG off, by processes that the agent reports.
     if gpu.device in held or (not mig.enabled and mig.state is MigState.READY and mig.message):
         return shape.block(state, (1 << board.units) - 1)
     return beside_fixed(board, state, _idle(mig, board, held), fixed)

@@ -1,8 +1,8 @@
-"""Claims that reservations hold back from being allocated: until the reservation is whole, or something is taken over.
+"""Claims that reservations hold back from allocation: until the reservation is complete, or devices are taken over.
 
-A reservation's claims are made one after the other and get their devices together: one that is not whole, is over, or is not
-known holds back all of them. Owns what was so when the allocator looked last, and when a part of it ends though nothing changes:
-a pod's claim is not kept waiting for what it might take over for longer than `LONGEST`. What is taken over is `takeovers`'.
+A reservation's claims are created one by one and allocated together: one that is incomplete, over or unknown holds back all its
+claims. Owns the state at the allocator's last look, and when part of it expires: a pod's claim waits at most `LONGEST` for what
+it might take over. `takeovers` handles the take-overs.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from draco.resources.api.meta import ObjectKey
 
 
 class HeldBackClaims:
-    """By claim, as of the last `look`."""
+    """The held-back claims as of the last `look`."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
@@ -29,29 +29,29 @@ class HeldBackClaims:
         return key in self._keys
 
     def look(self) -> None:
-        """Find out which they are now."""
+        """Compute the claims held back now."""
         unallocated, now = self._view.claims.store.by_index(UNALLOCATED, True), self._view.clock.now()
         taking_over = about_to_take_over(self._view, unallocated, now)
         self._keys = _on_hold(self._view, unallocated, now) | taking_over
         begun = (self._waits_since(each) for each in unallocated if each.metadata.key in taking_over)
         rests_s = [(each + LONGEST - now).total_seconds() for each in begun if each is not None]
-        # What is written down as taken over goes on until that is written otherwise.
+        # A recorded take-over is kept until the record changes.
         left_s = min((each for each in rests_s if each > 0), default=float("inf"))
         self._until_s = self._view.clock.monotonic() + left_s
 
     def _waits_since(self, claim: ResourceClaim) -> datetime | None:
-        """As `taken_up` counts: from when its pod was let go."""
+        """As `taken_up` counts: from when its pod was ungated."""
         pods = self._view.pods_of(claim.metadata.key)
         times = [claim.metadata.creation_timestamp, *map(self._view.waiting_times.of_pod, pods)]
         return max(filter(None, times), default=None)
 
     def next_s(self) -> float:
-        """In how many seconds one of them is not held back any more though nothing changes; infinite for never."""
+        """Seconds until one is released with time alone; infinite for never."""
         return max(0.0, self._until_s - self._view.clock.monotonic())
 
 
 def _on_hold(view: ClusterView, claims: Iterable[ResourceClaim], now: datetime) -> set[ObjectKey]:
-    """The keys of those among these whose reservation is not whole, is over, or is not known."""
+    """The keys of the claims whose reservation is incomplete, over, or unknown."""
     held: dict[str, bool] = {}
     found = set()
     for claim in claims:

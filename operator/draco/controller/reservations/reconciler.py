@@ -1,9 +1,9 @@
-"""Makes, deletes and reports on the claims of DeviceReservations.
+"""Creates, deletes and reports on the claims of DeviceReservations.
 
-Owns these writes. What is to be done is decided by `draco.reservations`, and who gets which devices by `controller.allocation`:
-here no allocation is written. A claim is made under a name that follows from its number, and deleted only as it was seen, so
-whatever a process that died has written or not, the next one goes on from there. Deleting the reservation deletes its claims, as
-their owner; Kubernetes keeps one that is in use until its last pod is gone.
+Owns these writes. `draco.reservations` decides them; `controller.allocation` decides who gets which devices, and writes all
+allocations. A claim's name follows from its number, and it is deleted only at the version seen, so a new process continues
+wherever a crashed one stopped. Deleting the reservation deletes its claims, which it owns; Kubernetes keeps a claim in use until
+its last pod is gone.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -57,17 +57,17 @@ from draco.resources.windows import lasting
 log = structlog.get_logger(__name__)
 
 MOST_IN_NAMESPACE: Final = 1024
-"""Claims that reservations may have in one namespace: one small object must not make claims without end."""
+"""Maximum claims of reservations in one namespace: one small object must not create an unlimited number."""
 _AT_ONCE: Final = 32
-"""Claims that are made or deleted before others have their turn."""
+"""Claims that are created or deleted before others have their turn."""
 _AGAIN_S: Final = 15.0
-"""How soon to look again for what a person has to put right."""
+"""How often to check what a person has to fix."""
 _REFUSED_LONGEST_S: Final = 120.0
-"""The same at most for a claim that the API server does not take: a quota or a policy is put right by a person, too."""
+"""Maximum backoff for claims that the API server refuses: a person must fix a quota or policy, too."""
 _SOON_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 3600.0
 _IDLE_S: Final = 60.0
-"""How soon to see whether a GPU is another policy's by now, where one bounds how long what is reserved may be unused."""
+"""How often to check a GPU's policy, where one limits how long reserved devices may be unused."""
 
 IDLE_REASON = "ReservationUnused"
 LOST_REASON = "ReservationLost"
@@ -75,7 +75,7 @@ EVENT_ACTION = "Reserving"
 
 
 class ReservationReconciler:
-    """One reservation at a time, by namespace and name. Where Draco may not allocate, it says so and makes nothing."""
+    """Reconciles one reservation at a time, by namespace and name. Without allocation it reports that and creates nothing."""
 
     def __init__(
         self,
@@ -95,14 +95,14 @@ class ReservationReconciler:
         self._permitted = permitted
         self._statuses = OwnStatus(client, view.reservations)
         self._deleted: dict[str, str] = {}
-        """Claims that were deleted here and are not seen to be yet: by UID, the version that was."""
+        """Claims deleted here that the watch still shows: the deleted version by UID."""
         self._warned: set[str] = set()
-        """The UIDs of claims of which it was said that they lose their devices soon."""
+        """UIDs of claims whose owners were warned that they soon lose their devices."""
         self._refused: Pauses[str] = Pauses(view.clock, first_s=_AGAIN_S, longest_s=_REFUSED_LONGEST_S)
-        """Reservations whose claims the API server does not take, by UID, and what it said."""
+        """Reservations whose claims the API server refuses, by UID, with its message."""
 
     def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:
-        """Have `wake` called with every reservation that a change may concern."""
+        """Call `wake` with every reservation that a change may affect."""
 
         def forget(change: Change[ResourceClaim]) -> None:
             if change.before is not None and change.after is None:
@@ -137,14 +137,14 @@ class ReservationReconciler:
         self._waiting.when_known.add(wake)
 
     def all_keys(self) -> set[ObjectKey]:
-        """Every reservation there is."""
+        """Every reservation."""
         return {each.metadata.key for each in self._view.reservations.store.values()}
 
     async def reconcile(self, key: ObjectKey) -> float | None:
-        """Make the reservation's claims so, and its status. Returns in how many seconds to look again."""
+        """Update the reservation's claims and status. Return seconds until the next look."""
         reservation = self._view.reservations.store.get(key)
         if reservation is None or reservation.metadata.deletion_timestamp is not None:
-            self._waiting.forget(key)  # its claims go with it
+            self._waiting.forget(key)  # its claims are deleted with it
             return None
         if reservation in self._statuses.superseded:
             return None
@@ -169,7 +169,7 @@ class ReservationReconciler:
         is_new = list(claims.takeovers) != reservation.status.takeovers or idle.lost != lost_claims(reservation)
         is_new = is_new or (priority is not None and reservation.status.priority is None)
         if begun or is_new:
-            pass  # written down before anything is done about it
+            pass  # recorded before anything is done about it
         elif planned.make or planned.delete:
             if not await self._view.reservations.is_current(reservation):
                 return _SOON_S
@@ -183,7 +183,7 @@ class ReservationReconciler:
         return self._look_again_s(reservation, claims, planned, facts, now)
 
     def _concerned(self, claim: ResourceClaim) -> Iterator[ObjectKey]:
-        """The reservations that the claim is of, names, or takes over from."""
+        """The reservations that the claim belongs to, names, or takes over from."""
         meta = claim.metadata
         if key := reservation_key(claim):
             yield key
@@ -204,7 +204,7 @@ class ReservationReconciler:
         return msgspec.structs.replace(claims, takeovers=kept, bereft=bereft)
 
     def _as_deleted(self, claim: ResourceClaim) -> ResourceClaim:
-        """The claim, which may have been deleted here a moment ago."""
+        """The claim, marked as deleted if that was done here."""
         meta = claim.metadata
         if self._deleted.get(meta.uid) != meta.resource_version:
             self._deleted.pop(meta.uid, None)
@@ -216,12 +216,12 @@ class ReservationReconciler:
     async def _asked(
         self, reservation: DeviceReservation, claims: ReservedClaims
     ) -> tuple[ResourceClaimSpec, ReservationProblem | None]:
-        """What each claim asks for, and what is wrong with that."""
+        """What each claim asks for, and what is wrong with it."""
         if not self._permitted:
             return ResourceClaimSpec(), NOT_ENABLED
         spec = reservation.spec.template.spec if reservation.spec.template else None
         if spec is None and len(claims.staying) >= reservation.spec.count:
-            return claims.staying[0].spec, None  # all are made, of whatever the template was
+            return claims.staying[0].spec, None  # all are made, whatever the template says now
         if spec is None:
             key = ObjectKey(reservation.metadata.namespace, reservation.spec.template_name)
             try:
@@ -232,7 +232,7 @@ class ReservationReconciler:
         return spec, problem_of(spec, classes)
 
     async def _priority(self, reservation: DeviceReservation) -> ReservationPriority | ReservationProblem | None:
-        """As it was found out when it was made, or as it is found out now; None where nothing is reserved."""
+        """The priority recorded at creation, or looked up now; None if nothing is reserved."""
         status = reservation.status
         if status.priority is not None:
             return ReservationPriority(status.priority, status.preemption_policy)
@@ -241,7 +241,7 @@ class ReservationReconciler:
         return priority_of(reservation.spec.priority_class_name, await self._client.list(PRIORITY_CLASSES))
 
     def _longest_idle(self, claim: ResourceClaim) -> timedelta | None:
-        """How long a claim may keep its devices unused, by the policies of its GPUs."""
+        """How long a claim may keep unused devices, by the policies of its GPUs."""
         policies = self._decisions.policies_of(claim.devices_held) if self._bounds_idleness else ()
         spoken = (each.spec for each in policies if each is not None and each.spec.allocator is Allocator.OPERATOR)
         return min(filter(None, (lasting(each.reservations.longest_idle) for each in spoken)), default=None)
@@ -251,7 +251,7 @@ class ReservationReconciler:
         return any(each.spec.reservations.longest_idle for each in self._view.mig_policies.store.values())
 
     def _tell(self, reservation: DeviceReservation, idle: UnusedClaims) -> None:
-        """Warn once of what is lost soon, and say what has been lost."""
+        """Warn once before claims lose their devices, and report those that have."""
         regarding = DEVICE_RESERVATIONS.reference(reservation.metadata)
         if [each for each in idle.warned if each.uid not in self._warned]:
             self._warned.update(each.uid for each in idle.warned)
@@ -263,11 +263,11 @@ class ReservationReconciler:
             self._events.record(regarding, type="Warning", reason=LOST_REASON, action=EVENT_ACTION, note=note)
 
     def _room(self, namespace: str) -> int:
-        """How many more claims reservations may make in the namespace."""
+        """How many more claims reservations may create in the namespace."""
         return MOST_IN_NAMESPACE - len(self._view.claims.store.by_index(RESERVED_IN, namespace))
 
     async def _delete(self, claims: Iterable[ResourceClaim]) -> None:
-        """Delete these, each only as it was seen: one that is used by now stays."""
+        """Delete the claims, each only at the version seen: one that is used now stays."""
         for claim in claims:
             meta = claim.metadata
             try:
@@ -276,14 +276,14 @@ class ReservationReconciler:
                 pass
             except Conflict:
                 continue
-            if self._view.claims.store.get(meta.key) is claim:  # otherwise the watch has told of it already
+            if self._view.claims.store.get(meta.key) is claim:  # otherwise the watch has already delivered it
                 self._deleted[meta.uid] = meta.resource_version
             log.info("reservation.claim_deleted", claim=str(meta.key))
 
     async def _make(self, reservation: DeviceReservation, make: Sequence[int], spec: ResourceClaimSpec) -> str:
-        """Make these claims. Returns what the API server says to the first that it does not take; "" if it takes all.
+        """Create these claims. Return the API server's message for the first refused one; "" if all are accepted.
 
-        What it said a moment ago it says still, whatever else has changed.
+        A recent refusal is assumed to hold, whatever else has changed.
         """
         uid = reservation.metadata.uid
         if self._refused.left_s(uid) > 0:
@@ -292,9 +292,9 @@ class ReservationReconciler:
             try:
                 await self._client.create(CLAIMS, manifest_of(reservation, index, spec))
             except AlreadyExists:
-                continue  # an earlier try whose answer was lost, or somebody else's: the watch shows which
+                continue  # an earlier attempt whose answer was lost, or somebody else's claim: the watch tells which
             except NamespaceTerminating:
-                return ""  # the reservation goes as well
+                return ""  # the reservation is deleted as well
             except (Forbidden, Invalid) as error:
                 name = claim_name(reservation, index)
                 text = refused(name, error.message)
@@ -342,7 +342,7 @@ class ReservationReconciler:
         if facts.problem is NOT_ENABLED:
             return None
         if (planned.make or planned.delete) and not facts.refusal:
-            return _SOON_S  # should the watch not wake us before
+            return _SOON_S  # in case the watch does not wake us earlier
         if facts.refusal:
             return self._refused.left_s(reservation.metadata.uid)
         if facts.problem or facts.full or planned.blocked:

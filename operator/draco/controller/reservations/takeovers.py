@@ -1,7 +1,7 @@
-"""Take-overs as the allocator meets them: which devices are kept for whom, and whose turn it is.
+"""Take-overs for the allocator: which devices are kept for whom, and which claims are due.
 
-Owns the look at what the reservations have written down. Decides by `draco.reservations.takeover`, and writes nothing: the
-allocation of a claim that is due is the allocator's to write, before it decides about anything else.
+Owns the reading of what reservations have recorded. `draco.reservations.takeover` decides. Writes nothing: the allocator writes
+the allocation of a due claim before it decides anything else.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,11 +21,11 @@ from draco.resources.names import DeviceKey
 
 KEPT: Final = "draco-taken-over"
 _CANDIDATES: Final = 512
-"""Of one reservation, so many are looked at."""
+"""Candidates considered per reservation."""
 
 
 def candidates_of(view: ClusterView, key: ObjectKey) -> list[TakeoverCandidate]:
-    """Claims that wait and may take over what the reservation of this name has."""
+    """Waiting claims that may take over devices of the reservation of this name."""
     pods = view.pods.store.by_index(BY_NAMED, key)
     labelled = view.claims.store.by_index(BY_NAMED, key)
     keys = dict.fromkeys(
@@ -35,7 +35,7 @@ def candidates_of(view: ClusterView, key: ObjectKey) -> list[TakeoverCandidate]:
 
 
 def own_claims(view: ClusterView, reservation: DeviceReservation) -> ReservedClaims:
-    """What is there of a reservation, and what is in its way."""
+    """The existing claims of a reservation, and the claims that have its names."""
     store, uid, namespace = view.claims.store, reservation.metadata.uid, reservation.metadata.namespace
     own = [each for each in store.by_index(BY_RESERVATION, uid) if each.metadata.namespace == namespace]
     at_names = filter(None, map(store.get, names_to_look_at(reservation, len(own))))
@@ -47,13 +47,13 @@ def own_claims(view: ClusterView, reservation: DeviceReservation) -> ReservedCla
 
 
 def begun(view: ClusterView, reservation: DeviceReservation, claims: ReservedClaims, now: datetime) -> list[Takeover]:
-    """The take-overs of a reservation that begin now. What is in maintenance, sick or not published goes to nobody new."""
+    """The take-overs of a reservation that begin now. Devices in maintenance, sick or unpublished are not handed to anyone."""
     candidates = candidates_of(view, reservation.metadata.key)
     return taken_up(reservation, claims, candidates, now, lambda claim: _are_set_aside(view, claim.results))
 
 
 def kept_claims(view: ClusterView) -> list[ResourceClaim]:
-    """What is on its way from one claim to another, as a claim that has it all: nobody else is given any of it."""
+    """Devices in transfer from one claim to another, as a claim that holds them: nobody else gets them."""
     results = [
         result
         for reservation in view.reservations.store.by_index(TAKING_OVER, True)
@@ -67,7 +67,7 @@ def kept_claims(view: ClusterView) -> list[ResourceClaim]:
 def due(
     view: ClusterView, may_be_given: Callable[[DeviceKey], bool]
 ) -> Iterator[tuple[ResourceClaim, AllocationResult]]:
-    """Claims whose turn it is, with what they are to be given: nobody has it any more, and no taint has come meanwhile."""
+    """Due claims with the devices they get: these are free, and no new taint excludes them."""
     for reservation in view.reservations.store.by_index(TAKING_OVER, True):
         for each in reservation.status.takeovers:
             claim = view.claims.store.get(ObjectKey(reservation.metadata.namespace, each.claim))
@@ -84,7 +84,7 @@ def due(
 
 
 def about_to_take_over(view: ClusterView, claims: Iterable[ResourceClaim], now: datetime) -> set[ObjectKey]:
-    """Those of these claims that are not to be allocated otherwise, as they are about to take something over."""
+    """The claims that must not be allocated otherwise, since they are about to take devices over."""
     found: set[ObjectKey] = set()
     if not view.reservations.store:
         return found
@@ -103,7 +103,7 @@ def about_to_take_over(view: ClusterView, claims: Iterable[ResourceClaim], now: 
 
 
 def _are_set_aside(view: ClusterView, results: Iterable[DeviceRequestAllocationResult]) -> bool:
-    """Whether a taint keeps new claims that tolerate as much off any of these devices, or one is not published now."""
+    """Whether a taint keeps new claims with these tolerations off any of the devices, or one is not published now."""
     return any(not _is_open(view, result) for result in results if not result.admin_access)
 
 

@@ -1,9 +1,8 @@
-"""Says why a reservation's claims have no devices yet, in the words of the explainer.
+"""Reports why a reservation's claims have no devices yet, in the explainer's words.
 
-Owns when that is asked: of one claim of a reservation, after it has waited for a moment and then every so often, as what is least
-urgent and on its namespace's budget. The answer is made by the workers, since selectors are evaluated for it; nobody waits for it
-here, and who is interested is woken when it is there. Of a namespace one question is asked at a time, so that one whose budget is
-used up does not keep the others waiting.
+Owns when to ask: about one claim of a reservation, after it has waited for a moment and then periodically, at the lowest priority
+and on its namespace's budget. Workers answer, because selectors are evaluated; nobody waits for the answer, and listeners are
+called when it arrives. Each namespace has one open question, so that one without budget does not block others.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ class _Waiting(msgspec.Struct):
 
 
 class WaitingReasons:
-    """By reservation. Questions are asked while `run` runs."""
+    """Reasons by reservation. Questions are asked while `run` runs."""
 
     def __init__(self, workers: WorkerPool, *, clock: Clock, minor: int | None) -> None:
         self._workers = workers
@@ -42,23 +41,23 @@ class WaitingReasons:
         self._minor = minor
         self._waiting: dict[ObjectKey, _Waiting] = {}
         self._questions: dict[ObjectKey, ResourceClaim] = {}
-        """Those that nobody asks yet, the oldest first."""
+        """Questions not asked yet, oldest first."""
         self._asking: set[str] = set()
-        """Namespaces of which one is being asked."""
+        """Namespaces with an open question."""
         self._work = asyncio.Event()
         self.when_known = Listeners[[ObjectKey]]()
-        """Called with a reservation of which something else is to be said."""
+        """Called with a reservation whose reason changes."""
 
     next_s = _AFTER_S
-    """After how long to ask again while something waits."""
+    """Interval of questions while something waits."""
 
     def forget(self, key: ObjectKey) -> None:
-        """It does not wait any more."""
+        """Forget a reservation that no longer waits."""
         self._waiting.pop(key, None)
         self._questions.pop(key, None)
 
     def of(self, key: ObjectKey, claim: ResourceClaim) -> str:
-        """Why the reservation's claim waits, as far as that is known by now; "" if it is not."""
+        """Why the reservation's claim waits; "" if not known yet."""
         now_s = self._clock.monotonic()
         waiting = self._waiting.setdefault(key, _Waiting(now_s))
         if now_s - waiting.since_s >= _AFTER_S and now_s - waiting.asked_s >= _EVERY_S:

@@ -1,5 +1,5 @@
-"""DeviceTaintRules and what they put on devices.
+"""DeviceTaintRules and their effect on devices.
 
-Rooms: `reach` (how many devices, claims and pods each rule meets), `reports` (Events that say so on people's rules), `extensions`
-(rules that put a person's taint on what is the same hardware). Isolation for maintenance is planned by `draco.maintenance`.
+Rooms: `reach` (how many devices, claims and pods each rule affects), `reports` (Events with that on people's rules), `extensions`
+(rules that extend a person's taint to the same hardware). `draco.maintenance` plans isolation for maintenance.
 """

@@ -1,7 +1,7 @@
-"""Extends taint rules: a rule that names one device taints all that is the same hardware.
+"""Extends taint rules: a rule that names one device taints everything on the same hardware.
 
-Owns the wake-ups and the writes of these extensions, and nothing else: it never writes a rule that is not its own. Keys are UIDs
-of the rules that are extended, also of those that are gone and left extensions behind.
+Owns the wake-ups and the writes of these extensions; it never writes any other rule. Keys are UIDs of the extended rules,
+including deleted ones that left extensions.
 """
 
 from collections.abc import Callable
@@ -21,24 +21,24 @@ log = structlog.get_logger(__name__)
 
 
 class TaintExtensionReconciler:
-    """One rule at a time."""
+    """Reconciles one rule at a time."""
 
     def __init__(self, client: Client, view: ClusterView) -> None:
         self._client = client
         self._view = view
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with the UID of every rule that a change may concern."""
+        """Call `wake` with the UID of every rule that a change may affect."""
         self._view.slices.subscribe_keys(wake, self._extended_in, reads=lambda item: item.spec)
         self._view.rules.subscribe_keys(wake, lambda rule: [extends(rule) or rule.metadata.uid])
 
     def all_keys(self) -> set[str]:
-        """Every rule that names one device, and every one that left an extension behind."""
+        """Every rule that names one device, and every deleted one that left an extension."""
         rules = self._view.rules.store.values()
         return {rule.metadata.uid for rule in rules if extended_device(rule)} | {extends(rule) for rule in rules} - {""}
 
     async def reconcile(self, uid: str) -> None:
-        """Bring the extensions of the rule with this UID to what they should be."""
+        """Update the extensions of the rule with this UID."""
         kind = self._view.taint_rules
         if kind is None:
             return
@@ -51,11 +51,11 @@ class TaintExtensionReconciler:
             await delete_rule(self._client, kind, rule)
 
     def plan(self, uid: str, kind: Kind[DeviceTaintRule]) -> ExtensionPlan:
-        """What the rule with this UID needs, by what is known now."""
+        """What the rule with this UID needs, by the current state."""
         in_place = self._view.rules.store.by_index(BY_EXTENDED, uid)
         original = next(iter(self._view.rules.store.by_index(BY_UID, uid)), None)
         if original is None:
-            # All rules come by one watch, in their order: an extension is never known before what it extends.
+            # All rules arrive on one watch, in order: an extension never arrives before its original.
             return plan_orphans(uid, in_place)
         named = extended_device(original)
         pool = named.pool_key if named else PoolKey("", "")
@@ -66,11 +66,11 @@ class TaintExtensionReconciler:
 
 
 async def delete_rule(client: Client, kind: Kind[DeviceTaintRule], rule: DeviceTaintRule) -> None:
-    """Delete that very rule, if it is still there. Raises ApiError."""
+    """Delete this rule (by UID) if it still exists. Raises ApiError."""
     try:
         await client.delete(kind, rule.metadata.key, uid=rule.metadata.uid)
     except NotFound:
         pass
     except Conflict:
-        # Another rule has the name by now; its arrival on the watch wakes the reconciler that wants it gone.
+        # Another rule has the name now; its arrival wakes the reconciler that wants it deleted.
         log.info("taint_rule.replaced", rule=rule.metadata.name)

@@ -1,8 +1,8 @@
-"""Counts what each taint rule reaches: devices, the claims that hold them, the pods that use those claims.
+"""Counts what each taint rule affects: devices, the claims that hold them, the pods that use those claims.
 
-Owns these counts, their metrics, and the warning about a rule that hits everything. The counts are updated pool by pool as
-slices, claims, pods and rules change, in short turns that leave the event loop to others; reading them costs nothing. A rule
-that Draco extends reaches everything on the same hardware, and its extensions are counted as a part of it. Writes no rule.
+Owns these counts, their metrics, and the warning about a rule that affects everything. Counts are updated by pool as slices,
+claims, pods and rules change, in short turns that yield the event loop; reading them costs nothing. A rule that Draco extends
+affects everything on the same hardware, and its extensions count as part of it. Writes no rule.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from draco.resources.api.taints import EFFECTS, DeviceTaintRule, DeviceTaintSele
 from draco.resources.names import DeviceKey, PoolKey
 
 NAMED_RULES: Final = 100
-"""So many rules have numbers of their own, people's before those of maintenance; the others are summed."""
+"""Number of rules with metrics of their own, people's rules before those of maintenance; the others are summed."""
 OTHERS: Final = "(others)"
 _REST: Final = 10
-"""After a round it rests so many times as long as the round took, so that a cluster in turmoil costs no more than a tenth."""
+"""After a round, rest this many times its duration, so that counting takes at most a tenth of the time."""
 _LONGEST_REST_S: Final = 5.0
 
 
@@ -39,7 +39,7 @@ _NOTHING: Final = TaintAmounts()
 
 
 class _Selection(NamedTuple):
-    """What a rule selects. Rules that select alike are counted once. `extended`: and what is the same hardware."""
+    """What a rule selects; equal selections are counted once. `extended`: including the same hardware."""
 
     driver: str | None
     pool: str | None
@@ -51,7 +51,7 @@ class _Selection(NamedTuple):
 
 
 class RuleReach:
-    """The reach of every rule. `rows` are numbers by rule and effect, as of the last round."""
+    """The effect of every rule. `rows` are counts by rule and effect, as of the last round."""
 
     def __init__(self, view: ClusterView) -> None:
         self.rows: Mapping[tuple[str, str], TaintAmounts] = MappingProxyType({})
@@ -71,12 +71,12 @@ class RuleReach:
         view.rules.subscribe(self._rule_changed)
 
     def of(self, rule: DeviceTaintRule) -> TaintAmounts | None:
-        """What the rule hits, as of the last round; None if that was before the rule was there."""
+        """What the rule affects as of the last round; None if the rule is newer."""
         selection = _selection(rule)
         return self._totals.get(selection) if selection else TaintAmounts()
 
     async def run(self) -> None:
-        """Keep the numbers up to date until cancelled."""
+        """Keep the counts up to date until cancelled."""
         self._changed.set()
         while True:
             await self._changed.wait()
@@ -84,13 +84,13 @@ class RuleReach:
             await self._view.clock.sleep(min(took_s * _REST, _LONGEST_REST_S))
 
     async def catch_up(self) -> float:
-        """Take in all that has changed so far. Returns how long that took, without what others did in between."""
+        """Process all changes so far. Return how long that took, without the time of other tasks."""
         self._changed.clear()
         cooperative = CooperativeWork(self._view.clock)
         if self._rules_changed:
             self._rules_changed = False
             await self._take_rules(cooperative)
-        due, self._due = self._due, {}  # what comes meanwhile is for the next round, so that this one ends
+        due, self._due = self._due, {}  # later changes are for the next round, so that this one ends
         for pool in due:
             for selection in (*self._exact.get(pool, ()), *(each for each in self._wide if each.may_match(pool))):
                 self._count(selection, pool)
@@ -100,7 +100,7 @@ class RuleReach:
         return cooperative.spent_s
 
     async def _take_rules(self, cooperative: CooperativeWork) -> None:
-        """Count what new rules select, and forget what only rules that are gone selected."""
+        """Count the selections of new rules, and forget those of deleted rules only."""
         wanted: set[_Selection] = set()
         for rule in self._view.rules.store.values():
             if selection := _selection(rule):
@@ -129,7 +129,7 @@ class RuleReach:
                     await cooperative.pause()
 
     def _count(self, selection: _Selection, pool: PoolKey) -> None:
-        """Bring the numbers of a selection up to date for one pool."""
+        """Update the counts of a selection in one pool."""
         counted = self._counted.get(selection)
         if counted is None:
             return
@@ -143,7 +143,7 @@ class RuleReach:
             counted[pool] = now
 
     def _amounts(self, selection: _Selection, pool: PoolKey) -> TaintAmounts:
-        """What a selection hits in one pool. What reaches over several pools is counted in the first of them."""
+        """What a selection affects in one pool. Claims and pods in several pools count in the first."""
         claims = [
             claim for claim in self._view.claims.store.by_index(BY_POOL, pool) if self._home(selection, claim) == pool
         ]
@@ -167,7 +167,7 @@ class RuleReach:
         return sum(device.name == selection.device for device in devices)
 
     def _home(self, selection: _Selection, claim: ResourceClaim) -> PoolKey | None:
-        """The first of the pools in which the claim holds something that is selected."""
+        """The first pool in which the claim holds a selected device."""
         hit = [held.pool_key for held in claim.devices_held if self._hits(selection, held)]
         return min(hit, default=None)
 
@@ -237,7 +237,7 @@ class RuleReach:
 
 
 def _selection(rule: DeviceTaintRule) -> _Selection | None:
-    """What the rule selects; None if that is nothing, or is counted with the rule that it extends."""
+    """What the rule selects; None if nothing, or if it is counted with the rule that it extends."""
     selector = rule.spec.device_selector
     if selector is None or extends(rule):
         return None
@@ -250,7 +250,7 @@ log = structlog.get_logger(__name__)
 
 
 def register_reach(metrics: OperatorMetrics, reach: RuleReach) -> None:
-    """Export the reach of rules: what is known when it is asked for."""
+    """Export the latest counts of rules."""
 
     def column(name: str) -> Callable[[], dict[tuple[str, str], float]]:
         return lambda: {row: getattr(amounts, name) for row, amounts in reach.rows.items()}
@@ -277,7 +277,7 @@ def register_reach(metrics: OperatorMetrics, reach: RuleReach) -> None:
 
 
 def warn_of_wide_rules(view: ClusterView) -> None:
-    """Log a warning when a rule appears whose selector is empty: it taints every device of the cluster."""
+    """Log a warning when a rule with an empty selector appears: it taints every device of the cluster."""
 
     def look(change: Change[DeviceTaintRule]) -> None:
         rule = change.after

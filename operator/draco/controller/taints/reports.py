@@ -1,8 +1,8 @@
-"""Says on each DeviceTaintRule what it does, in one Event: devices, claims, pods, and the disruption budgets that it breaks.
+"""Reports on each DeviceTaintRule what it does, in one Event: devices, claims, pods, and the disruption budgets it violates.
 
-Owns the wake-ups and these Events. Rules that Draco wrote are left out: what they are for is said on the request or the rule that
-they serve. Of a rule that names one pool it says names; of one that may reach all of a fleet the numbers that `reach` counts
-without holding up the loop. Writes no rule. Keys are UIDs of rules, also of those that are gone.
+Owns the wake-ups and these Events. Draco's own rules are left out: their purpose is reported on the request or rule that they
+serve. A rule for one pool is reported with names; one that may affect the whole fleet with the counts of `reach`, which do not
+block the loop. Keys are UIDs of rules, including deleted ones. Writes no rule.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -24,11 +24,11 @@ from draco.resources.names import DeviceKey, PoolKey
 EVENT_REASON = "TaintImpact"
 EVENT_ACTION = "ReportTaint"
 _BUDGETS_EVERY_S = 300.0
-"""Budgets are not watched: what was said of them is looked at again after this."""
+"""How often to check PodDisruptionBudgets, which are not watched."""
 
 
 class TaintRuleReports:
-    """One rule at a time."""
+    """Reconciles one rule at a time."""
 
     def __init__(self, client: Client, view: ClusterView, reach: RuleReach, notes: Notes) -> None:
         self._budgets = DisruptionBudgets(client, clock=view.clock, every_s=0.0)
@@ -37,7 +37,7 @@ class TaintRuleReports:
         self._notes = NotesByKey(notes, lambda each: each.uid)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with the UID of every rule that a change may concern."""
+        """Call `wake` with the UID of every rule that a change may affect."""
 
         def wake_wide() -> None:
             for uid in self._tainting([WIDE]):
@@ -56,12 +56,12 @@ class TaintRuleReports:
         return {rule.metadata.uid for rule in self._view.rules.store.values() if not is_draco_own(rule)}
 
     async def adopt(self, wake: Callable[[str], None]) -> None:
-        """Take over what another leader said, so that what is no longer so is taken back."""
+        """Adopt a former leader's Events, so that outdated ones are withdrawn."""
         for uid in await attempted("events.not_adopted", self._notes.adopt, clock=self._view.clock) or ():
             wake(uid)
 
     async def reconcile(self, uid: str) -> float | None:
-        """Say of the rule what it does now, or take back what was said of one that is gone."""
+        """Report what the rule does now, or withdraw the Event of a deleted rule."""
         rule = next(iter(self._view.rules.store.by_index(BY_UID, uid)), None)
         kind = self._view.taint_rules
         if rule is None or kind is None:
@@ -69,7 +69,7 @@ class TaintRuleReports:
             return None
         impact = await self._impact(rule)
         if impact is None:
-            return None  # the next round of counting wakes us
+            return None  # the next counting round wakes us
         again_s = await self._notes.say(
             kind.reference(rule.metadata),
             " ".join(sentences(rule, impact)),
@@ -78,7 +78,7 @@ class TaintRuleReports:
         return min(again_s, _BUDGETS_EVERY_S) if impact.evicted and rule.spec.taint.effect != "NoSchedule" else again_s
 
     async def _impact(self, rule: DeviceTaintRule) -> TaintImpact | None:
-        """What the rule hits: by name in the one pool that it names, else in numbers. None while that is not counted."""
+        """What the rule affects: by name if it names one pool, else as counts; None if not counted yet."""
         selector = rule.spec.device_selector
         if selector is None or not (selector.driver and selector.pool):
             totals = self._reach.of(rule)
@@ -111,7 +111,7 @@ class TaintRuleReports:
 
 
 def _needs_a_look(rule: DeviceTaintRule, impact: TaintImpact) -> bool:
-    """Whether the rule does what hardly anybody wants."""
+    """Whether the rule does something hardly anybody wants."""
     selector = rule.spec.device_selector
     hits_nothing = not impact.amounts.devices and not impact.amounts.claims
     breaks = rule.spec.taint.effect == "NoExecute" and bool(impact.broken or impact.overlooked)

@@ -1,6 +1,6 @@
-"""The wire side of admission webhooks: a request for review, and an answer that fits.
+"""The wire format of admission webhooks: the review request and its answer.
 
-Owns what an AdmissionReview looks like and how long a warning may be. What is said is for those who look at the object.
+Owns the form of an AdmissionReview and the maximum length of a warning. The callers provide the contents.
 """
 
 import base64
@@ -21,7 +21,7 @@ MOST_WARNINGS: Final = 10
 
 
 class ReviewOutcome(StrEnum):
-    """What came of one review, for metrics."""
+    """The result of one review, for metrics."""
 
     CLEAN = "clean"
     WARNED = "warned"
@@ -29,11 +29,11 @@ class ReviewOutcome(StrEnum):
     GATED = "gated"
     """A pod that got Draco's scheduling gate."""
     UNSEEN = "unseen"
-    """Allowed without a look: not readable, not known enough yet, too costly, or not in time."""
+    """Allowed without a check: unreadable, not enough known yet, too costly, or too late."""
 
 
 class NotAReview(DracoError):
-    """The body of a request is no AdmissionReview."""
+    """The body of a request is not an AdmissionReview."""
 
 
 class _ReviewedKind(ApiStruct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class _ReviewedKind(ApiStruct, frozen=True, kw_only=True):
 
 
 class AdmissionRequest(ApiStruct, frozen=True, kw_only=True):
-    """What is to be reviewed, as the API server asks."""
+    """The request of the API server."""
 
     uid: str
     kind: _ReviewedKind = _ReviewedKind()
@@ -68,7 +68,7 @@ def read_review(body: bytes) -> AdmissionRequest:
 
 
 def changes_spec(request: AdmissionRequest) -> bool:
-    """Whether the request asks for something new: a finalizer must always come off."""
+    """Whether the request changes the spec: removing a finalizer must always be allowed."""
     if request.operation == "CREATE":
         return True
     return bool(_spec(request.object) != _spec(request.old_object))
@@ -82,7 +82,7 @@ def _spec(raw: msgspec.Raw) -> Any:
 def answer_to(
     request: AdmissionRequest, warnings: Sequence[str], *, denied: str = "", patch: Sequence[Mapping[str, Any]] = ()
 ) -> bytes:
-    """The review with the answer in it. `patch` is a JSON patch of the object."""
+    """The review with its answer. `patch` is a JSON patch of the object."""
     response: dict[str, Any] = {"uid": request.uid, "allowed": not denied}
     if denied:
         response["status"] = {"code": 422, "reason": "Invalid", "message": denied}

@@ -1,9 +1,8 @@
-"""Answers the admission webhook for claims: warnings that kubectl shows to the author at once.
+"""Answers the admission webhook for claims with warnings that kubectl shows to the author.
 
-Owns the reading of an AdmissionReview, the answer, and its time limit. What is wrong with a claim is found by the workers, in
-processes of their own. In doubt everything is allowed: a request that is not understood, a claim that cannot be read, a fleet
-that is not known yet, a claim that is too costly to look at or has not been looked at in time. Only a selector of the claim
-itself that fails on published devices is ever denied, and only where that is asked for.
+Owns the evaluation of an AdmissionReview, the answer, and its time limit. Workers find the problems, in processes of their own.
+In doubt everything is allowed: a malformed request, an unreadable claim, a fleet not known yet, a claim that is too costly or not
+checked in time. A claim is denied only if one of its own selectors fails on published devices, and only where that is configured.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,9 +41,9 @@ class AdmissionMode(StrEnum):
     """What happens to a claim whose selector fails on published devices."""
 
     WARN = "Warn"
-    """It is stored, with a warning."""
+    """Store it, with a warning."""
     ENFORCE = "Enforce"
-    """It is denied."""
+    """Deny it."""
 
 
 _claim_decoder = msgspec.json.Decoder(ResourceClaim)
@@ -52,14 +51,14 @@ _template_decoder = msgspec.json.Decoder(ResourceClaimTemplate)
 
 
 class _Advice(msgspec.Struct, frozen=True):
-    """What is said of a claim; `unseen` says why there was none."""
+    """The advice on a claim; `unseen` says why there is none."""
 
     problems: Sequence[Problem] = ()
     unseen: str | None = None
 
 
 class ClaimAdvice:
-    """Reviews of claims and templates, each within `within_s`. `ready` says whether all of the fleet is known."""
+    """Reviews claims and templates, each within `within_s`. `ready` says whether the whole fleet is known."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class ClaimAdvice:
         self._mode = mode
         self._ready = ready
         self._within_s = within_s
-        self._known: LRUCache[bytes, Sequence[Problem]] = LRUCache(_REMEMBERED)  # of `_known_version`
+        self._known: LRUCache[bytes, Sequence[Problem]] = LRUCache(_REMEMBERED)  # for `_known_version`
         self._known_version = -1
 
     async def review(self, body: bytes) -> tuple[bytes, ReviewOutcome]:
@@ -94,7 +93,7 @@ class ClaimAdvice:
         ), ReviewOutcome.WARNED if advice.problems else ReviewOutcome.CLEAN
 
     async def _advise(self, request: AdmissionRequest) -> _Advice:
-        """What is wrong with the claim of the request."""
+        """The problems of the claim in the request."""
         if not self._ready():
             return _Advice(unseen="")
         try:
@@ -151,7 +150,7 @@ def _claim(request: AdmissionRequest) -> ResourceClaim | None:
 
 
 def _is_deniable(problem: Problem) -> bool:
-    # The selector of a class is not for the author of the claim to put right.
+    # A claim's author cannot fix the selector of a class.
     mine = problem.selector is not None and not problem.selector.class_name
     return mine and problem.kind is ProblemKind.SELECTOR_ERRORS
 
@@ -159,11 +158,11 @@ def _is_deniable(problem: Problem) -> bool:
 def _sentence(problem: Problem) -> str:
     request = f"request {problem.request}: " if problem.request and problem.request not in problem.text else ""
     remedy = f"; {problem.remedy}" if problem.remedy else ""
-    return f"{request}{problem.text}{remedy}"  # no full stop: a remedy may end with code that is copied
+    return f"{request}{problem.text}{remedy}"  # no full stop: a remedy may end with code to copy
 
 
 def _warnings(problems: Sequence[Problem]) -> list[str]:
-    """One for each problem; its remedy is one of its own where both would be cut."""
+    """One per problem; its remedy is separate if both would be cut."""
     said: list[str] = []
     for problem in problems:
         whole = _sentence(problem)

@@ -1,7 +1,7 @@
-"""Answers the admission webhook for what people write of Draco's own kinds: what is wrong with it is said at once.
+"""Answers the admission webhook for Draco's own kinds: warns about problems on write.
 
-Owns which problems can be seen from the object and the DeviceClasses alone. They are those that the object's own status would
-have a moment later, in the same words. Never denies: what cannot be meant is stored, and does nothing until it is put right.
+Owns which problems are visible from the object and the DeviceClasses alone. They are those that the object's status would report
+a moment later, in the same words. Never denies: an invalid object is stored, and does nothing until it is fixed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -44,7 +44,7 @@ Classes = Callable[[], Mapping[str, DeviceClass]]
 
 
 class OwnKindAdvice:
-    """Reviews of Draco's own kinds. `classes` are the DeviceClasses that are known now."""
+    """Reviews Draco's own kinds. `classes` are the current DeviceClasses."""
 
     def __init__(self, classes: Classes, *, clock: Clock) -> None:
         self._classes = classes

@@ -1,7 +1,7 @@
-"""Gives new pods Draco's scheduling gate where one of their claims is Draco's to allocate.
+"""Adds Draco's scheduling gate to new pods if Draco must allocate one of their claims.
 
-Without the gate kube-scheduler tries such a pod before Draco has allocated, fails, and lets it wait for its backoff. Owns which
-pods get it; `allocation.writing.gates` takes it off. In doubt a pod gets none: it starts later then, and that is all.
+Without the gate kube-scheduler tries such a pod before Draco has allocated, fails, and backs off. Owns which pods get it;
+`allocation.writing.gates` removes it. In doubt a pod gets none, and only starts later.
 """
 
 import asyncio
@@ -30,18 +30,18 @@ log = structlog.get_logger(__name__)
 WITHIN_S: Final = 0.75
 """The API server waits for a second."""
 _REMEMBERED, _REMEMBERED_S = 4096, 30.0
-"""Templates. One that was deleted and made again may differ: until that is read, a pod has the gate for a moment, or lacks it."""
+"""Cache of templates. After a recreated template changed, a pod may briefly get the gate in vain, or lack it."""
 
 _READS_AT_ONCE: Final = 16
-"""Of templates, whoever makes however many pods."""
+"""Limit of parallel template reads, however many pods are created."""
 
 _pod: Final = msgspec.json.Decoder(Pod)
 
 
 class PodGates:
-    """Reviews of new pods. `ready` says whether claims and DeviceClasses are known.
+    """Reviews new pods. `ready` says whether claims and DeviceClasses are known.
 
-    With `autoscaled` no pod gets a gate: autoscalers add no node for a pod that has one.
+    With `autoscaled` no pod gets a gate: autoscalers add no node for a gated pod.
     """
 
     def __init__(self, client: Client, view: ClusterView, *, ready: Callable[[], bool], autoscaled: bool) -> None:
@@ -74,7 +74,7 @@ class PodGates:
         return answer_to(request, [], patch=[{"op": "add", "path": path, "value": value}]), ReviewOutcome.GATED
 
     async def _waits_for_draco(self, request: AdmissionRequest, pod: Pod) -> bool:
-        """Whether the pod may get the gate, and one of its claims is still Draco's to allocate. Raises ApiError."""
+        """Whether the pod may get the gate, and Draco must still allocate one of its claims. Raises ApiError."""
         if pod.spec.node_name or any(each.name == SCHEDULING_GATE for each in pod.spec.scheduling_gates):
             return False  # a pod with a node may have no gate
         for entry in pod.spec.resource_claims:
@@ -94,7 +94,7 @@ class PodGates:
             return False
         key = ObjectKey(namespace, entry.resource_claim_template_name)
         if (known := self._templates.get(key)) is None:
-            # Read, not followed: it is often made in the same moment as the pod, before a watch could tell of it.
+            # Read, not watched: it is often created together with the pod, before a watch delivers it.
             try:
                 async with self._reads:
                     template = await self._client.get(CLAIM_TEMPLATES, key, timeout_s=WITHIN_S)

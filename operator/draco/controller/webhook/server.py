@@ -1,7 +1,6 @@
-"""The endpoint that the API server asks about claims, about new pods and about Draco's own kinds, over TLS.
+"""The TLS endpoint that the API server asks about claims, new pods and Draco's own kinds.
 
-Owns the server and its settings. Why it is a small endpoint of our own rather than Kopf's:
-docs/design/0001-kopf.md.
+Owns the server and its settings. docs/design/0001-kopf.md says why it is not Kopf's.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -23,22 +22,22 @@ PATH = "/validate/claims"
 OWN_PATH = "/validate/draco"
 PODS_PATH = "/mutate/pods"
 _LARGEST_BYTES = 8 << 20
-"""An update carries the object twice, and etcd takes 1.5 MiB of each."""
+"""An update contains the object twice, and etcd accepts 1.5 MiB of each."""
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and how objects are reviewed. `certificates` is a folder with tls.crt and tls.key, as a Secret is mounted."""
+    """Where and how objects are reviewed. `certificates` is a folder with tls.crt and tls.key, like a mounted Secret."""
 
     host: str = "0.0.0.0"  # noqa: S104 - the API server comes from another host
     port: int = 9443
     certificates: Path
     name: str = ""
-    """The DNS name that the API server expects in the certificate; "" where that is not known."""
+    """The DNS name that the API server expects in the certificate; "" if unknown."""
     client_ca: Path | None = None
-    """File with the authorities of which a caller must show a certificate; None: anyone may ask."""
+    """CA file for client certificates, which are then required; None: anyone may ask."""
     mode: AdmissionMode = AdmissionMode.WARN
     timeout_s: float = 2.0
-    """How long the API server waits; the answer is there a quarter earlier."""
+    """How long the API server waits; the answer takes three quarters of that at most."""
 
 
 Review = Callable[[bytes], Awaitable[tuple[bytes, ReviewOutcome]]]
@@ -68,7 +67,7 @@ def webhook_app(by_path: Mapping[str, Review], reviews: Counter) -> web.Applicat
 async def serving_webhook(
     settings: WebhookSettings, app: web.Application, *, certificates: CertificateMetrics, clock: Clock
 ) -> AsyncIterator[None]:
-    """Serve until left. Raises CertificateUnusable and PortTaken."""
+    """Serve until the context ends. Raises CertificateUnusable and PortTaken."""
     certificate = Certificate(settings.certificates, use="webhook", name=settings.name, client_ca=settings.client_ca)
     certificate.load()
     async with (

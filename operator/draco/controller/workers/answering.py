@@ -1,10 +1,9 @@
-"""The answers to questions, each within a budget of CPU time.
+"""Answers questions, each within a budget of CPU time.
 
-Owns the fleet as changes make it (`FleetFeed`), and what a child of the fleet process does with it: one question at a time. Of a
-row of questions it begins no further one once they have taken the budget of one, so who comes next waits for two at most. An
-answer that exceeds its budget leaves the fleet in whatever state it was in, so the child ends after saying so, with the selector
-that costs most on a few devices. Time spent in one call that is not interrupted is bounded by the kernel, which kills the child a
-moment later.
+Owns the fleet built from changes (`FleetFeed`), and what a child of the fleet process does with it: one question at a time. Of a
+row of questions it starts no further one once they have used the budget of one, so the next asker waits for two at most. An
+answer over budget leaves the fleet in an undefined state, so the child reports that, with the selector that costs most on a few
+devices, and exits. For a call that cannot be interrupted the kernel kills the child a moment later.
 """
 
 import os
@@ -58,21 +57,21 @@ _ANYONES: Final = [
     Toleration(key=f"node.kubernetes.io/{condition}", operator="Exists", effect="NoExecute")
     for condition in ("not-ready", "unreachable")
 ]
-"""What the API server has every pod tolerate that does not say otherwise."""
+"""The API server's default tolerations of pods."""
 _PRODUCTS: Final = frozenset(model.product_name for model in MODELS.values())
 _PROFILES: Final = frozenset(profile.name for board in BOARDS.values() for profile in board.profiles)
 _AGAIN_S: Final = 0.05
-"""What is raised where nothing can be raised is raised again so much later."""
+"""Interval of further signals, in case the exception was raised where it is lost."""
 _KILLED_AFTER_S: Final = 2
-"""Seconds of CPU time beyond the budget after which the kernel ends the child, whatever it does."""
+"""CPU seconds over the budget after which the kernel kills the child."""
 
 
 class BudgetUsedUp(BaseException):
-    """Not an Exception, so that nothing on the way takes it for a fault of what it tried."""
+    """A BaseException, so that no `except Exception` on the way swallows it."""
 
 
 def answer(placed: PlacedFleet, question: messages.Question) -> messages.Answer:
-    """The answer, whatever it takes."""
+    """The answer, without a budget."""
     fleet = placed.fleet
     if isinstance(question, messages.ExplainPending):
         return _why_waiting(fleet, question)
@@ -95,7 +94,7 @@ def _why_waiting(fleet: Fleet, question: messages.ExplainPending) -> messages.Pe
             fleet, question.claims, pod=question.pod, scheduler=question.scheduler, minor=question.minor
         )
     except DracoError as error:
-        # Something published cannot be read. The pods that wait for it get that as an answer; all others are still explained.
+        # A published object cannot be read. The pods that wait for it get that as an answer; all others are still explained.
         return messages.PendingAnswer(f"Cannot be explained: {error}", "Unknown")
     return messages.PendingAnswer(
         str(explanation),
@@ -123,26 +122,26 @@ def _unmet(explanation: Explanation, claims: Sequence[ResourceClaim]) -> list[me
 def answer_within(
     placed: PlacedFleet, question: messages.Question, cpu_s: float, *, is_last: bool = False
 ) -> messages.Answer:
-    """The answer, or what kept it from being found. After OverBudget and OutOfMemory the fleet is not to be used again."""
+    """The answer, or why there is none. After OverBudget and OutOfMemory the fleet must not be used again."""
     try:
         return _limited(lambda: answer(placed, question), cpu_s)
     except BudgetUsedUp:
         return _why_over_budget(placed.fleet, question) if is_last else messages.OverBudget(None, 0)
     except MemoryError:
         return messages.OutOfMemory()
-    except Exception as error:  # noqa: BLE001 - the outermost loop: the operator says it, and asks somebody else next time
+    except Exception as error:  # noqa: BLE001 - the outermost loop: the operator reports it, and asks another child next time
         return messages.Failed(f"{type(error).__name__}: {error}")
 
 
 def _why_over_budget(fleet: Fleet, question: messages.Question) -> messages.OverBudget:
     costliest = CostliestSelector(fleet, messages.claims_of(question))
-    with suppress(BudgetUsedUp, MemoryError):  # what was found until then is said
+    with suppress(BudgetUsedUp, MemoryError):  # report what was found so far
         _limited(costliest.look, _LOOKING_FOR_THE_CAUSE_S)
     return messages.OverBudget(costliest.found, len(fleet.inventory))
 
 
 def _limited(work: Callable[[], R], cpu_s: float) -> R:
-    """What the work returns. Raises BudgetUsedUp after so much CPU time."""
+    """Run the work. Raises BudgetUsedUp after `cpu_s` of CPU time."""
     hard_s = int(time.process_time() + cpu_s) + _KILLED_AFTER_S
     resource.setrlimit(resource.RLIMIT_CPU, (hard_s, resource.getrlimit(resource.RLIMIT_CPU)[1]))
     signal.signal(signal.SIGPROF, _use_up)
@@ -158,20 +157,20 @@ def _use_up(_: int, __: FrameType | None) -> NoReturn:
 
 
 def warm_up(fleet: Fleet) -> None:
-    """Work out, on nobody's budget, what every explanation needs and no user has a hand in."""
+    """Compute in advance what every explanation needs and no user influences, on nobody's budget."""
     asked = ExactDeviceRequest(device_class_name=_NOBODYS, selectors=[])
     claim = ResourceClaim(
         metadata=ObjectMeta(name=_NOBODYS),
         spec=ResourceClaimSpec(devices=DeviceClaim(requests=[DeviceRequest(name=_NOBODYS, exactly=asked)])),
     )
     fleet.put_class(DeviceClass(metadata=ObjectMeta(name=_NOBODYS)))
-    with suppress(Exception):  # who asks will meet it
+    with suppress(Exception):  # the next question will meet it
         explain(fleet, [claim], pod=Pod(metadata=ObjectMeta(name=_NOBODYS), spec=PodSpec(tolerations=_ANYONES)))
     fleet.remove_class(_NOBODYS)
 
 
 class FleetFeed:
-    """The fleet, and what changes of each kind mean to it."""
+    """Applies changes of each kind to the fleet."""
 
     def __init__(self, left_out: Callable[[messages.SkippedObject], None]) -> None:
         self.fleet = fleet = Fleet()
@@ -200,7 +199,7 @@ class FleetFeed:
         }
 
     def take(self, changes: messages.Changes) -> None:
-        """Take changes in."""
+        """Apply changes."""
         for change in changes.changes:
             decoder, put, remove = self._kinds[change.kind]
             if change.kind != CLAIMS.kind:
@@ -217,13 +216,13 @@ class FleetFeed:
         self.version = changes.version
 
     def follow(self) -> Self:
-        """The same in a child: what cannot be taken in was said already."""
+        """The same feed for a child: unreadable objects have already been reported."""
         self._left_out = lambda _: None
         return self
 
 
 def serve(feed: FleetFeed, questions: int, answers: int) -> NoReturn:
-    """Take in changes and answer what comes through one pipe into the other, until that ends."""
+    """Apply changes and answer questions from one pipe into the other, until it ends."""
     frames = messages.FrameReader()
     while data := os.read(questions, 1 << 20):
         for body in frames.feed(data):
@@ -239,7 +238,7 @@ def serve(feed: FleetFeed, questions: int, answers: int) -> NoReturn:
 
 
 def _answers(feed: FleetFeed, asked: messages.AskQuestions) -> Iterator[messages.Reply]:
-    """To each question of the row in turn; it must not be asked on after NoAnswer."""
+    """The reply to each question in turn; iteration must stop after NoAnswer."""
     row_began_s = time.process_time()
     for number, question in asked.questions:
         began_s = time.process_time()
@@ -255,7 +254,7 @@ _SAMPLES: Final = 3
 
 
 class CostliestSelector:
-    """The costliest selector found so far; can be asked while `look` is cut short."""
+    """The costliest selector found so far; readable even if `look` was interrupted."""
 
     def __init__(self, fleet: Fleet, claims: list[ResourceClaim]) -> None:
         self._fleet = fleet
@@ -286,7 +285,7 @@ class CostliestSelector:
             try:
                 yield device_view(columns.drivers[row], device)
             except EvaluationError:
-                continue  # every selector fails on it at once
+                continue  # every selector fails on it immediately
 
     def _selectors(self) -> Iterator[tuple[tuple[int, str, str, int], DeviceSelector]]:
         for index, claim in enumerate(self._claims):

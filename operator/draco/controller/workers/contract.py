@@ -1,6 +1,6 @@
-"""What those see who ask the workers: how a question is put, what comes of it, and what may be called.
+"""The workers' interface: how to ask, what comes back, and what may be called.
 
-Owns the contract of `pool`, which answers.
+Owns the contract; `pool` implements it.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import Answer, Question
 
 IN_A_ROW: Final = 16
-"""Questions that are answered one after the other in the same place, at most."""
+"""Maximum number of questions in a row, answered one after the other in one place."""
 
 ReadQuestion: TypeAlias = Callable[[], Question | None]
-"""Reads what is asked about as it now is, and says what to ask; None if nobody asks it any more."""
+"""Reads the current objects and returns the question; None if nobody asks it any more."""
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What came of a question, about the cluster as of `version`, and the CPU time that it took."""
+    """The answer, the version of the cluster it is about, and the CPU time it took."""
 
     answer: Answer
     version: int
@@ -27,19 +27,19 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class WorkerPool(Protocol):
-    """Who answers questions: `Workers`."""
+    """Answers questions; implemented by `Workers`."""
 
     @property
     def long_cpu_s(self) -> float:
-        """What a question may take at most."""
+        """Maximum CPU time of a question."""
         ...
 
     def may_ask(self, namespace: str) -> bool:
-        """Whether the namespace has some of its budget left."""
+        """Whether the namespace has budget left."""
         ...
 
     async def ask(self, read: ReadQuestion, namespace: str, urgency: QueuePriority) -> Answered | None:
-        """The answer by the cluster as it is now or later; None if nobody asks any more when the question's turn comes.
+        """Answer for the cluster as of now or later; None if nobody asks any more when the question's turn comes.
 
         OverBudget, OutOfMemory and Failed are answers too. `read` is called now, and again at its turn.
         """
@@ -48,5 +48,5 @@ class WorkerPool(Protocol):
     async def ask_within(
         self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
     ) -> Answered | None:
-        """The answer, if it comes in time."""
+        """The answer, or None if it takes longer than `within_s`."""
         ...

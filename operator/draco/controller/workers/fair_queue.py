@@ -2,12 +2,12 @@
 
 Owns the order and each namespace's budget of CPU time. The laws:
 
-- What people wait for comes first (`QueuePriority`), and of equally urgent questions that of the namespace which has used least.
-- A namespace's budget fills up by `refill` CPU seconds each second, to `burst_s` at most. While it has none left, its questions
-  wait, so that nobody has the workers to himself by asking for ever.
-- What was answered before is answered again only for namespaces with half of their budget left, in one place at a time, and all
-  of that together takes half of one processor at most.
-- No more than `most` questions of a namespace wait with the same priority: who asks more is refused, and nobody else notices.
+- What people wait for comes first (`QueuePriority`); among equally urgent questions, the namespace with the least usage.
+- A namespace's budget refills by `refill` CPU seconds per second, up to `burst_s`. Without budget its questions wait, so that no
+  namespace can monopolize the workers.
+- Repeated questions (`AGAIN`) are answered only for namespaces with half their budget left, in one place at a time, and use at
+  most half of one processor.
+- At most `most` questions of a namespace wait at one priority; further ones are refused, without effect on others.
 """
 
 from collections import OrderedDict
@@ -23,31 +23,31 @@ T = TypeVar("T", bound=Hashable)
 MOST_WAITING: Final = 256
 """Questions of one namespace with the same priority."""
 _KEPT_NAMESPACES: Final = 32
-"""Budgets that are kept at least, though some may be whole again: to look for those takes time."""
+"""Budgets kept without looking for full ones, because that search takes time."""
 
 
 class QueuePriority(IntEnum):
-    """What is answered first."""
+    """The order of answering."""
 
     REVIEW = 0
     """Somebody writes a claim, and the API server waits."""
     FIRST = 1
-    """Nothing has been said yet of a pod that waits."""
+    """A waiting pod has no explanation yet."""
     SEARCH = 2
     """Something could be moved out of the way."""
     AGAIN = 3
-    """What is said may not be so any more."""
+    """An explanation may be outdated."""
 
 
 class _Namespace(msgspec.Struct):
     left_s: float
-    """Of its budget, at `at_s`. May be less than none: what a question takes is known afterwards."""
+    """Budget left at `at_s`. May be negative: a question's cost is known only afterwards."""
     at_s: float
     served: int = 0
 
 
 class FairQueue(Generic[T]):
-    """Questions of namespaces. `now_s` is monotonic time; it never goes back."""
+    """Questions of namespaces. `now_s` is monotonic time."""
 
     def __init__(
         self, *, burst_s: float = 20.0, refill: float = 0.25, rest: float = 1.0, most: int = MOST_WAITING
@@ -63,13 +63,13 @@ class FairQueue(Generic[T]):
         self._served = 0
         self._running_again = 0
         self._again_from_s = float("-inf")
-        self._owed_s = 0.0  # the rest after those that are running
+        self._owed_s = 0.0  # the rest after the running ones
 
     def __len__(self) -> int:
         return sum(map(self.as_urgent, self._by_urgency))
 
     def put(self, item: T, namespace: str, urgency: QueuePriority) -> bool:
-        """Have it wait for its turn. Whether there was room for it."""
+        """Queue the item. Return whether there was room."""
         waiting = self._by_urgency[urgency].setdefault(namespace, OrderedDict())
         if len(waiting) >= self._most:
             return False
@@ -77,13 +77,13 @@ class FairQueue(Generic[T]):
         return True
 
     def put_back(self, item: T, namespace: str, urgency: QueuePriority) -> None:
-        """It was taken and not begun: it is the first of its namespace again, and keeps its place in the queue."""
+        """Requeue an item that was taken and not started, as the first of its namespace."""
         waiting = self._by_urgency[urgency].setdefault(namespace, OrderedDict())
         waiting[item] = None
         waiting.move_to_end(item, last=False)
 
     def discard(self, item: T, namespace: str, urgency: QueuePriority) -> None:
-        """Nobody waits for it any more; nothing happens if it does not wait here."""
+        """Remove an item that nobody waits for; no effect if it is not queued."""
         waiting = self._by_urgency[urgency].get(namespace)
         if waiting is not None and item in waiting:
             del waiting[item]
@@ -91,7 +91,7 @@ class FairQueue(Generic[T]):
                 del self._by_urgency[urgency][namespace]
 
     def take(self, now_s: float, *, least_urgent: QueuePriority = QueuePriority.AGAIN) -> T | None:
-        """The next one, if any may be answered now. What it takes is told by `finished` afterwards."""
+        """Take the next item, if any may be answered now. `finished` reports its cost afterwards."""
         for urgency in self._by_urgency:
             if urgency > least_urgent:
                 return None
@@ -102,7 +102,7 @@ class FairQueue(Generic[T]):
         return None
 
     def take_behind(self, urgency: QueuePriority, now_s: float) -> T | None:
-        """One more that is as urgent as the one just taken, to be answered after it in the same place."""
+        """Take another item of the same urgency, to be answered in the same place after the one just taken."""
         namespaces = self._by_urgency[urgency]
         allowed = [name for name in namespaces if self._left_s(name, now_s) > self._needed_s(urgency)]
         if not allowed:
@@ -117,16 +117,16 @@ class FairQueue(Generic[T]):
         return item
 
     def as_urgent(self, urgency: QueuePriority) -> int:
-        """How many wait that are just as urgent."""
+        """How many equally urgent items wait."""
         return sum(map(len, self._by_urgency[urgency].values()))
 
     def hold(self, namespace: str, cpu_s: float, now_s: float) -> None:
-        """Something of the namespace is being answered that may take so long. It is given back by a negative time."""
+        """Reserve CPU time for a running item; a negative time returns it."""
         self._left_s(namespace, now_s)
         self._namespaces[namespace].left_s -= cpu_s
 
     def finished(self, namespace: str, urgency: QueuePriority, cpu_s: float, now_s: float) -> None:
-        """What was taken has been answered, and took so long."""
+        """Charge an answered item's CPU time."""
         self.hold(namespace, cpu_s, now_s)
         if urgency is QueuePriority.AGAIN:
             self._running_again -= 1
@@ -136,11 +136,11 @@ class FairQueue(Generic[T]):
         self._forget(now_s)
 
     def may_ask(self, namespace: str, now_s: float) -> bool:
-        """Whether the namespace has some of its budget left."""
+        """Whether the namespace has budget left."""
         return self._left_s(namespace, now_s) > 0
 
     def due_in_s(self, now_s: float) -> float | None:
-        """In how many seconds something that waits for its budget, or for a rest, may be taken; None if nothing does."""
+        """Seconds until an item that waits for budget or a rest may be taken; None if there is none."""
         waits = []
         for urgency, namespaces in self._by_urgency.items():
             if urgency is QueuePriority.AGAIN and (self._running_again or not namespaces):

@@ -1,8 +1,7 @@
-"""Collects the changes of the cluster that matter to allocation, until they are sent to the process that holds the fleet.
+"""Collects the changes of the cluster that matter to allocation, until they are sent to the fleet process.
 
-Owns which changes can alter what anyone is allocated, and the hand-over: the key of each changed object is kept, once, until the
-object as it then is has been handed on. So however much changes, no more waits than there are objects, and a process that starts
-again is sent everything.
+Owns which changes can affect any allocation, and the hand-over: the key of a changed object is kept once, until the object's
+current state is sent. So the backlog never exceeds the number of objects, and a restarted process is sent everything.
 """
 
 from collections import OrderedDict
@@ -31,16 +30,16 @@ _BYTES_AT_ONCE: Final = 1 << 20
 
 
 class FollowedFleet:
-    """The objects that informers know. `version` grows with every change that can alter what a claim is allocated, or why not."""
+    """The objects that informers know. `version` grows with every change that can affect a claim's allocation or explanation."""
 
     def __init__(self) -> None:
         self.version = 0
         self.devices = 0
-        """How many devices are published."""
+        """Number of published devices."""
         self.listeners = Listeners[[]]()
-        """Called after each change that can alter what a claim is allocated."""
+        """Called after each change that can affect a claim's allocation."""
         self.when_unsaid = Listeners[[]]()
-        """Called whenever there is something to hand on."""
+        """Called whenever there is something to send."""
         self._informers: dict[str, Collection[Any]] = {}
         self._matters: dict[str, Callable[[Any], object]] = {}
         self._unsaid: OrderedDict[tuple[str, ObjectKey], int] = (
@@ -57,7 +56,7 @@ class FollowedFleet:
         classes: Collection[DeviceClass],
         claims: Collection[ResourceClaim],
     ) -> None:
-        """Take in what these informers know and everything that they come to know."""
+        """Take in the current and future objects of these collections."""
         self._follow(slices, lambda item: item.spec)
         slices.subscribe(self._count_devices)
         self._follow(rules, lambda rule: rule.spec)
@@ -70,23 +69,23 @@ class FollowedFleet:
         self.devices += after - before
 
     def class_spec(self, name: str) -> DeviceClassSpec | None:
-        """What the class of that name says, if there is one."""
+        """The spec of the class of that name, or None."""
         classes = self._informers.get("DeviceClass")
         found = classes.store.get(ObjectKey("", name)) if classes else None
         return found.spec if found else None
 
     @property
     def is_dirty(self) -> bool:
-        """Whether something has not been handed on."""
+        """Whether something has not been sent."""
         return bool(self._unsaid)
 
     @property
     def said_version(self) -> int:
-        """Everything up to this version has been handed on."""
+        """Everything up to this version has been sent."""
         return next(iter(self._unsaid.values())) if self._unsaid else self.version
 
     def resync(self) -> None:
-        """Send everything again: the process that had it is gone."""
+        """Send everything again, because the process that had it is gone."""
         self._unsaid.clear()
         for kind, informer in self._informers.items():
             for key, each in informer.store.items():
@@ -95,7 +94,7 @@ class FollowedFleet:
         self._left_out.clear()
 
     def next_changes(self, most: int) -> Changes:
-        """So many of the changes that have not been handed on, the oldest first; they count as handed on from now."""
+        """The oldest `most` changes that were not sent; they count as sent from now on."""
         changes: list[PutObject | Remove] = []
         size = 0
         while self._unsaid and len(changes) < most and size < _BYTES_AT_ONCE:
@@ -110,7 +109,7 @@ class FollowedFleet:
         return Changes(changes, self.said_version)
 
     def left_out(self, what: SkippedObject) -> None:
-        """An object could not be taken in: said once, as long as it is for the same cause, and it is there."""
+        """Report once per cause that an existing object could not be taken in."""
         informer = self._informers.get(what.kind)
         if informer is not None and what.key not in informer.store:
             return
@@ -128,7 +127,7 @@ class FollowedFleet:
                 self._left_out.pop((kind, change.key), None)
             before, after = (matters(each) if each is not None else None for each in (change.before, change.after))
             if before is after is None:
-                return  # a claim that had nothing and has nothing
+                return  # a claim without an allocation before and after
             self._unsaid.setdefault((kind, change.key), self.version)
             if before != after:
                 self.version += 1
@@ -139,7 +138,7 @@ class FollowedFleet:
 
 
 def _slim(obj: Any) -> Any:
-    """The object without what allocation never reads."""
+    """The object without the fields that allocation never reads."""
     meta = obj.metadata
     named = ObjectMeta(
         name=meta.name,
@@ -153,11 +152,11 @@ def _slim(obj: Any) -> Any:
 
 
 def _of_node(node: Node) -> tuple[object, ...]:
-    # A kubelet writes its node's status every few minutes though nothing has happened: times and messages do not count.
+    # A kubelet writes its node's status every few minutes without a change: times and messages do not count.
     return (node.metadata.labels, node.spec, [(each.type, each.status) for each in node.status.conditions])
 
 
 def _of_claim(claim: ResourceClaim) -> tuple[object, ...] | None:
-    # To all other claims: what it holds, and whether anyone uses that. What a new claim asks for concerns nobody else yet.
+    # For other claims only its devices and users matter. What a new claim asks for affects nobody yet.
     status = claim.status
     return (status.allocation, status.reserved_for) if status.allocation is not None else None

@@ -1,12 +1,12 @@
 """The process that holds the fleet and forks children that answer questions about it.
 
-Owns the fleet, the children and their deadlines. It takes in changes, each of which costs what it touches, and never evaluates
-what users write. It has one thread and opens nothing, so a child that is forked at any moment finds everything as it was; the
-memory of the fleet is shared with the children until either writes to it. Children are told of changes as long as these are few,
-also while they answer, and take them in afterwards: to fork another one takes longer than most answers.
+Owns the fleet, the children and their deadlines. It applies changes, at a cost in proportion to what they touch, and never
+evaluates what users write. It has one thread and opens nothing, so a child can be forked at any moment; both share the fleet's
+memory until either writes to it. While changes are few they are also sent to children, even busy ones, which apply them
+afterwards: forking a new child takes longer than most answers.
 
-Started by `process` with a pipe for what is said to it and one for what it says: `python -m
-draco.controller.workers.fleet_process MIB`, with the memory that a child may take beyond what it shares.
+Started by `process` with one pipe for input and one for output: `python -m draco.controller.workers.fleet_process MIB`, with the
+memory that a child may use beyond what it shares.
 """
 
 import gc
@@ -28,14 +28,14 @@ from draco.controller.workers.answering import FleetFeed, serve, warm_up
 
 _AT_ONCE: Final = 1 << 20
 _IDLE_S: Final = 5.0
-"""A child that nobody asks for so long ends: what it has written to is memory of its own."""
+"""An idle child ends after this, since the memory it has written to is its own."""
 _FOLLOWED_BYTES: Final = 32 << 10
-"""Of changes that a child may not have read: half of what a pipe takes without waiting for who reads it."""
+"""Maximum of unread changes per child: half of what a pipe buffers without blocking."""
 _PR_SET_PDEATHSIG: Final = 1
 _NICER: Final = 5
-"""Answers give way to the operator's own work, lease and probes among it."""
+"""Answers yield to the operator's own work, including lease and probes."""
 _FIRST_TO_KILL: Final = "1000"
-"""If memory runs out, the kernel ends a child rather than the operator."""
+"""If memory runs out, the kernel kills a child rather than the operator."""
 
 
 class _Child:
@@ -47,16 +47,16 @@ class _Child:
         self.questions = questions
         self.answers = answers
         self.unread = 0
-        """Bytes of changes that it was told and may not have read."""
+        """Bytes of changes sent that it may not have read."""
         self.unread_before_ask = 0
         """How many of them it will have read once it answers."""
         self.frames = messages.FrameReader(messages.MOST_ANSWER_BYTES)
         self.row: deque[int] = deque()
-        """The numbers of the questions that it has still to answer, in this order, ..."""
+        """Numbers of the questions it has still to answer, in order, ..."""
         self.wall_s = _IDLE_S
-        """... and how long each may take."""
+        """... and the time limit of each."""
         self.until_s = time.monotonic() + _IDLE_S
-        """When it is late with its answer, or idle for too long."""
+        """When its answer is late, or it has been idle for too long."""
 
 
 class FleetProcess:
@@ -83,7 +83,7 @@ class FleetProcess:
                     self._hear(self._children[fd])
             self._end_the_late()
             if self._bodies:
-                self._take(self._bodies.popleft())  # no more is read before this is done: it waits in the pipe
+                self._take(self._bodies.popleft())  # nothing more is read before this is done: it waits in the pipe
             elif self._inbox in ready:
                 data = os.read(self._inbox, _AT_ONCE)
                 if not data:
@@ -106,7 +106,7 @@ class FleetProcess:
         self._give(message)
 
     def _tell_children(self, before: int, changes: messages.Changes, size: int) -> None:
-        """Keep those that know all that was before up to date."""
+        """Send the changes to children that have everything before them."""
         for child in list(self._children.values()):
             if child.version != before or child.unread + size > _FOLLOWED_BYTES:
                 continue
@@ -119,7 +119,7 @@ class FleetProcess:
             child.version = self._feed.version
 
     def _give(self, ask: messages.AskQuestions) -> None:
-        """Have a child answer that sees what the question is about."""
+        """Give the questions to a child whose fleet is recent enough."""
         idle = [child for child in self._children.values() if not child.row]
         child = next((each for each in idle if each.version >= ask.version), None)
         if child is None:
@@ -152,18 +152,18 @@ class FleetProcess:
         return child
 
     def _warm_up(self) -> None:
-        """Work out once what every child would have to, and give back what reading everything has left behind."""
+        """Compute once what every child would have to, and release memory left from reading everything."""
         self._feed.fleet.settle()
         if not self._is_trimmed:
             self._is_trimmed = True
             CDLL(None).malloc_trim(0)
 
     def _be_a_child(self, questions: int, answers: int) -> NoReturn:
-        gc.freeze()  # a collection that walked the fleet would copy it
+        gc.freeze()  # a collection that traverses the fleet would copy it
         die_with_parent()
         for fd in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
             if fd not in {2, questions, answers}:
-                with suppress(OSError):  # the folder's own is closed already
+                with suppress(OSError):  # the folder's own descriptor is already closed
                     os.close(fd)
         os.nice(_NICER)
         _let_die_first()
@@ -185,7 +185,7 @@ class FleetProcess:
                 self._say(reply)
                 if isinstance(reply.answer, messages.NoAnswer):
                     self._put_back(child)
-                    self._end(child)  # it ends itself; it must not be asked again
+                    self._end(child)  # it ends itself, and must not be asked again
                     return
         except messages.NotAMessage as error:
             self._answer(child, messages.Failed(str(error)))
@@ -198,19 +198,19 @@ class FleetProcess:
             self._end(child)
 
     def _lose(self, child: _Child) -> None:
-        """It has ended on its own, or was ended by the kernel."""
+        """Handle a child that has exited or was killed."""
         status = self._end(child)
         how = f"killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "ended"
         self._answer(child, messages.Failed(f"its process was {how}"))
 
     def _answer(self, child: _Child, answer: messages.Answer) -> None:
-        """To what it was answering, if anything; it answers no more."""
+        """Answer the child's current question, if any; the child answers no more."""
         if child.row:
             self._say(messages.Reply(child.row.popleft(), answer, child.version, 0.0))
         self._put_back(child)
 
     def _put_back(self, child: _Child) -> None:
-        """It answers no more: what it had not begun is to be asked elsewhere."""
+        """Return the questions that an ended child had not started."""
         while child.row:
             self._say(messages.Reply(child.row.popleft(), messages.NotReached(), child.version, 0.0))
 
@@ -227,7 +227,7 @@ class FleetProcess:
 
 
 def _reply_to(row: deque[int], body: bytes) -> messages.Reply:
-    """To the first of the row, which it leaves: a child has nothing else to say. Raises NotAMessage."""
+    """The reply to the first question of the row, which is removed: a child sends nothing else. Raises NotAMessage."""
     reply = messages.outward(body)
     if not isinstance(reply, messages.Reply) or not row or reply.number != row[0]:
         raise messages.NotAMessage("it answers what it was not asked")
@@ -236,7 +236,7 @@ def _reply_to(row: deque[int], body: bytes) -> messages.Reply:
 
 
 def _let_die_first() -> None:
-    with suppress(OSError):  # else the kernel chooses by size
+    with suppress(OSError):  # otherwise the kernel chooses by size
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL, encoding="ascii")
 
 
@@ -247,7 +247,7 @@ def _limit_memory(mib: int) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when the one that started it ends."""
+    """Have the kernel kill this process when its parent ends."""
     parent = os.getppid()
     CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -255,12 +255,14 @@ def die_with_parent() -> None:
 
 
 def main() -> None:
-    """Be the fleet process: what stands on standard input is said to it, and it answers on standard output."""
+    """Run the fleet process: messages arrive on standard input, replies go to standard output."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what ends the operator's process group ends this by its pipe
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # an interrupt ends the operator, and its closed pipe ends this process
     compile_selector("true")  # reads the grammar: a child can open nothing
     outbox = os.dup(1)
-    os.dup2(2, 1)  # whatever is printed by accident is no answer
+    os.dup2(2, 1)  # accidental prints must not become answers
     FleetProcess(0, outbox, int(sys.argv[1])).run()
 
 

@@ -1,6 +1,6 @@
-"""What the operator and its fleet process say to each other, how it is framed on a pipe, and why there is no answer, in words.
+"""The protocol between the operator and its fleet process: messages, their framing on a pipe, and texts for missing answers.
 
-Owns the structs, the frames (four bytes of length, then MessagePack; both ends are of the same release, always) and the sentences
+Owns the structs, the frames (four bytes of length, then MessagePack; both ends are always of the same release) and the sentences
 about questions that exceeded their budget or failed.
 """
 
@@ -20,26 +20,26 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.names import PoolKey
 
 MEMORY_MIB = 384
-"""What a child may take beyond what it shares at first."""
+"""What a child may use beyond the memory it shares at first."""
 MOST_STEPS = 1_000_000
 """Steps after which Kubernetes, and so Draco, ends an evaluation."""
 MOST_BYTES = 256 << 20
-"""Of one message: as many changes as are said at once have less, however large their objects are."""
+"""Maximum size of a message: one batch of changes is always smaller, however large the objects are."""
 MOST_ANSWER_BYTES = 16 << 20
-"""Of an answer: nobody can be told more."""
+"""Maximum size of an answer."""
 _LENGTH_BYTES = 4
 
 
 class NotAMessage(Exception):
-    """What came through a pipe is none, or is longer than any."""
+    """A pipe delivered something that is no message, or is too long for one."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Base of everything that is sent."""
+    """Base of all messages."""
 
 
 class ExplainPending(Message, frozen=True):
-    """Why the claims of a pod are not allocated."""
+    """Asks why a pod's claims are not allocated."""
 
     pod: Pod
     claims: list[ResourceClaim]
@@ -48,14 +48,14 @@ class ExplainPending(Message, frozen=True):
 
 
 class CheckClaim(Message, frozen=True):
-    """What is wrong with a claim itself. `kind` is what its author wrote: "claim", or "claim template"."""
+    """Asks what is wrong with a claim itself. `kind` is what its author wrote: "claim", or "claim template"."""
 
     claim: ResourceClaim
     kind: str = "claim"
 
 
 class FindRelease(Message, frozen=True):
-    """Which of the movable claims, each with how many may go at once, stand in a pod's way."""
+    """Asks which movable claims, each with how many may go together, are in a pod's way."""
 
     pod: Pod
     claims: list[ResourceClaim]
@@ -64,7 +64,7 @@ class FindRelease(Message, frozen=True):
 
 
 class PlaceClaims(Message, frozen=True):
-    """Where groups of claims go, each after those before it. `held` are claims as they count, whatever the cluster says.
+    """Asks where groups of claims go, each after those before it. `held` are claims to count in addition to the cluster's.
 
     `spread` are the pools whose nodes are filled evenly.
     """
@@ -75,7 +75,7 @@ class PlaceClaims(Message, frozen=True):
 
 
 class PlanPreemption(Message, frozen=True):
-    """Whose pods leave so that a group gets devices. `held` and `spread` are as of PlaceClaims."""
+    """Asks whose pods must leave so that a group gets devices. `held` and `spread` as in PlaceClaims."""
 
     wanted: PreemptionInput
     held: list[ResourceClaim]
@@ -99,7 +99,7 @@ def claims_of(question: Question) -> list[ResourceClaim]:
 
 
 def pods_of(question: Question) -> list[Pod]:
-    """The pods that the claims are for, as far as there are any."""
+    """The pods of the claims, if any."""
     match question:
         case CheckClaim():
             return []
@@ -111,10 +111,10 @@ def pods_of(question: Question) -> list[Pod]:
 
 
 class UnmetDevices(Message, frozen=True):
-    """What no node could give to a claim even if nobody used it, and a new node would have to have.
+    """Devices that a claim wants and no node could provide even when idle; a new node would need them.
 
-    `claim` is its place among those that were asked about. Class, product and profile are names that the cluster publishes or
-    that Draco knows, "" for any other: what tenants write does not get here.
+    `claim` is its index in the question. Class, product and profile are names that the cluster publishes or Draco knows, "" for
+    any other: nothing that tenants write gets here.
     """
 
     claim: int
@@ -125,9 +125,9 @@ class UnmetDevices(Message, frozen=True):
 
 
 class PendingAnswer(Message, frozen=True):
-    """The answer to ExplainPending: the text, the main cause in one word, and what a new node would have to have.
+    """The answer to ExplainPending: the text, the main cause in one word, and what a new node would need.
 
-    Of whom the text is true is said as in Explanation.
+    Whom the text applies to is given as in Explanation.
     """
 
     text: str
@@ -144,26 +144,26 @@ class ClaimProblems(Message, frozen=True):
 
 
 class ReleaseAnswer(Message, frozen=True):
-    """The answer to FindRelease, with the searches that are left of those that were granted."""
+    """The answer to FindRelease, with the granted searches that are left."""
 
     release: ClaimRelease | None
     searches_left: int
 
 
 class PlacementAnswer(Message, frozen=True):
-    """The answer to PlaceClaims, a placement for each group."""
+    """The answer to PlaceClaims: a placement for each group."""
 
     placements: list[GroupPlacement]
 
 
 class PreemptionAnswer(Message, frozen=True):
-    """The answer to PlanPreemption; None if no eviction would do."""
+    """The answer to PlanPreemption; None if no eviction helps."""
 
     plan: PreemptionPlan | None
 
 
 class CostlySelector(Message, frozen=True):
-    """The selector that costs most: number `number`, counted from 0, of a request, or of a class where there is none."""
+    """The costliest selector: number `number`, counted from 0, of a request, or of a class if there is no request."""
 
     claim: int
     request: str
@@ -173,49 +173,49 @@ class CostlySelector(Message, frozen=True):
 
 
 class OverBudget(Message, frozen=True):
-    """Instead of an answer: the budget did not suffice. `selector` is the costliest, if one explains it."""
+    """No answer: over budget. `selector` is the costliest, if one explains it."""
 
     selector: CostlySelector | None
     devices: int
 
 
 class OutOfMemory(Message, frozen=True):
-    """Instead of an answer: the budget of memory did not suffice."""
+    """No answer: over the memory budget."""
 
 
 class Failed(Message, frozen=True):
-    """Instead of an answer: the child failed, died, or did not answer in time."""
+    """No answer: the child failed, died, or was too late."""
 
     why: str
 
 
 NoAnswer: TypeAlias = OverBudget | OutOfMemory | Failed
-"""Instead of an answer; a child that gives one ends, since nobody knows in which state its fleet is."""
+"""Why there is no answer; a child that sends one exits, because its fleet is in an undefined state."""
 
 
 class NotReached(Message, frozen=True):
-    """Instead of an answer: the questions before it took the time of the whole row. It is not known what it would take."""
+    """Not started: the questions before it used the time of the whole row. Its cost is unknown."""
 
 
 Answer: TypeAlias = PendingAnswer | ClaimProblems | ReleaseAnswer | PlacementAnswer | PreemptionAnswer | NoAnswer
 
 
 class PutObject(Message, frozen=True):
-    """An object as it now is, in MessagePack."""
+    """An object's current state, in MessagePack."""
 
     kind: str
     body: bytes
 
 
 class Remove(Message, frozen=True):
-    """An object that is gone."""
+    """A deleted object."""
 
     kind: str
     key: ObjectKey
 
 
 class Changes(Message, frozen=True):
-    """Changes of the cluster. With them everything up to `version` has been said."""
+    """Changes of the cluster. With them everything up to `version` has been sent."""
 
     changes: list[PutObject | Remove]
     version: int
@@ -224,8 +224,8 @@ class Changes(Message, frozen=True):
 class AskQuestions(Message, frozen=True):
     """A row of numbered questions about the cluster as of `version` or later, answered one after the other.
 
-    Each has the whole budget, but once they have taken as much together, no further one is begun. `is_last` asks why the budget
-    did not suffice.
+    Each has the whole budget, but once they have used as much together, no further one is started. `is_last` asks why the budget
+    was exceeded.
     """
 
     questions: list[tuple[int, Question]]
@@ -236,7 +236,7 @@ class AskQuestions(Message, frozen=True):
 
 
 class Reply(Message, frozen=True):
-    """The answer to the question of this number, about the cluster as of `version`, and what it took."""
+    """The answer to the question of this number, about the cluster as of `version`, and its CPU time."""
 
     number: int
     answer: Answer | NotReached
@@ -245,7 +245,7 @@ class Reply(Message, frozen=True):
 
 
 class SkippedObject(Message, frozen=True):
-    """An object that cannot be taken in, as a scheduler that cannot read it would leave it out."""
+    """An object that cannot be read; a scheduler that cannot read it would leave it out, too."""
 
     kind: str
     key: ObjectKey
@@ -262,25 +262,25 @@ _outward = msgspec.msgpack.Decoder(Outward)
 
 
 def frame(message: Message) -> bytes:
-    """The message as it goes through a pipe."""
+    """The message framed for a pipe."""
     body = _encoder.encode(message)
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 
 
 def write(pipe: int, message: Message) -> None:
-    """Write the whole message into a pipe."""
+    """Write the whole message to a pipe."""
     view = memoryview(frame(message))
     while view:
         view = view[os.write(pipe, view) :]
 
 
 def inward(body: bytes) -> Inward:
-    """A message to the fleet process, or to one of its children. Raises NotAMessage."""
+    """Decode a message to the fleet process or one of its children. Raises NotAMessage."""
     return _decoded(_inward, body)
 
 
 def outward(body: bytes) -> Outward:
-    """A message from there. Raises NotAMessage."""
+    """Decode a message from there. Raises NotAMessage."""
     return _decoded(_outward, body)
 
 
@@ -292,14 +292,14 @@ def _decoded(decoder: "msgspec.msgpack.Decoder[M]", body: bytes) -> M:
 
 
 class FrameReader:
-    """Bodies of messages out of what a pipe gives, piece by piece. None has more than `most` bytes."""
+    """Splits the data of a pipe into message bodies of at most `most` bytes."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self._most = most
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The bodies that are complete with this piece. Raises NotAMessage as soon as one says that it is too long."""
+        """The bodies completed by this data. Raises NotAMessage as soon as a length is too large."""
         self._buffer += data
         start = 0
         while len(self._buffer) - start >= _LENGTH_BYTES:
@@ -316,12 +316,12 @@ class FrameReader:
 
 
 TOO_COSTLY = "TooCostly"
-"""The main cause in one word, where a budget did not suffice."""
+"""The main cause in one word, for a question over budget."""
 UNKNOWN = "Unknown"
 
 
 def refusal(answer: NoAnswer, claims: Sequence[ResourceClaim], cpu_s: float) -> str:
-    """What is said instead of an answer about the claims, whose budget was `cpu_s`."""
+    """The text for claims without an answer, whose budget was `cpu_s`."""
     if isinstance(answer, Failed):
         return f"the check failed ({answer.why}); Draco tries again later"
     if isinstance(answer, OutOfMemory):

@@ -1,8 +1,7 @@
-"""What is remembered of questions that exceeded a budget or killed their process, for when they are asked again.
+"""Remembers questions that exceeded a budget or killed their process, for when they are asked again.
 
-Owns the digest by which a question is known (what its cost depends on, but for the fleet: the same for all pods of a Deployment)
-and how long which experience counts. All of it is bounded and none of it holds what the question is about. Which budgets there
-are, and what is asked when, is `pool`'s.
+Owns the digest of a question (everything its cost depends on except the fleet, so equal for all pods of a Deployment) and how
+long each result counts. Memory is bounded and contains nothing of the question itself. `pool` owns the budgets and the timing.
 """
 
 import hashlib
@@ -20,20 +19,20 @@ _REMEMBERED: Final = 4096
 _FAILED_FOR_S: Final = 300.0
 _TWICE: Final = 2
 _LONG_CHARACTERS: Final = 2000
-"""Selectors of so many characters together may well be costly; what people write has a few hundred."""
+"""Selectors longer than this in total may be costly; people usually write a few hundred characters."""
 
 
 class _Tried(msgspec.Struct):
     """A question that has not been answered yet."""
 
     is_long: bool = False
-    """Whether the short budget did not suffice."""
+    """Whether it exceeded the short budget."""
     failures: int = 0
     """How often its process died."""
 
 
 class Experience:
-    """By the key of a question. `followed` knows the classes on which a cost depends too."""
+    """Results by the key of a question. `followed` supplies the classes that its cost also depends on."""
 
     def __init__(self, followed: FollowedFleet, *, clock: Clock) -> None:
         self._followed = followed
@@ -42,7 +41,7 @@ class Experience:
         self._tried: LRUCache[bytes, _Tried] = LRUCache(_REMEMBERED)
 
     def key(self, question: Question) -> bytes:
-        """A digest of what the cost of the question depends on."""
+        """A digest of what the question's cost depends on."""
         claims = claims_of(question)
         names = {name for claim in claims for name in classes_of(claim)}
         classes = [self._followed.class_spec(name) for name in sorted(names)]
@@ -52,21 +51,21 @@ class Experience:
         return hashlib.blake2b(whole, digest_size=16).digest()
 
     def refusal(self, key: bytes) -> Answer | None:
-        """What is said instead of asking it once more; None if it may be asked."""
+        """The answer to give without asking again; None if it may be asked."""
         answer, until_s = self._refused.get(key, (None, 0.0))
         return answer if self._clock.monotonic() < until_s else None
 
     def needed_long(self, key: bytes) -> bool:
-        """Whether a short budget did not suffice before."""
+        """Whether it exceeded the short budget before."""
         tried = self._tried.get(key)
         return tried is not None and tried.is_long
 
     def needs_long(self, key: bytes) -> None:
-        """The short budget did not suffice."""
+        """Record that it exceeded the short budget."""
         self._tried[key] = msgspec.structs.replace(self._tried.get(key, _Tried()), is_long=True)
 
     def failed(self, key: bytes, answer: Failed) -> int:
-        """Its process died. Returns how often by now; from the second time on it is refused for a while."""
+        """Record that its process died. Return how often; from the second time on it is refused for a while."""
         tried = self._tried.pop(key, _Tried())
         tried = msgspec.structs.replace(tried, failures=tried.failures + 1)
         if tried.failures < _TWICE:
@@ -76,17 +75,17 @@ class Experience:
         return tried.failures
 
     def too_costly(self, key: bytes, answer: OverBudget | OutOfMemory) -> None:
-        """The long budget did not suffice: it is refused for as long as the claims and their classes are as they are."""
+        """Record that it exceeded the long budget: refused while the claims and their classes are unchanged."""
         self._tried.pop(key, None)
         self._refused[key] = (answer, float("inf"))
 
     def answered(self, key: bytes) -> None:
-        """It has been answered."""
+        """Record that it was answered."""
         self._tried.pop(key, None)
 
 
 def looks_costly(question: Question) -> bool:
-    """Whether the selectors that the question's claims bring along are so long that they may well be costly."""
+    """Whether the selectors in the question's claims are long enough to be costly."""
     return (
         sum(
             len(selector.cel.expression)

@@ -1,7 +1,7 @@
-"""Where questions are answered: in a few places, in each a row of them, one after the other.
+"""Tracks where questions are answered: in a few places, each with a row of questions in sequence.
 
-Owns what is being answered, in which row, and when an answer is late. On a busy machine an answer takes a hundredth of its way
-through the pipes and back: the questions of a row share that way.
+Owns what is being answered, in which row, and when an answer is late. On a busy machine an answer takes a hundredth of the round
+trip through the pipes, so the questions of a row share one.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ _LATE_S: Final = 5.0
 
 
 class PendingQuestion:
-    """A question that somebody waits for. What it is about is read when its turn comes."""
+    """A question that somebody waits for. Its objects are read when its turn comes."""
 
     def __init__(
         self, read: ReadQuestion, namespace: str, urgency: QueuePriority, key: bytes, *, is_long: bool
@@ -32,17 +32,17 @@ class PendingQuestion:
 
 
 class _Row:
-    """What the questions of one place have in common."""
+    """State shared by the questions of one place."""
 
     def __init__(self, wall_s: float, now_s: float, *, is_long: bool) -> None:
         self.wall_s = wall_s
         self.is_long = is_long
         self.began_s = now_s
-        """When the first of those that are left was begun."""
+        """When the first of the remaining questions was started."""
 
 
 class Places:
-    """So many places for short rows, and one for a long question."""
+    """A fixed number of places for short rows, and one for a long question."""
 
     def __init__(self, short: int) -> None:
         self._short = short
@@ -55,15 +55,15 @@ class Places:
 
     @property
     def late_at_s(self) -> float | None:
-        """When the first answer is late; None if none is waited for."""
+        """When the next answer is late; None if none is expected."""
         return min((row.began_s + row.wall_s + _LATE_S for row in self._rows), default=None)
 
     def left(self, *, is_long: bool) -> int:
-        """How many are free; -1 if there is one row more than there are places."""
+        """How many places are free; -1 with one row more than places."""
         return (1 if is_long else self._short) - sum(row.is_long is is_long for row in self._rows)
 
     def give(self, questions: Sequence[PendingQuestion], wall_s: float, now_s: float) -> list[int]:
-        """A place, for a row of questions that may take so long each. Their numbers."""
+        """Assign a place to a row of questions with `wall_s` each. Return their numbers."""
         row = _Row(wall_s, now_s, is_long=questions[0].is_long)
         numbers = list(range(self._number + 1, self._number + 1 + len(questions)))
         self._number += len(questions)
@@ -71,14 +71,14 @@ class Places:
         return numbers
 
     def end(self, number: int, now_s: float) -> PendingQuestion | None:
-        """It has been answered, and the next of its row has begun; None if it was not waited for."""
+        """Record an answer, which starts the next question of the row. None if it was not expected."""
         question, row = self._asked.pop(number, (None, None))
         if row is not None:
             row.began_s = now_s
         return question
 
     def end_all(self) -> tuple[list[PendingQuestion], list[PendingQuestion]]:
-        """None will be answered any more. Those that had been begun, the first of each row, and those that had not."""
+        """Drop all rows. Return the questions that had been started, one per row, and those that had not."""
         begun: dict[_Row, PendingQuestion] = {}
         others = []
         for question, row in self._asked.values():  # in the order of their numbers

@@ -1,17 +1,17 @@
-"""Questions about the fleet, answered by processes that may be killed.
+"""Answers questions about the fleet in processes that may be killed.
 
-Owns how many questions are answered at once and with which budgets, what becomes of one that exceeds its budget or kills its
-process, and the replacement of a fleet process that has ended.
+Owns how many questions run in parallel and with which budgets, the handling of those that exceed a budget or kill their process,
+and the restart of a fleet process that has ended.
 
-A question first has a short budget, in one of a few places. Where more wait than there are places, those that are as urgent stand
-in a row behind it: its way there and back may take longer than the answer. What needs more is asked again with a long budget, in
-one place only, and what stood behind it is put back, so that a costly question keeps no other waiting for longer than two short
-budgets; what looks costly by its length begins there. What exceeds the long one too is remembered as too costly for as long as
-the claims and their classes stay as they are, and costs nothing any more. A question whose process dies is asked once more, and
-then remembered for a while.
+A question starts with a short budget in one of a few places. If more questions wait than there are places, equally urgent ones
+form a row behind it, because the round trip may take longer than the answer. A question over the short budget is asked again with
+a long budget, in a single place, and the rest of its row is requeued; so a costly question delays others by two short budgets at
+most. Questions that look costly by their length start there. One over the long budget is remembered as too costly while the
+claims and their classes are unchanged, and costs nothing more. A question whose process dies is asked once more, and then
+remembered for a while.
 
-What waits is not the question but how to read it: the objects that it is about are read when its turn comes, so a queue of any
-length holds none of them. A question that nobody waits for any more leaves the queue, and a namespace has so many places there.
+The queue holds functions that read questions, not questions: objects are read when their turn comes, so a long queue holds none.
+A question that nobody waits for leaves the queue, and each namespace has limited room in it.
 """
 
 import asyncio
@@ -49,10 +49,10 @@ _NO_ROOM: Final = Failed(f"{MOST_WAITING} questions of its namespace are waiting
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How many questions are answered at once, and what one may take on up to `devices` devices; on more, so much more."""
+    """Parallel questions, and budgets per question for up to `devices` devices; larger fleets get proportionally more."""
 
     places: int = 2
-    """Questions with a short budget that are answered at once; beside them one review, and one question with a long budget."""
+    """Parallel questions with a short budget; one review and one long question run beside them."""
     short_cpu_s: float = 0.15
     short_wall_s: float = 5.0
     long_cpu_s: float = 2.0
@@ -61,21 +61,21 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerCounts(msgspec.Struct):
-    """What happened so far, for metrics."""
+    """Totals for metrics."""
 
     answered: int = 0
     too_costly: int = 0
     remembered: int = 0
     failed: int = 0
     refused: int = 0
-    """Questions of namespaces that have no place left in the queue."""
+    """Questions refused because their namespace had no room in the queue."""
     cpu_s: float = 0.0
     killed: int = 0
     restarts: int = 0
 
 
 class Workers:
-    """Questions about the fleet that `followed` follows. They are answered while `run` runs."""
+    """Answers questions about the fleet that `followed` follows, while `run` runs."""
 
     def __init__(
         self,
@@ -99,12 +99,12 @@ class Workers:
 
     @property
     def waiting(self) -> int:
-        """How many questions wait for their turn."""
+        """Number of queued questions."""
         return len(self._short) + len(self._long)
 
     @property
     def long_cpu_s(self) -> float:
-        """What a question may take at most."""
+        """Maximum CPU time of a question."""
         return self._settings.long_cpu_s * self._scale
 
     @property
@@ -112,11 +112,11 @@ class Workers:
         return max(1.0, self._followed.devices / self._settings.devices)
 
     def may_ask(self, namespace: str) -> bool:
-        """Whether the namespace has some of its budget left."""
+        """Whether the namespace has budget left."""
         return self._short.may_ask(namespace, self._clock.monotonic())
 
     async def ask(self, read: ReadQuestion, namespace: str, urgency: QueuePriority) -> Answered | None:
-        """The answer by the cluster as it is now or later; None if nobody asks any more when the question's turn comes.
+        """Answer for the cluster as of now or later; None if nobody asks any more when the question's turn comes.
 
         OverBudget, OutOfMemory and Failed are answers too. `read` is called now, and again at its turn.
         """
@@ -129,7 +129,7 @@ class Workers:
             return Answered(refused, self._followed.version, 0.0)
         is_long = self._experience.needed_long(key)
         is_long |= urgency is not QueuePriority.REVIEW and looks_costly(question)
-        del question  # however large, it is kept by its caller alone
+        del question  # it may be large: only the caller keeps it
         pending = PendingQuestion(read, namespace, urgency, key, is_long=is_long)
         if not self._queue_of(pending).put(pending, namespace, urgency):
             self.counts.refused += 1
@@ -144,7 +144,7 @@ class Workers:
     async def ask_within(
         self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
     ) -> Answered | None:
-        """The answer, if it comes in time."""
+        """The answer, or None if it takes longer than `within_s`."""
         asking = asyncio.create_task(self.ask(lambda: question, namespace, urgency))
         waiting = asyncio.create_task(self._clock.sleep(within_s))
         try:
@@ -156,7 +156,7 @@ class Workers:
             await asyncio.gather(asking, waiting, return_exceptions=True)
 
     async def run(self) -> None:
-        """Keep a fleet process at work until cancelled."""
+        """Keep a fleet process running until cancelled."""
         backoff = Backoff(self._clock, base_s=0.2, cap_s=30.0)
         while True:
             began_s = self._clock.monotonic()
@@ -201,13 +201,13 @@ class Workers:
         self._wake.set()
 
     async def _speak(self, process: FleetProcessHandle) -> None:
-        await process.send(self._followed.next_changes(_CHANGES_AT_ONCE))  # the version at least
+        await process.send(self._followed.next_changes(_CHANGES_AT_ONCE))  # at least the version
         while True:
             self._wake.clear()
             messages: list[Inward] = []
             if self._followed.is_dirty:
                 messages.append(self._followed.next_changes(_CHANGES_AT_ONCE))
-            if not self._followed.is_dirty:  # each question is about all that was known when it was asked
+            if not self._followed.is_dirty:  # questions are about everything known when they were asked
                 messages += self._next_rows()
             for message in messages:
                 await process.send(message)
@@ -228,7 +228,7 @@ class Workers:
             raise ProcessEnded("the process that holds the fleet does not answer")
 
     def _next_rows(self) -> list[AskQuestions]:
-        """The questions whose turn it is, as rows."""
+        """The rows of questions whose turn it is."""
         rows = []
         while (first := self._next()) is not None:
             row, questions = [], []
@@ -244,7 +244,7 @@ class Workers:
         return rows
 
     def _row(self, first: PendingQuestion) -> Iterator[PendingQuestion]:
-        """It, and as many others just as urgent as are answered after it in the same place."""
+        """The question, and equally urgent ones to answer after it in the same place."""
         self._hold(first)
         yield first
         if first.is_long:
@@ -259,17 +259,17 @@ class Workers:
             yield pending
 
     def _read(self, pending: PendingQuestion) -> Question | None:
-        """What is asked by now; None if nobody waits for it, who learns so."""
+        """Read the current question; None if nobody waits for it. Tells the asker."""
         if pending.future.done():
             return None
         try:
             question = pending.read()
-        except Exception as error:  # noqa: BLE001 - who asks meets it; the others are still answered
+        except Exception as error:  # noqa: BLE001 - the asker gets it; the others are still answered
             if not pending.future.done():
                 pending.future.set_exception(error)
             return None
         if pending.future.done():
-            return None  # reading it has shown that nobody asks
+            return None  # reading showed that nobody asks
         if question is None:
             pending.future.set_result(None)
         return question
@@ -313,8 +313,8 @@ class Workers:
         return pending.scale * (self._settings.long_wall_s if pending.is_long else self._settings.short_wall_s)
 
     def _finish(self, pending: PendingQuestion, reply: Reply) -> None:
-        """It has been answered, or will be asked once more if somebody still waits for it."""
-        # A process that was killed does not say what it took.
+        """Deliver the answer, or ask again if somebody still waits."""
+        # A killed process does not report its cost.
         took_s = self._cpu_s(pending) if isinstance(reply.answer, Failed) else reply.cpu_s
         self._end_hold(pending, took_s)
         pending.cpu_s += took_s
@@ -347,7 +347,7 @@ class Workers:
             pending.future.set_result(Answered(reply.answer, reply.version, pending.cpu_s))
 
     def _put_again(self, pending: PendingQuestion) -> None:
-        """It is to be asked once more: now, if somebody waits for it, else when somebody asks it again."""
+        """Ask again if somebody still waits."""
         if pending.future.done():
             return
         if not self._queue_of(pending).put(pending, pending.namespace, pending.urgency):
@@ -355,7 +355,7 @@ class Workers:
             pending.future.set_result(Answered(_NO_ROOM, self._followed.version, pending.cpu_s))
 
     def _ask_again(self, why: str) -> None:
-        """What was being answered when the fleet process ended may be what ended it."""
+        """Requeue after the fleet process ended; the started questions may have caused it."""
         begun, others = self._places.end_all()
         for pending in begun:
             self._finish(pending, Reply(0, Failed(why), 0, 0.0))

@@ -1,6 +1,6 @@
-"""The fleet process, as the operator sees it: started, written to, read from, ended.
+"""The operator's handle of the fleet process: start, write, read, end.
 
-Owns the operating system's side. What is said is `messages`, when is `pool`.
+Owns the operating system side. `messages` defines the protocol, `pool` the timing.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from draco.controller.workers import messages
 
 _AT_ONCE: Final = 1 << 18
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""All that it is given: what Python needs to find itself. Where the API server is, and how to reach it, is not among it."""
+"""The variables it gets: what Python needs. Nothing tells it where the API server is, or how to reach it."""
 
 
 class ProcessEnded(Exception):
-    """It does not answer any more."""
+    """The process does not answer any more."""
 
 
 class FleetProcessHandle:
@@ -32,7 +32,7 @@ class FleetProcessHandle:
 
     @classmethod
     async def start(cls, memory_mib: int = messages.MEMORY_MIB) -> Self:
-        """Start one whose children may take so much memory. Raises OSError."""
+        """Start one whose children may use `memory_mib`. Raises OSError."""
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "draco.controller.workers.fleet_process", str(memory_mib)),
@@ -44,11 +44,11 @@ class FleetProcessHandle:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process ID."""
         return self._process.pid
 
     async def send(self, message: messages.Inward) -> None:
-        """Say something; returns when there is room for more. Raises ProcessEnded."""
+        """Send a message; returns when there is room for more. Raises ProcessEnded."""
         try:
             self._in.write(messages.frame(message))
             await self._in.drain()
@@ -56,7 +56,7 @@ class FleetProcessHandle:
             raise ProcessEnded("it reads no more") from error
 
     async def replies(self) -> AsyncIterator[list[messages.Outward]]:
-        """What it says, several at a time, until it ends. Raises ProcessEnded where that is no message."""
+        """Messages from the process, in batches, until it ends. Raises ProcessEnded for an invalid one."""
         frames = messages.FrameReader()
         while data := await self._out.read(_AT_ONCE):
             try:
@@ -66,11 +66,11 @@ class FleetProcessHandle:
             yield said
 
     async def end(self) -> None:
-        """End it; its children end with it."""
+        """Kill it; its children end with it."""
         if self._process.returncode is None:
             self._process.kill()
         if not self._in.is_closing():
-            self._in.transport.abort()  # nobody reads what it was still to hear
+            self._in.transport.abort()  # nobody reads what is still in the buffer
         await self._process.wait()
-        with contextlib.suppress(ConnectionError):  # else asyncio logs it, with a traceback, when the pipe is forgotten
+        with contextlib.suppress(ConnectionError):  # otherwise asyncio logs a traceback when the pipe is collected
             await self._in.wait_closed()

@@ -1,1 +1,1 @@
-"""Connections to an API server: who we are there, and typed requests."""
+"""Connections to an API server: credentials, and typed requests."""

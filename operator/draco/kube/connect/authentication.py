@@ -1,8 +1,8 @@
-"""Who a kubeconfig or a pod says we are: kubernetes_asyncio reads it, authenticates, and makes the connections.
+"""Connects with the credentials of a kubeconfig or pod: kubernetes_asyncio reads them, authenticates, and makes the connections.
 
-Owns the way from the library's configuration to a `Connection`, and the sentence for what cannot be used. What the library does
-otherwise than kubectl, or than Draco promises, is put right here and nowhere else; docs/design/0002-client-library.md
-lists it. Imported late, by `kubeconfig` alone: the library takes half a second.
+Owns the conversion of the library's configuration into a `Connection`, and the error sentences. All corrections of the library's
+differences from kubectl, or from what Draco promises, are here; docs/design/0002-client-library.md lists them. Only `kubeconfig`
+imports this, late: the library takes half a second to load.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ from draco.kube.errors import KubeconfigError, Unauthorized
 PLUGIN_TIMEOUT_S = 60.0
 _TOKEN_CHECK_S = 30.0
 _FAILURES = (ConfigException, OSError, ValueError, KeyError, TimeoutError)
-"""How the library says that credentials cannot be had."""
+"""The library's errors for unusable credentials."""
 
 _key_files = threading.Lock()
-"""Held while certificates and keys lie in the library's files, of which the whole process has one table."""
+"""Held while certificates and keys are in the library's temporary files, whose table is process-wide."""
 
 
 def connect_in_pod(environ: Mapping[str, str] = os.environ, *, mount: Path = SERVICE_ACCOUNT) -> Connection:
@@ -45,17 +45,17 @@ def connect_in_pod(environ: Mapping[str, str] = os.environ, *, mount: Path = SER
     try:
         InClusterConfigLoader(str(token), str(ca), environ=dict(environ)).load_and_set(configuration)
         pools = _pools(configuration)
-    except (ConfigException, OSError) as error:  # SSLError is one
+    except (ConfigException, OSError) as error:  # includes SSLError
         raise KubeconfigError(
             f"cannot connect as this pod's service account ({_words(error)}): look at {token} and {ca}, and set "
             "automountServiceAccountToken on the pod"
         ) from error
-    # The library looks at the token once a minute; a refused one has to be replaced at once.
+    # The library reads the token once a minute; a refused one must be replaced immediately.
     return Connection(str(configuration.host), pools=pools, credentials=TokenFile(token))
 
 
 async def connect_as(paths: Sequence[Path], context: str | None) -> Connection:
-    """Connect as the user of a context (by default the current one) of these files, merged. Raises KubeconfigError."""
+    """Connect as the user of a context (default: the current one) of these merged files. Raises KubeconfigError."""
     files = _Files(paths)
     where = ", ".join(str(path) for path in paths)
     # kubectl takes the first that is set, the library the last.
@@ -84,7 +84,7 @@ async def connect_as(paths: Sequence[Path], context: str | None) -> Connection:
             "put the cluster's certificate-authority into the kubeconfig instead"
         )
     token_file = user.value.get("tokenFile")
-    # The library would read the file once, and prefer a token beside it; kubectl does neither.
+    # The library would read the file only once, and prefer a token beside it; kubectl does neither.
     unread = ("token", "tokenFile") if token_file else ()
     login = Login(name, _resolved(name, cluster, user, unread), files)
     pools = await login.connect()
@@ -99,22 +99,22 @@ async def connect_as(paths: Sequence[Path], context: str | None) -> Connection:
 
 
 def _is_address(server: str) -> bool:
-    """Whether it can be connected to."""
+    """Whether it is a valid URL to connect to."""
     try:
         url = urlsplit(server)
         return url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
-    except ValueError:  # of the port, or of brackets
+    except ValueError:  # invalid port or brackets
         return False
 
 
 class _Entry(NamedTuple):
     value: dict[str, Any]
     folder: Path
-    """Where relative paths in it start: the folder of the file it came from."""
+    """Base of its relative paths: the folder of its file."""
 
 
 class _Files(KubeConfigMerger):
-    """Kubeconfigs, merged by the library; the sentence for one that is none names it."""
+    """Kubeconfigs merged by the library; the error for an invalid one names it."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__(os.pathsep.join(str(path) for path in paths))
@@ -122,7 +122,7 @@ class _Files(KubeConfigMerger):
             raise KubeconfigError(f"{paths[0]} has {os.pathsep!r} in its name, which separates paths: rename it")
 
     def load_config(self, path: str) -> None:
-        """Read one of the files. Raises KubeconfigError."""
+        """Read one file. Raises KubeconfigError."""
         try:
             super().load_config(path)
         except OSError as error:
@@ -140,7 +140,7 @@ class _Files(KubeConfigMerger):
 
     def entries(self, kind: str) -> dict[str, _Entry]:
         """All entries of a kind, by name."""
-        assert self.config_merged is not None  # noqa: S101 - else there would be no such object
+        assert self.config_merged is not None  # noqa: S101 - otherwise this object would not exist
         nodes = self.config_merged.value[f"{kind}s"]
         return {str(node["name"]): _Entry(node.value[kind], Path(node.path).parent) for node in nodes}
 
@@ -156,7 +156,7 @@ def _fault(path: Path) -> str:
 
 
 def _resolved(context: str, cluster: _Entry, user: _Entry, unread: Sequence[str]) -> dict[str, Any]:
-    """The context alone, as a kubeconfig: each path relative to the file that names it, and what it names readable."""
+    """A kubeconfig with this context only, absolute paths, and all its files checked to be readable."""
     settled = {}
     for kind, entry, fields in (
         ("cluster", cluster, ("certificate-authority",)),
@@ -176,7 +176,7 @@ def _resolved(context: str, cluster: _Entry, user: _Entry, unread: Sequence[str]
 
 
 def _readable(entry: _Entry, field: str) -> str:
-    """The file that `field` names; "" for none. What `field`-data holds instead must be base64. Raises KubeconfigError."""
+    """The file in `field`, "" for none. Inline data in `field`-data must be base64. Raises KubeconfigError."""
     if data := entry.value.get(f"{field}-data"):
         try:
             base64.b64decode("".join(str(data).split()), validate=True)
@@ -196,7 +196,7 @@ def _readable(entry: _Entry, field: str) -> str:
 class Login:
     """The Authorization header of a context's user, obtained by the library.
 
-    A token of an exec plugin or an auth provider is renewed before it expires, and once after the server refused it. Many
+    A token of an exec plugin or auth provider is renewed before it expires, and once after the server refused it. Concurrent
     requests share one renewal.
     """
 
@@ -212,7 +212,7 @@ class Login:
         self._lock = asyncio.Lock()
 
     async def connect(self) -> Pools:
-        """Obtain credentials for the first time, and make what is connected with them. Raises KubeconfigError."""
+        """Obtain credentials for the first time, and create the connection pools. Raises KubeconfigError."""
         try:
             self._pools = await self._obtain()
         except ssl.SSLError as error:
@@ -225,23 +225,23 @@ class Login:
         return self._pools
 
     async def authorization(self) -> str:
-        """Return the current token, renewed when it is about to expire."""
+        """The current token, renewed if it is about to expire."""
         if asyncio.get_running_loop().time() - self._checked > _TOKEN_CHECK_S and self._knows_expiry():
             async with self._lock:
                 await self._obtain_or_refuse()
         return self._header
 
     async def renew(self, rejected: str) -> str:
-        """Ask the plugin again, unless another request already did since `rejected` was sent."""
+        """Ask the plugin again, unless another request has already done so since `rejected` was sent."""
         async with self._lock:
             if self._provided and self._header == rejected:
-                # Else the library answers with the refused token until that time.
+                # Otherwise the library returns the refused token until it expires.
                 self._loader.__dict__.pop("exec_plugin_expiry", None)
                 await self._obtain_or_refuse()
         return self._header
 
     def _knows_expiry(self) -> bool:
-        # Of a plugin's token without an expiry the library thinks that it has expired.
+        # The library considers a plugin's token without an expiry as expired.
         return self._loader.provider is not None or hasattr(self._loader, "exec_plugin_expiry")
 
     async def _obtain_or_refuse(self) -> None:
@@ -254,14 +254,14 @@ class Login:
 
     async def _obtain(self) -> Pools:
         async with _key_files_to_itself(), asyncio.timeout(PLUGIN_TIMEOUT_S):
-            # A plugin may answer with a certificate instead of a token; drop the last one so that a new one is taken up.
+            # A plugin may return a certificate instead of a token; drop the last one so that a new one is used.
             self._loader.__dict__.pop("cert_file", None)
             await self._loader.load_and_set(self.configuration)
             pools = self._pools
             if pools is None:
                 pools = _pools(self.configuration)
             elif self.configuration.cert_file:
-                for pool in pools:  # what is under way goes on with the certificate that it began with
+                for pool in pools:  # requests in flight finish with the old certificate
                     tls = cast("ssl.SSLContext", pool._ssl)
                     tls.load_cert_chain(self.configuration.cert_file, self.configuration.key_file)
         self._checked = asyncio.get_running_loop().time()
@@ -271,7 +271,7 @@ class Login:
 
 def _configuration() -> Configuration:
     configuration = Configuration()
-    # Newer Pythons refuse authorities without a key identifier by default, and many clusters' own are like that.
+    # Newer Pythons reject CAs without a key identifier by default, and many clusters' CAs have none.
     configuration.disable_strict_ssl_verification = True
     return configuration
 
@@ -279,8 +279,8 @@ def _configuration() -> Configuration:
 def _pools(configuration: Configuration) -> Pools:
     """The library's pools, without its sessions.
 
-    These trust the environment: a name in ~/.netrc fails every request that has a token, a proxy is asked for a server on this
-    machine, and two threads are asked before each request.
+    Those trust the environment: a name in ~/.netrc fails every request that has a token, a proxy is used for a server on this
+    machine, and each request waits for two threads.
     """
 
     def pool(limit: int) -> aiohttp.TCPConnector:
@@ -294,8 +294,8 @@ def _pools(configuration: Configuration) -> Pools:
 
 @contextlib.asynccontextmanager
 async def _key_files_to_itself() -> AsyncIterator[None]:
-    """No other loop of this process has the library write keys into files; those that are there at the end are removed."""
-    while not _key_files.acquire(blocking=False):  # noqa: ASYNC110 - who holds it is another loop, in another thread
+    """Lock out other loops of this process while the library writes keys into files; at the end the files are removed."""
+    while not _key_files.acquire(blocking=False):  # noqa: ASYNC110 - the holder is another loop, in another thread
         await asyncio.sleep(0.01)
     try:
         yield

@@ -1,7 +1,7 @@
 """Typed calls for one object or one collection.
 
-Owns encoding, decoding, paths and parameters of get, list, create, apply, patch, replace and delete. Holds nothing and retries
-nothing: `retry` does the one, `informer` the other.
+Owns encoding, decoding, paths and parameters of get, list, create, apply, patch, replace and delete. Keeps no objects (`informer`
+does) and retries nothing (`retry` does).
 """
 
 import gc
@@ -25,14 +25,14 @@ PAGE_SIZE = 500
 REQUEST_TIMEOUT_S = 30.0
 
 Body = msgspec.Struct | Mapping[str, Any]
-"""What can be written: a struct of `resources`, or a plain mapping where a struct would leave fields out."""
+"""What can be written: a struct of `resources`, or a mapping where a struct would omit fields."""
 
 Patch = Mapping[str, Any] | list[dict[str, Any]]
 """A merge patch, or the operations of a JSON patch."""
 
 
 class ListMeta(msgspec.Struct, rename="camel"):
-    """Metadata of a list answer."""
+    """Metadata of a list response."""
 
     resource_version: str = ""
     continue_: str = msgspec.field(default="", name="continue")
@@ -54,7 +54,7 @@ class Page(msgspec.Struct, Generic[T]):
     resource_version: str
     continue_token: str
     size: int
-    """Of the answer, in bytes."""
+    """Size of the response in bytes."""
     undecodable: list[Undecodable] = []
 
 
@@ -95,7 +95,7 @@ class Client:
     async def list(
         self, kind: Kind[T], *, namespace: str = "", label_selector: str = "", field_selector: str = ""
     ) -> list[T]:
-        """Read a whole collection, in pages, as of one moment. Raises msgspec.ValidationError for an object that does not fit."""
+        """Read a whole collection in pages, as a snapshot. Raises msgspec.ValidationError for an object that does not fit."""
         params = selectors(label_selector, field_selector)
         items: list[T] = []
         token = ""
@@ -107,7 +107,7 @@ class Client:
             except Expired:
                 if not token:
                     raise
-                # The snapshot behind the token is gone (compaction during a slow list): take it all in one answer.
+                # The token's snapshot is gone (compaction during a slow list): read everything in one response.
                 items.clear()
                 page = await self.list_page(kind, namespace=namespace, params=params)
             if page.undecodable:
@@ -128,7 +128,7 @@ class Client:
         continue_token: str = "",
         timeout_s: float = 60.0,
     ) -> Page[T]:
-        """Read one page (all in one when `limit` is 0). Objects that do not fit their struct are set apart, not fatal."""
+        """Read one page (everything if `limit` is 0). Objects that do not fit their struct are set apart."""
         answer = await self.fetch_page(
             kind, namespace=namespace, params=params, limit=limit, continue_token=continue_token, timeout_s=timeout_s
         )
@@ -144,7 +144,7 @@ class Client:
         continue_token: str = "",
         timeout_s: float = 60.0,
     ) -> bytes:
-        """Fetch one page as the server wrote it, for `decode_page` and `token_of`."""
+        """Fetch one page undecoded, for `decode_page` and `token_of`."""
         query = dict(params or {})
         if limit:
             query["limit"] = str(limit)
@@ -170,9 +170,9 @@ class Client:
     async def create_subresource(
         self, kind: Kind[Any], key: ObjectKey, subresource: str, body: Mapping[str, Any], *, dry_run: bool = False
     ) -> dict[str, Any]:
-        """POST to a subresource, such as a pod's eviction or binding, and return the answer as it is.
+        """POST to a subresource, such as a pod's eviction or binding, and return the response undecoded.
 
-        A dry run is answered as if it were made, and changes nothing.
+        A dry run changes nothing and gets the same response.
         """
         answer = await self.connection.request(
             "POST",
@@ -186,8 +186,8 @@ class Client:
     async def apply(self, kind: Kind[T], key: ObjectKey, obj: Body, *, manager: str, subresource: str = "") -> T:
         """Server-side apply as `manager`: creates the object, or changes exactly the fields in `obj`.
 
-        Fields that `manager` applied before and that are missing from `obj` are given up; those that another manager owns are
-        taken over. A resourceVersion in `obj` is a precondition.
+        Fields that `manager` applied before and that are missing from `obj` are released; fields of other managers are taken
+        over. A resourceVersion in `obj` is a precondition.
         """
         manifest = encode_plain(kind, obj)
         metadata = dict(manifest.get("metadata", {}))
@@ -232,10 +232,10 @@ class Client:
         subresource: str = "",
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> T:
-        """Write a whole object back. Raises Conflict when it changed since its resourceVersion.
+        """Replace a whole object. Raises Conflict if it changed since its resourceVersion.
 
-        A struct holds only the fields Draco reads: what others wrote beyond them would be lost. Use it for kinds whose
-        struct is complete, or pass a mapping.
+        A struct holds only the fields Draco reads, so any others would be lost. Use it for kinds whose struct is complete, or
+        pass a mapping.
         """
         answer = await self.connection.request(
             "PUT",
@@ -256,10 +256,9 @@ class Client:
         grace_period_s: int | None = None,
         propagation: str = "",
     ) -> None:
-        """Delete an object; only that very one when `uid` is given (else Conflict). Raises NotFound when it is gone.
+        """Delete an object; with `uid` or `resource_version` only that one, else Conflict. Raises NotFound if it is gone.
 
-        With `resource_version` it is deleted only in that version, else Conflict.
-        `propagation` says what becomes of what it owns: Foreground, Background or Orphan; "" for what its kind does.
+        `propagation` is for objects that it owns: Foreground, Background or Orphan; "" for its kind's default.
         """
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if uid or resource_version:
@@ -300,7 +299,7 @@ def encode(kind: Kind[Any], obj: Body) -> bytes:
 
 
 def decode(kind: Kind[T], answer: bytes | msgspec.Raw) -> T:
-    """Decode one object from JSON. Raises msgspec.DecodeError: ValidationError when it does not fit."""
+    """Decode an object from JSON. Raises msgspec.DecodeError (ValidationError if it does not fit)."""
     decoder = _decoder(kind)
     try:
         item: T = read(decoder, answer)
@@ -310,22 +309,22 @@ def decode(kind: Kind[T], answer: bytes | msgspec.Raw) -> T:
 
 
 def convert(kind: Kind[T], plain: object) -> T:
-    """The object that JSON's own types hold. Raises msgspec.ValidationError when it does not fit."""
+    """Convert an object from plain JSON types. Raises msgspec.ValidationError if it does not fit."""
     try:
         item: T = msgspec.convert(plain, kind.type)
     except msgspec.ValidationError:
-        # API servers write null for some lists that were never set: rare enough to be looked at only here.
+        # API servers write null for some lists that were never set: rare, so handled only here.
         item = msgspec.convert(set_fields(plain), kind.type)
     return item
 
 
 def token_of(answer: bytes) -> str:
-    """Read what asks for the page after this one, "" on the last: read without decoding the objects."""
+    """The continue token, "" on the last page, read without decoding the objects."""
     return read(_metadata_decoder, answer).metadata.continue_
 
 
 def decode_page(kind: Kind[T], answer: bytes) -> Page[T]:
-    """Decode a list answer. Fast when every object fits; object by object when one does not."""
+    """Decode a list response. Fast if every object fits; object by object if one does not."""
     undecodable: list[Undecodable] = []
     try:
         with collector_at_rest():
@@ -343,14 +342,14 @@ def decode_page(kind: Kind[T], answer: bytes) -> Page[T]:
 
 
 def identify(raw: bytes | msgspec.Raw, error: str) -> Undecodable:
-    """Find which object this is, from the part of it that always fits."""
+    """Identify the object by the part of it that always fits."""
     identity = read(_named_decoder, raw).metadata
     return Undecodable(ObjectKey(identity.namespace, identity.name), identity.uid, identity.resource_version, error)
 
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """Keep the garbage collector from running where thousands of objects are made that all stay: it would look at each often."""
+    """Pause the garbage collector while thousands of long-lived objects are created, which it would traverse repeatedly."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

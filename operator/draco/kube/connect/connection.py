@@ -1,4 +1,4 @@
-"""Bytes to and from one API server.
+"""Transport to one API server.
 
 Owns sessions, TLS, timeouts, credentials on the wire, and the translation of every failure into `errors`. Knows no kinds and
 keeps no state of the cluster. Every request has a timeout; TLS is always verified.
@@ -24,14 +24,14 @@ _CHUNK_BYTES = 4 * 1024**2
 
 
 class Credentials(Protocol):
-    """What goes into the Authorization header."""
+    """Supplies the Authorization header."""
 
     async def authorization(self) -> str:
-        """Return the header's value; "" for none (client certificates identify on their own)."""
+        """The header's value; "" for none (client certificates need none)."""
         ...
 
     async def renew(self, rejected: str) -> str:
-        """Return a value to try after the server answered 401 to `rejected`; the same value when there is nothing better."""
+        """A value to try after a 401 for `rejected`; the same value if there is no better one."""
         ...
 
 
@@ -39,18 +39,18 @@ class NoToken:
     """Client certificates, or an anonymous connection."""
 
     async def authorization(self) -> str:
-        """Nothing."""
+        """Always ""."""
         return ""
 
     async def renew(self, rejected: str) -> str:
-        """Nothing better."""
+        """Always ""."""
         return rejected
 
 
 class TokenFile:
     """A bearer token in a file that someone else replaces: a projected service account token, or a kubeconfig's tokenFile.
 
-    The file is looked at before every request (one stat) and read again when it changed.
+    The file is checked before every request (one stat) and read again if it changed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class TokenFile:
         self._header = ""
 
     async def authorization(self) -> str:
-        """Return the token as it is in the file now; the last one read if the file is unreadable at the moment."""
+        """The file's current token, or the last one while the file is unreadable."""
         self._refresh()
         return self._header
 
@@ -77,7 +77,7 @@ class TokenFile:
                 self._header = f"Bearer {self._path.read_text().strip()}"
                 self._seen = seen
         except OSError as error:
-            # A projected volume is swapped by renaming a link: for a moment there may be nothing there.
+            # A projected volume is swapped by renaming a link: for a moment the file may be missing.
             if not self._header:
                 raise Unauthorized(
                     401, "NoToken", f"cannot read the token file {self._path}: {error.strerror}"
@@ -85,20 +85,20 @@ class TokenFile:
 
 
 class Pools(NamedTuple):
-    """Open connections, made and configured elsewhere."""
+    """Connection pools that were made and configured elsewhere."""
 
     requests: aiohttp.TCPConnector
-    """For requests that are answered at once; it limits how many are under way."""
+    """For ordinary requests; limits how many run in parallel."""
     streams: aiohttp.TCPConnector
-    """For watches, without a limit: a watch holds its connection for minutes, and must not keep a request waiting."""
+    """For watches, without a limit: a watch holds its connection for minutes and must not block a request."""
 
 
 class Connection:
     """Requests to one API server.
 
-    `server` is the base URL without a trailing slash. Its TLS is that of `pools`, or `tls` where there are none; that is None
-    for plain http, which is only for a server on this machine. `proxy` is a URL, or "" to take the usual environment variables
-    into account. `namespace` is where these credentials' owner works unless another is named.
+    `server` is the base URL without a trailing slash. TLS comes from `pools`, or from `tls` without pools; None means plain http,
+    which is only for a server on this machine. `proxy` is a URL, or "" for the usual environment variables. `namespace` is the
+    credentials' default namespace.
     """
 
     def __init__(
@@ -133,9 +133,9 @@ class Connection:
         content_type: str = "application/json",
         timeout_s: float = 30.0,
     ) -> bytes:
-        """Send one request and return the answer's body.
+        """Send one request and return the response body.
 
-        `timeout_s` covers all of it: waiting for a free connection, connecting, sending, reading. Raises ApiError.
+        `timeout_s` covers everything: waiting for a connection, connecting, sending, reading. Raises ApiError.
         """
         if self._requests is None:
             self._requests = self._session(self._pool().requests)
@@ -153,11 +153,10 @@ class Connection:
     async def lines(
         self, path: str, *, params: Mapping[str, str] | None = None, idle_timeout_s: float = 60.0
     ) -> AsyncIterator[AsyncIterator[list[bytes]]]:
-        """Open a stream of lines (a watch). What it yields are the complete lines that arrived together, without newlines.
+        """Open a stream of lines (a watch). Yields batches of complete lines that arrived together, without newlines.
 
-        Ends quietly when the server ends the stream between two lines. Raises Unreachable when it is cut inside a line, when
-        the connection is lost, and when nothing at all arrives for `idle_timeout_s`; other ApiErrors for an answer that is
-        not a success.
+        Ends normally if the server ends the stream between two lines. Raises Unreachable if it is cut inside a line, if the
+        connection is lost, or if nothing arrives for `idle_timeout_s`; other ApiErrors for an error response.
         """
         if self._streams is None:
             self._streams = self._session(self._pool().streams)
@@ -171,10 +170,10 @@ class Connection:
             yield self._split(response)
 
     def lend_session(self, *middlewares: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
-        """Lend a session with this connection's TLS and credentials, for a library that makes its own requests.
+        """Lend a session with this connection's TLS and credentials to a library that makes its own requests.
 
-        They go through `middlewares` first. The session belongs to the running loop, and to the caller, who closes it.
-        Timeouts are the caller's too.
+        Requests go through `middlewares` first. The session belongs to the running loop and to the caller, who sets timeouts and
+        closes it.
         """
 
         async def authorize(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
@@ -227,7 +226,7 @@ class Connection:
     def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         headers = {
             "Accept": "application/json",
-            # Inside a cluster the network is cheaper than gzip, for the server as well.
+            # Inside a cluster bandwidth is cheaper than gzip, for the server as well.
             "Accept-Encoding": "identity",
             "User-Agent": f"draco/{__version__}",
         }
@@ -243,9 +242,9 @@ class Connection:
         params: Mapping[str, str] | None,
         body: bytes | None,
         headers: dict[str, str],
-        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - it is aiohttp's description of several timeouts
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's description of several timeouts
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One successful answer; a 401 is answered once with renewed credentials before it is an error."""
+        """A successful response; a 401 is retried once with renewed credentials."""
         authorization = await self._credentials.authorization()
         for last in (False, True):
             if authorization:
@@ -324,19 +323,19 @@ class Connection:
 
 
 Connect = Callable[[], Awaitable[Connection]]
-"""Makes a connection to the cluster that is meant."""
+"""Connects to the configured cluster."""
 
 
 def trust(ca_pem: str | None) -> ssl.SSLContext:
-    """TLS that accepts servers signed by this authority, or by the system's when None. Raises ssl.SSLError."""
+    """TLS that trusts this CA, or the system's CAs if None. Raises ssl.SSLError."""
     tls = ssl.create_default_context(cadata=ca_pem)
-    # Newer Pythons refuse authorities without a key identifier by default, and many clusters' own are like that.
+    # Newer Pythons reject CAs without a key identifier by default, and many clusters' CAs have none.
     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return tls
 
 
 def environment_proxy(server: str) -> str | None:
-    """The proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY name for this server. A server on this machine has none, ever."""
+    """The proxy for this server from HTTPS_PROXY, HTTP_PROXY and NO_PROXY; never one for a server on this machine."""
     url = urlsplit(server)
     host = url.hostname or ""
     if host == "localhost" or _is_loopback(host) or proxy_bypass(host):
@@ -357,7 +356,7 @@ def _certificate_fault(error: aiohttp.ClientConnectorCertificateError) -> str:
 
 
 def _os_fault(error: BaseException) -> str:
-    """The operating system's own words, in lower case, without the host and port that aiohttp adds."""
+    """The operating system's error text, in lower case, without the host and port that aiohttp adds."""
     inner = getattr(error, "os_error", error)
     words = getattr(inner, "strerror", None) or str(inner) or type(error).__name__
     if isinstance(inner, ConnectionRefusedError):

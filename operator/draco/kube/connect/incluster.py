@@ -1,4 +1,4 @@
-"""The connection of a program that runs in a pod: the mounted service account.
+"""Connects from a pod with the mounted service account.
 
 Owns where those files and variables are. Imports no client library: the node agent must stay small.
 """
@@ -15,12 +15,12 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 def runs_in_cluster(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process was given the address of the API server by kubelet."""
+    """Whether kubelet gave this process the address of the API server."""
     return "KUBERNETES_SERVICE_HOST" in environ and "KUBERNETES_SERVICE_PORT" in environ
 
 
 def connect_in_cluster(environ: Mapping[str, str] = os.environ, *, mount: Path = SERVICE_ACCOUNT) -> Connection:
-    """Connect as the pod's service account. Raises KubeconfigError when this is not a pod, or has no account mounted."""
+    """Connect as the pod's service account. Raises KubeconfigError outside a pod, or without a mounted account."""
     if not runs_in_cluster(environ):
         raise KubeconfigError(
             "this does not run in a pod (KUBERNETES_SERVICE_HOST is not set): "

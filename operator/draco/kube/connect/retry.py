@@ -1,7 +1,7 @@
-"""Trying again: how long to wait, a bounded retry of one call, and one without end.
+"""Retries: backoff, a bounded retry of one call, and an endless one.
 
-Owns backoff with jitter, pauses by key without it, and the list of failures worth a retry. A Conflict is not among them: it needs
-a fresh look, which is the caller's.
+Owns backoff with jitter, pauses by key without jitter, and the list of transient failures. A Conflict is not transient: the
+caller must read again.
 """
 
 import asyncio
@@ -21,22 +21,21 @@ R = TypeVar("R")
 TRANSIENT = (TooManyRequests, ServerError, Unreachable)
 """Failures that may pass on their own."""
 FORBIDDEN_S, FORBIDDEN_LONGEST_S = 5.0, 300.0
-"""How soon to try again what was refused with 403, and then later each time, up to the second: an API server that has just
-started refuses all, and a role is mended by a person."""
+"""First and maximum backoff after a 403: a starting API server refuses everything, but a role must be fixed by a person."""
 
 
 def doubling_s(base_s: float, times: int, cap_s: float) -> float:
-    """`base_s`, doubled so many times, and at most `cap_s`.
+    """`base_s` doubled `times` times, at most `cap_s`.
 
-    The exponent is bounded so that a failure that lasts for weeks does not overflow a float.
+    The exponent is bounded so that a failure lasting weeks does not overflow a float.
     """
     return min(cap_s, base_s * 2.0 ** min(times, 60))
 
 
 class Backoff:
-    """Waiting times that double from `base_s` up to `cap_s`, each shortened at random by up to half.
+    """Backoff that doubles from `base_s` up to `cap_s`, each time shortened at random by up to half.
 
-    The jitter keeps many clients that failed together from coming back together.
+    The jitter keeps clients that failed together from retrying together.
     """
 
     def __init__(self, clock: Clock, *, base_s: float, cap_s: float) -> None:
@@ -46,18 +45,18 @@ class Backoff:
         self.failures = 0
 
     def next(self, *, at_least_s: float | None = None) -> float:
-        """Seconds to wait after one more failure; never less than what the server asked for (`at_least_s`)."""
+        """Seconds to wait after another failure, at least `at_least_s` (the server's Retry-After)."""
         full = doubling_s(self._base_s, self.failures, self._cap_s)
         self.failures += 1
         return max(full * (0.5 + self._clock.jitter() / 2), at_least_s or 0.0)
 
     def reset(self) -> None:
-        """Start over, after a success."""
+        """Start over after a success."""
         self.failures = 0
 
 
 class Pause(NamedTuple):
-    """How often something failed in a row, why it did last, and until when it is left alone."""
+    """The number of failures in a row, the last reason, and the end of the pause."""
 
     times: int
     why: str
@@ -65,10 +64,10 @@ class Pause(NamedTuple):
 
 
 class Pauses(Generic[K]):
-    """What failed, by key, each left alone for a while: `first_s`, and twice as long each time, up to `longest_s`.
+    """Backoff by key after failures: `first_s`, doubled each time, up to `longest_s`.
 
-    Without jitter, as these are the failures of one process, each of its own key. Those that were tried at the same time and
-    failed together are one failure.
+    Without jitter, since these are one process's failures on separate keys. Attempts that ran in parallel and failed together
+    count as one failure.
     """
 
     def __init__(self, clock: Clock, *, first_s: float, longest_s: float) -> None:
@@ -78,9 +77,9 @@ class Pauses(Generic[K]):
         self.by_key: dict[K, Pause] = {}
 
     def begin(self, key: K, why: str) -> float:
-        """Leave the key alone, as it failed once more. Returns for how many seconds.
+        """Start the key's next pause after a failure. Return its seconds.
 
-        A pause that has not ended yet goes on, and is no longer for it.
+        A pause that has not ended goes on and is not extended.
         """
         if (left_s := self.left_s(key)) > 0:
             self.by_key[key] = self.by_key[key]._replace(why=why)
@@ -91,22 +90,22 @@ class Pauses(Generic[K]):
         return pause_s
 
     def left_s(self, key: K) -> float:
-        """For how many more seconds; 0 where it may be tried now."""
+        """Seconds left of the pause; 0 if the key may be tried."""
         found = self.by_key.get(key)
         return max(0.0, found.until_s - self._clock.monotonic()) if found is not None else 0.0
 
     def next_s(self, since_s: float) -> float:
-        """In how many seconds the first pause ends of those that had not ended at `since_s`; infinite where there is none.
+        """Seconds until the first pause ends, of those that had not ended at `since_s`; infinite without any.
 
-        `since_s` is when the caller began to look, by the monotonic clock. What he found in a pause then may be out of it by
-        now, so 0 for such a one: otherwise nobody would look again.
+        `since_s` is the monotonic time at which the caller began to look. A pause that ended since then gives 0: the caller still
+        saw it, and would otherwise not look again.
         """
         now_s = self._clock.monotonic()
         ends = (each.until_s for each in self.by_key.values() if each.until_s > since_s)
         return max(0.0, min(ends, default=float("inf")) - now_s)
 
     def forget(self, key: K) -> None:
-        """The key is fine, or gone: its next pause is the first again."""
+        """Reset the key, which succeeded or is gone."""
         self.by_key.pop(key, None)
 
 
@@ -121,9 +120,9 @@ async def retry(
 ) -> R:
     """Await `call()` up to `attempts` times while it fails with 429, 5xx or no answer, and return its result.
 
-    Retry-After is honoured; when the server asks for more than `longest_wait_s`, the error is raised at once. After
-    Unreachable the first attempt may have been carried out: a create can come back as AlreadyExists, a delete as NotFound.
-    Not for evictions: there, 429 means that a disruption budget says no.
+    Retry-After is honoured; if it exceeds `longest_wait_s`, the error is raised immediately. After Unreachable an attempt may
+    have succeeded: a create can then return AlreadyExists, a delete NotFound. Not for evictions, where 429 means that a
+    disruption budget forbids it.
     """
     backoff = Backoff(clock, base_s=base_s, cap_s=cap_s)
     while True:
@@ -137,7 +136,7 @@ async def retry(
 
 
 async def persistently(event: str, attempt: Callable[[], Awaitable[R]], *, clock: Clock) -> R:
-    """Until it works; each failure is logged as `event`. For what there is nothing better to do than to try again."""
+    """Retry forever, logging each failure as `event`."""
     backoff = Backoff(clock, base_s=0.5, cap_s=30.0)
     while True:
         try:
@@ -149,7 +148,7 @@ async def persistently(event: str, attempt: Callable[[], Awaitable[R]], *, clock
 
 
 async def attempted(event: str, call: Callable[[], Awaitable[R]], *, clock: Clock, within_s: float = 30.0) -> R | None:
-    """Retry for so many seconds and no longer; a failure is logged as `event` and gives None. For what can be done without."""
+    """Retry for up to `within_s`; log a failure as `event` and return None. For optional work."""
     try:
         async with asyncio.timeout(within_s):
             return await retry(call, clock=clock)
@@ -159,5 +158,5 @@ async def attempted(event: str, call: Callable[[], Awaitable[R]], *, clock: Cloc
 
 
 def asked_to_wait_s(error: Exception) -> float | None:
-    """Return the Retry-After of an API error, in seconds; None for everything else."""
+    """The Retry-After of an API error, in seconds; None for everything else."""
     return error.retry_after_s if isinstance(error, ApiError) else None

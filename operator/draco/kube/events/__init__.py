@@ -1,1 +1,1 @@
-"""Events about objects, kept true and rarely said."""
+"""Events about objects, kept up to date and limited in number."""

@@ -1,17 +1,17 @@
 """Events about objects, for the people who look at them.
 
-Owns how an Event is written, and `EventRecorder`, which says what happened; what is the case is for `notes`. All are written
-through core/v1 by server-side apply, nowhere else and no other way: there the text of an Event may change, while
-events.k8s.io/v1, which serves the same objects, holds it immutable.
+Owns how an Event is written, and `EventRecorder`, which reports happenings; `notes` reports conditions. All Events are written
+through core/v1 by server-side apply and only here: there the text of an Event may change, while it is immutable in
+events.k8s.io/v1, which serves the same objects.
 
 The laws of `EventRecorder`:
 
-- `record` never waits and never fails: it notes what is to be said and returns.
-- The same regarding, reason, action and type is one Event object for as long as it keeps happening: its note is updated, its
-  count raised. It is never repeated as another object while the first is fresh.
-- What is said of one object is limited; beyond the limit, updates are merged and posted later, not lost. What is said of all
-  objects is bounded by namespace (`shares`); what finds no room there is dropped and counted.
-- Errors of the API delay what is to be posted, or drop the one Event the server refuses; they never reach the caller.
+- `record` never waits and never fails: it queues the report and returns.
+- One regarding, reason, action and type is one Event object while it keeps happening: its note is updated and its count raised.
+  There is no second object while the first is fresh.
+- Posts per object are limited; beyond the limit, updates are merged and posted later, not lost. Totals are bounded by namespace
+  (`shares`); what finds no room there is dropped and counted.
+- API errors delay posts, or drop the one Event that the server refuses; they never reach the caller.
 """
 
 import asyncio
@@ -38,13 +38,15 @@ log = structlog.get_logger()
 
 NOTE_BYTES = 1024
 CLUSTER_EVENTS_NAMESPACE = "default"
-"""Where Events about cluster-scoped objects live."""
+"""The namespace of Events about cluster-scoped objects."""
 
 _REST, _LONGEST_REST_S = 2, 0.1
-"""After each Event nothing is posted for so many times what it took, up to this: what many objects say at once must not slow down
-what is being done, and an API server that is busy answers later."""
-_LONGEST_INSTANCE = 128  # of who says it; a node's name may be longer
-_LONGEST_STEM = 230  # of an Event's name; what makes it unique comes after it
+"""After each post, rest this multiple of its duration, up to the second value.
+
+Events of many objects together must not slow down the real work, and a busy API server answers more slowly.
+"""
+_LONGEST_INSTANCE = 128  # of the reporting instance; a node's name may be longer
+_LONGEST_STEM = 230  # of an Event's name; the unique part comes after it
 
 
 class EventWriter:
@@ -56,7 +58,7 @@ class EventWriter:
         self._instance = instance[:_LONGEST_INSTANCE]
 
     async def write(self, subject: EventSubject, name: str, happening: EventContent) -> None:
-        """Make the Event say this, whether or not it is there."""
+        """Make the Event say this, creating it if necessary."""
         last = micro_time(happening.last)
         event = Event(
             involved_object=subject.regarding,
@@ -72,16 +74,16 @@ class EventWriter:
         await self._client.apply(EVENTS, _key(subject.regarding, name), event, manager=self._controller)
 
     async def delete(self, subject: EventSubject, name: str) -> None:
-        """Make sure that the Event is not there."""
+        """Make sure that the Event does not exist."""
         with contextlib.suppress(NotFound):
             await self._client.delete(EVENTS, _key(subject.regarding, name))
 
 
 class EventLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is said. Of one object at most `burst` posts at once, then one per `refill_s` seconds.
+    """Limits of reports. Per object at most `burst` posts, then one per `refill_s` seconds.
 
-    A series that has been silent for `series_s` seconds is over: what happens next is a new Event. So many `series` are
-    remembered of all namespaces together, as many of cluster-scoped objects, and `series_in_namespace` of one namespace.
+    A series that was silent for `series_s` seconds is over: the next happening is a new Event. At most `series` are remembered of
+    all namespaces together, as many of cluster-scoped objects, and `series_in_namespace` of one namespace.
     """
 
     burst: int = 10
@@ -92,14 +94,14 @@ class EventLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Drop = Literal["full", "refused"]
-"""Why an Event is not posted: its namespace has as many as it may, or the API server refuses it."""
+"""Why an Event is not posted: its namespace has its maximum, or the API server refuses it."""
 
 _SWEEP_S: Final = 60.0
-"""How often what is over is looked for while nothing happens."""
+"""How often to look for ended series while nothing happens."""
 
 
 class EventRecorder:
-    """Says what happened. `controller` is a qualified name, `instance` names this process; `dropped` is told of each loss."""
+    """Reports happenings. `controller` is a qualified name, `instance` names this process; `dropped` is told of each loss."""
 
     def __init__(
         self,
@@ -123,9 +125,9 @@ class EventRecorder:
         self._wake = asyncio.Event()
 
     def record(self, regarding: ObjectReference, *, type: EventType, reason: str, action: str, note: str) -> None:  # noqa: A002 - the field's name
-        """Say that something happened to `regarding`.
+        """Report that something happened to `regarding`.
 
-        `reason` and `action` are CamelCase words for programs, `note` a sentence for people, cut at 1024 bytes.
+        `reason` and `action` are CamelCase words for programs, `note` is a sentence for people, cut at 1024 bytes.
         """
         now, at = self._clock.now(), self._clock.monotonic()
         self._forget_silent(at)
@@ -141,7 +143,7 @@ class EventRecorder:
         self._wake.set()
 
     async def run(self) -> None:
-        """Post what is recorded, until cancelled."""
+        """Post recorded Events until cancelled."""
         backoff = Backoff(self._clock, base_s=0.5, cap_s=60.0)
         while True:
             self._wake.clear()
@@ -173,7 +175,7 @@ class EventRecorder:
                     await self._clock.sleep(rest_s)
 
     async def flush(self, timeout_s: float) -> None:
-        """Post what waits, limits aside, before the process ends; give up after `timeout_s`. `run` must have ended."""
+        """Post all pending Events, ignoring limits, before the process ends; give up after `timeout_s`. `run` must have ended."""
         try:
             async with asyncio.timeout(timeout_s):
                 for subject in list(self._shares.to_post()):
@@ -190,7 +192,7 @@ class EventRecorder:
             log.warning("events.full", namespace=namespace, regarding=name, reason=subject.reason)
 
     def _next(self) -> tuple[EventSubject | None, float | None]:
-        """What to post now; else in how many seconds something may be posted, or is over (None: nothing is remembered)."""
+        """The next Event to post, or seconds until one may be posted or is over (None: nothing is remembered)."""
         at = self._clock.monotonic()
         wait_s = _SWEEP_S if self._shares or self._budgets else None
         for subject in self._shares.to_post():
@@ -212,12 +214,12 @@ class EventRecorder:
         self._budgets[subject.regarding] = self._budget(subject.regarding, at).spent(at)
         try:
             await self._writer.write(subject, series.name, series.said)
-        except (*TRANSIENT, asyncio.CancelledError):  # should it have arrived, it is written once more as it is
+        except (*TRANSIENT, asyncio.CancelledError):  # if it did arrive, it is written once more unchanged
             self._shares.unposted(subject)
             raise
 
     def _forget_silent(self, at: float) -> None:
-        """Forget the series that are over, and whole budgets: those are as if nothing had been said."""
+        """Forget ended series and full budgets."""
         self._shares.forget_silent(at - self._limits.series_s)
         if at >= self._swept_at + _SWEEP_S:
             self._swept_at = at
@@ -229,11 +231,11 @@ def _key(regarding: ObjectReference, name: str) -> ObjectKey:
 
 
 def event_name(regarding: ObjectReference, unique: str) -> str:
-    """The name of an Event: the object's, and what makes it unique."""
+    """An Event's name: the object's name and a unique part."""
     return f"{regarding.name[:_LONGEST_STEM].rstrip('.-')}.{unique}"
 
 
 def cut(note: str) -> str:
-    """As much of a note as an Event may hold."""
+    """The note, cut to what an Event may hold."""
     encoded = note.encode()
     return note if len(encoded) <= NOTE_BYTES else encoded[: NOTE_BYTES - 3].decode(errors="ignore") + "…"

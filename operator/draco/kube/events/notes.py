@@ -1,12 +1,12 @@
-"""Keeps one Event per object that says its current condition.
+"""Keeps one Event per object with its current condition.
 
 Owns the laws of such Events:
 
-- What is said of one object is one Event, whose name follows from the object and the reason: a new process goes on with it.
-- A text that changes is written at once. One that keeps changing has a budget, after which it is written at times only; the last
-  text is always written in the end. One that stays is written often enough that the server does not forget it.
-- `withdraw` leaves no Event behind, also of a `say` whose answer was lost; `adopt` finds what another process left.
-- An Event that the server refuses is let be for a while; every other error is the caller's, who tries again.
+- An object has one Event, whose name follows from the object and the reason, so a new process continues it.
+- A changed text is written immediately. A text that keeps changing has a budget, after which it is written less often; the last
+  text is always written in the end. An unchanged text is written often enough that the server keeps it.
+- `withdraw` leaves no Event, not even from a `say` whose answer was lost; `adopt` finds what another process left.
+- An Event that the server refuses is retried after a while; every other error goes to the caller, who retries.
 """
 
 import hashlib
@@ -33,11 +33,11 @@ log = structlog.get_logger()
 K = TypeVar("K", bound=Hashable)
 
 _CHANGES = RateLimit(burst=3, refill_s=30.0)
-"""So many changes of one note are written as they come; after them, one in so many seconds."""
+"""Budget of immediate changes to one note."""
 _KEEP_ALIVE_S = 1200.0
-"""A note that stays is written again after this, well before the API server forgets Events (an hour)."""
+"""An unchanged note is written again after this, well before the API server's TTL of Events (an hour)."""
 _PACE_S = 0.02
-"""At least so long between any two notes: a thousand claims that wait must not drown the API server."""
+"""Minimum interval between any two notes: a thousand waiting claims must not flood the API server."""
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -45,11 +45,11 @@ class _Note(msgspec.Struct, frozen=True):
     at_s: float
     budget: Budget
     is_known: bool = True
-    """Whether the Event says just this, as far as this process knows."""
+    """Whether the Event has exactly this text, as far as this process knows."""
 
 
 class Notes:
-    """Says one thing per object, under one reason. `controller` and `instance` as for EventRecorder."""
+    """Reports one condition per object, under one reason. `controller` and `instance` as for EventRecorder."""
 
     def __init__(
         self, client: Client, *, controller: str, instance: str, clock: Clock, reason: str, action: str
@@ -60,7 +60,7 @@ class Notes:
         self._clock = clock
         self._reason = reason
         self._action = action
-        self._said: dict[str, _Note] = {}  # by UID, as below
+        self._said: dict[str, _Note] = {}  # by UID, like `_refused`
         self._refused: Pauses[str] = Pauses(clock, first_s=FORBIDDEN_S, longest_s=FORBIDDEN_LONGEST_S)
         self._next_write_s = 0.0
 
@@ -82,7 +82,7 @@ class Notes:
         return adopted
 
     async def say(self, regarding: ObjectReference, note: str, *, type: EventType = "Warning") -> float:  # noqa: A002 - the field's name
-        """Make the object's Event say `note`, now or when it is due. Returns in how many seconds to say it again."""
+        """Make the object's Event say `note`, now or when due. Return seconds until it must be said again."""
         note = cut(shown(note))
         now_s = self._clock.monotonic()
         if (wait_s := self._refused.left_s(regarding.uid)) > 0:
@@ -105,7 +105,7 @@ class Notes:
                 log.debug("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
             else:
                 log.warning("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
-            # Whatever it is, saying it again at once will not help.
+            # Whatever the cause, an immediate retry will not help.
             return self._refused.begin(regarding.uid, str(error))
         except ApiError:
             # The write may have arrived though its answer was lost: the next note is written in any case.
@@ -118,8 +118,8 @@ class Notes:
         return _KEEP_ALIVE_S
 
     async def withdraw(self, regarding: ObjectReference) -> None:
-        """Delete what was said of the object: it is no longer so."""
-        # Forgotten first: should only the answer be lost, the same text must be written again when it is so again.
+        """Delete the object's Event: the condition has ended."""
+        # Forget first: even if the answer is lost, the same text must be written again when it applies again.
         self._said.pop(regarding.uid, None)
         self._refused.forget(regarding.uid)
         await self._writer.delete(self._subject(regarding), self._name(regarding))
@@ -139,7 +139,7 @@ class Notes:
 
 
 class NotesByKey(Generic[K]):
-    """Notes, and by key of which object each is, so that they can be withdrawn when it is gone, or another has its name."""
+    """Notes with the object of each key, so that they can be withdrawn when it is gone or replaced."""
 
     def __init__(self, notes: Notes, key_of: Callable[[ObjectReference], K]) -> None:
         self._notes = notes
@@ -147,32 +147,32 @@ class NotesByKey(Generic[K]):
         self.said: dict[K, ObjectReference] = {}
 
     async def adopt(self) -> list[K]:
-        """As `Notes.adopt`. Returns the keys of what was said."""
+        """As `Notes.adopt`. Returns the keys of the Events."""
         for regarding in await self._notes.adopt():
             self.said.setdefault(self._key_of(regarding), regarding)
         return list(self.said)
 
     async def say(self, regarding: ObjectReference, note: str, *, type: EventType = "Warning") -> float:  # noqa: A002 - the field's name
-        """As `Notes.say`, and of no other object with the same key."""
+        """As `Notes.say`; withdraws the note of another object with the same key."""
         await self.withdraw_unless_of(regarding)
         self.said[self._key_of(regarding)] = regarding
         return await self._notes.say(regarding, note, type=type)
 
     async def withdraw_unless_of(self, regarding: ObjectReference) -> None:
-        """Take back what was said of another object with the same key."""
+        """Withdraw the note of another object with the same key."""
         said = self.said.get(self._key_of(regarding))
         if said is not None and said.uid != regarding.uid:
             await self.withdraw(self._key_of(regarding))
 
     async def withdraw(self, key: K) -> None:
-        """Take back what was said, if anything was. Should that fail, it is tried again the next time."""
+        """Withdraw the key's note, if any. After a failure the next call tries again."""
         if (said := self.said.get(key)) is not None:
             await self._notes.withdraw(said)
             self.said.pop(key, None)
 
 
 def _wait_s(before: _Note | None, note: str, now_s: float) -> float:
-    """In how many seconds `note` may, or has to, be written."""
+    """Seconds until `note` may, or must, be written."""
     if before is None:
         return 0.0
     if note == before.said.note and before.is_known:
@@ -181,7 +181,7 @@ def _wait_s(before: _Note | None, note: str, now_s: float) -> float:
 
 
 def times_of(event: Event) -> tuple[datetime | None, datetime | None]:
-    """When it was said first and last."""
+    """The Event's first and last time."""
     first = _moment(event.event_time)
     return first, (_moment(event.series.last_observed_time) if event.series else first)
 

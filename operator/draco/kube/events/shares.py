@@ -1,14 +1,13 @@
-"""Which series of Events are remembered, and which is posted next, so that what happens to one tenant silences nobody else.
+"""Which series of Events are remembered, and which is posted next, so that one tenant cannot silence others.
 
-Owns the bounds and the order:
+Owns the limits and the order:
 
-- Each namespace has a share, and cluster-scoped objects have one of their own, which no namespace can fill. All namespaces
-  together have a bound too: beyond it, the one with the most gives up its oldest.
-- Where a share is full, a Warning takes the place of a Normal series, one that has been posted before one that has not. A Normal
-  series takes no place of another.
-- Posted are cluster-scoped objects' Events first, then those of each namespace in turn, of each its Warnings before the rest.
+- Each namespace has a share, and cluster-scoped objects have their own, which no namespace can fill. All namespaces together also
+  have a limit: beyond it, the largest gives up its oldest series.
+- In a full share, a Warning replaces a Normal series, preferably one that has been posted. A Normal series replaces nothing.
+- Events of cluster-scoped objects are posted first, then those of each namespace in turn, Warnings before others.
 
-Pure: knows nothing of the API server, and time is the caller's.
+Pure: knows nothing of the API server; the caller brings the time.
 """
 
 from collections import OrderedDict, deque
@@ -28,7 +27,7 @@ _CLUSTER: Final = ""
 
 
 class EventSubject(NamedTuple):
-    """What one Event, or series of equal ones, is about."""
+    """What an Event, or series of equal ones, is about."""
 
     regarding: ObjectReference
     reason: str
@@ -37,7 +36,7 @@ class EventSubject(NamedTuple):
 
 
 class EventContent(msgspec.Struct, frozen=True):
-    """What an Event says: a note, how often it was so, and since when."""
+    """An Event's note, count, and start."""
 
     note: str
     count: int
@@ -46,7 +45,7 @@ class EventContent(msgspec.Struct, frozen=True):
 
 
 class RememberedSeries(msgspec.Struct):
-    """One Event as it should be, and when last something happened."""
+    """An Event's wanted contents, and when it last happened."""
 
     name: str
     said: EventContent
@@ -54,7 +53,7 @@ class RememberedSeries(msgspec.Struct):
 
 
 class _Share(msgspec.Struct):
-    """Of one namespace: its series by type, and those that are to be posted. All the longest silent first."""
+    """One namespace's series by type, and those to post; each longest silent first."""
 
     series: dict[EventType, OrderedDict[EventSubject, None]] = msgspec.field(
         default_factory=lambda: {each: OrderedDict() for each in _TYPES}
@@ -68,30 +67,30 @@ class _Share(msgspec.Struct):
 
 
 class EventShares:
-    """Series by subject: `most_in_namespace` of one namespace, `most` of all, and as many of cluster-scoped objects."""
+    """Series by subject: at most `most_in_namespace` per namespace, `most` in all, and as many of cluster-scoped objects."""
 
     def __init__(self, *, most: int, most_in_namespace: int) -> None:
         self._most = most
         self._most_in_namespace = most_in_namespace
-        self._series: OrderedDict[EventSubject, RememberedSeries] = OrderedDict()  # the longest silent first
-        self._shares: OrderedDict[str, _Share] = OrderedDict()  # whose turn is first comes first
+        self._series: OrderedDict[EventSubject, RememberedSeries] = OrderedDict()  # longest silent first
+        self._shares: OrderedDict[str, _Share] = OrderedDict()  # in the order of turns
         self.when_dropped = Listeners[[EventSubject]]()
-        """Called with what was to be posted and finds no room, or loses it."""
+        """Called with each unposted series that finds no room or loses it."""
 
     def __len__(self) -> int:
         return len(self._series)
 
     @property
     def waiting(self) -> int:
-        """How many series are to be posted."""
+        """Number of series to post."""
         return sum(len(each) for share in self._shares.values() for each in share.unposted.values())
 
     def get(self, subject: EventSubject) -> RememberedSeries | None:
-        """The series, if it is remembered."""
+        """The series, if remembered."""
         return self._series.get(subject)
 
     def has_room(self, subject: EventSubject) -> bool:
-        """Whether a new series can be remembered; room is made for it if possible. If not, it counts as dropped."""
+        """Whether a new series can be remembered, after making room if possible. If not, it counts as dropped."""
         namespace = subject.regarding.namespace
         if not self._is_full(namespace) or self._make_room(subject):
             return True
@@ -99,7 +98,7 @@ class EventShares:
         return False
 
     def put(self, subject: EventSubject, series: RememberedSeries) -> None:
-        """Remember that something happened: the series is to be posted."""
+        """Remember a happening: the series must be posted."""
         share = self._shares.setdefault(subject.regarding.namespace, _Share())
         self._series[subject] = series
         self._series.move_to_end(subject)
@@ -108,18 +107,18 @@ class EventShares:
         share.unposted[subject.type].setdefault(subject)
 
     def posted(self, subject: EventSubject) -> None:
-        """It is posted as it is: the next turn is another namespace's."""
+        """The series was posted: the next turn is another namespace's."""
         if (share := self._shares.get(subject.regarding.namespace)) is not None:
             share.unposted[subject.type].pop(subject, None)
             self._shares.move_to_end(subject.regarding.namespace)
 
     def unposted(self, subject: EventSubject) -> None:
-        """It has to be posted once more."""
+        """The series must be posted again."""
         if subject in self._series:
             self._shares[subject.regarding.namespace].unposted[subject.type].setdefault(subject)
 
     def to_post(self) -> Iterator[EventSubject]:
-        """What is to be posted, what is next first."""
+        """The series to post, in order."""
         yield from self._of(_CLUSTER)
         turns = deque(self._of(namespace) for namespace in list(self._shares) if namespace != _CLUSTER)
         while turns:
@@ -130,7 +129,7 @@ class EventShares:
                 break
 
     def forget_silent(self, before: float) -> None:
-        """Forget the series that are posted and to which nothing has happened since then."""
+        """Forget posted series without a happening since then."""
         gone = []
         for subject, series in self._series.items():
             if series.last_at > before:
@@ -187,7 +186,7 @@ class EventShares:
 
 
 def _first_of(share: _Share, kind: EventType) -> EventSubject | None:
-    """The longest silent series of the type that has been posted, or else the longest silent."""
+    """The longest silent posted series of the type, or else the longest silent of all."""
     series, unposted = share.series[kind], share.unposted[kind]
     if len(unposted) < len(series):
         return next(each for each in series if each not in unposted)

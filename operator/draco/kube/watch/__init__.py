@@ -1,1 +1,1 @@
-"""Following collections: list, watch, and what is known of them."""
+"""Following collections: list, watch, and the stores they fill."""

@@ -1,9 +1,8 @@
 """Keeps one collection of the API server in memory and notifies subscribers of its changes.
 
-Owns a store while somebody keeps it: taking in a whole list or a single event, leaving out what cannot be read, and telling
-subscribers. An object that does not fit its struct is logged, counted and left out; if an earlier version of it did fit, that one
-stays, because to report the object as deleted would be wrong. Who lists and watches is another's business: an `informer`, or Kopf
-for the kinds that people write.
+Owns a store's updates: taking in a whole list or a single event, leaving out what cannot be read, and notifying subscribers. An
+object that does not fit its struct is logged, counted and left out; an earlier version that did fit stays, because reporting a
+deletion would be wrong. Subclasses list and watch: an `informer`, or Kopf for the kinds that people write.
 
 Must not decide anything: a change is a wake-up, a reconciler reads the store.
 """
@@ -30,7 +29,7 @@ Subscriber = Callable[[Change[T]], None]
 
 
 class WatchCounts(msgspec.Struct):
-    """What happened so far, for metrics. `last_heard` is the clock's monotonic time of the last sign of life."""
+    """Totals for metrics. `last_heard` is the monotonic time of the last sign of life."""
 
     lists: int = 0
     watches: int = 0
@@ -43,12 +42,12 @@ class WatchCounts(msgspec.Struct):
 class Collection(Generic[T]):
     """The objects of a kind.
 
-    `synced` is set once the store has been filled for the first time, and stays set: later trouble makes the store old,
+    `synced` is set once the store has been filled for the first time, and stays set: later trouble makes the store outdated,
     never wrong or empty.
     """
 
     def __init__(self, kind: Kind[T], *, clock: Clock, keep: Callable[[T], T] = lambda obj: obj) -> None:
-        """With `keep`, what it makes of each object is kept in its place; it must be equal to the object."""
+        """`keep` transforms each object before it is stored; the result must be equal to the object."""
         self.kind = kind
         self.store: Store[T] = Store()
         self.synced = asyncio.Event()
@@ -58,9 +57,10 @@ class Collection(Generic[T]):
         self._subscribers: list[Subscriber[T]] = []
         self._unserved_since: float | None = None
         self.steady_since: float | None = None
-        """Since when, on the clock's monotonic time, the server was heard without an interruption; None while it is not.
+        """Monotonic time since which the connection to the server was uninterrupted; None while it is not.
 
-        Before that it may have been away, for everybody: what did not change then could not."""
+        Before that the server may have been down for everybody, so a lack of changes means nothing.
+        """
         self._log = log.bind(kind=kind.kind)
 
     async def run(self) -> None:
@@ -69,19 +69,19 @@ class Collection(Generic[T]):
 
     @property
     def silent_s(self) -> float:
-        """For how many seconds nothing has been heard from the server. More than a few minutes: the store may be old."""
+        """Seconds since the last sign of life from the server. After a few minutes the store may be outdated."""
         return self._clock.monotonic() - self.counts.last_heard
 
     @property
     def unserved_s(self) -> float:
-        """For how many seconds the server has answered that there is no such kind; 0 if it did not do so last."""
+        """Seconds for which the server has not served this kind; 0 if it serves it."""
         return self._clock.monotonic() - self._unserved_since if self._unserved_since is not None else 0.0
 
     def subscribe(self, callback: Subscriber[T], *, reads: Callable[[T], object] | None = None) -> Callable[[], None]:
-        """Call `callback` with every change from now on, after it is in the store; first with what is there already.
+        """Call `callback` with every change after it is in the store, starting with what exists.
 
-        With `reads`, only when what it takes off the object is other than it was. Neither may be slow, nor raise. Returns a
-        function that ends the subscription.
+        With `reads`, only if its value for the object changes. Neither may be slow or raise. Returns a function that ends the
+        subscription.
         """
         subscriber = callback if reads is None else _subscriber_to(reads, callback)
         self._subscribers.append(subscriber)
@@ -92,7 +92,7 @@ class Collection(Generic[T]):
     def subscribe_keys(
         self, wake: Callable[[K], None], keys: Callable[[T], Iterable[K]], *, reads: Callable[[T], object] | None = None
     ) -> None:
-        """Call `wake` with every key that `keys` finds for a changed object, as it was and as it is; `reads` as above."""
+        """Call `wake` with every key that `keys` returns for a changed object, old and new; `reads` as above."""
 
         def changed(change: Change[T]) -> None:
             for key in dict.fromkeys(key for each in change.versions for key in keys(each)):
@@ -101,19 +101,19 @@ class Collection(Generic[T]):
         self.subscribe(changed, reads=reads)
 
     def heard(self) -> None:
-        """The server has answered."""
+        """Record a sign of life from the server."""
         self.counts.last_heard = self._clock.monotonic()
         self._unserved_since = None
         if self.steady_since is None:
             self.steady_since = self.counts.last_heard
 
     def absent(self) -> None:
-        """The server has answered that there is no such kind."""
+        """Record that the server does not serve the kind."""
         if self._unserved_since is None:
             self._unserved_since = self._clock.monotonic()
 
     def take(self, listed: ListedCollection[T]) -> None:
-        """Become what was listed."""
+        """Replace the contents with the list."""
         for what in listed.undecodable:
             known = self.store.get(what.key)
             if self._left_out(what) and known is not None:
@@ -125,7 +125,7 @@ class Collection(Generic[T]):
         self.synced.set()
 
     def apply(self, event: WatchEvent[T]) -> None:
-        """Take one event in."""
+        """Apply one event."""
         changes: list[Change[T]] = []
         match event:
             case Upsert(obj):
@@ -141,7 +141,7 @@ class Collection(Generic[T]):
         self._publish(changes)
 
     def _left_out(self, what: Undecodable) -> bool:
-        """Say that an object cannot be read. Whether the store holds an earlier version of that very object, which stays."""
+        """Report an unreadable object. Return whether the store holds an earlier version of it, which stays."""
         self.counts.undecodable += 1
         known = self.store.get(what.key)
         stays = known is not None and known.metadata.uid == what.uid
@@ -156,7 +156,7 @@ class Collection(Generic[T]):
     def _tell(self, callback: Subscriber[T], change: Change[T]) -> None:
         try:
             callback(change)
-        except Exception:  # noqa: BLE001 - one subscriber's fault must not keep the change from the others
+        except Exception:  # noqa: BLE001 - one subscriber's bug must not keep the change from the others
             self._log.exception("informer.subscriber_failed", key=str(change.key))
 
 

@@ -1,12 +1,11 @@
-"""Following one collection of the API server, whatever happens to the connection.
+"""Follows one collection of the API server, whatever happens to the connection.
 
 Owns the life of a `collection`: first list, watch, resume, relist. Its laws:
 
-- The store is always the collection as it was at one moment. A relist swaps it in one step, and what vanished unseen is
-  delivered as deletes, what was made again under an old name as a delete and an add.
-- Nothing that the server or the network does ends `run`: an expired version, an error in the stream, a line cut in the middle,
-  silence, refused credentials, a kind that is not served. Each ends in a resumed watch or a new list, after a pause that grows
-  from failure to failure and is never zero.
+- The store is always a snapshot of the collection. A relist swaps it in one step; objects that vanished unseen are delivered as
+  deletes, those recreated under an old name as a delete and an add.
+- Nothing that the server or the network does ends `run`: an expired version, an error in the stream, a truncated line, silence,
+  refused credentials, an unserved kind. Each leads to a resumed watch or a new list, after a backoff that is never zero.
 
 Must not decide anything: a change is a wake-up, a reconciler reads the store.
 """
@@ -30,11 +29,11 @@ T = TypeVar("T", bound=ApiObject)
 
 
 class InformerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient an informer is, in seconds, and how many objects its first page has.
+    """Timeouts of an informer, in seconds, and the size of its first page.
 
-    `idle_timeout_s` must exceed the minute after which the server sends a bookmark when nothing happens: silence beyond it
-    means that the connection is dead. The server ends each watch after `watch_timeout_s` to twice that, at random, so that
-    many watches do not come back together.
+    `idle_timeout_s` must exceed the minute after which the server sends a bookmark on an idle watch: longer silence means a dead
+    connection. The server ends each watch after `watch_timeout_s` to twice that, at random, so that watches do not restart
+    together.
     """
 
     idle_timeout_s: float = 90.0
@@ -60,7 +59,7 @@ class Informer(Collection[T]):
         settings: InformerSettings | None = None,
         keep: Callable[[T], T] = lambda obj: obj,
     ) -> None:
-        """With `keep`, what it makes of each object is kept in its place; it must be equal to the object."""
+        """`keep` transforms each object before it is stored; the result must be equal to the object."""
         super().__init__(kind, clock=clock, keep=keep)
         self._client = client
         self._namespace = namespace
@@ -83,16 +82,16 @@ class Informer(Collection[T]):
             except (Expired, watching.StreamBroken) as stale:
                 error, self._version = stale, ""
             except NotFound as absent:
-                # When the CRD is created again, its objects are others.
+                # A recreated CRD has other objects.
                 error, self._version = absent, ""
                 self.absent()
             except ApiError as failure:
-                error = failure  # the version at hand is as good as before
-            except Exception as fault:  # noqa: BLE001 - the outermost loop; a fault of ours must not leave the store to grow old
+                error = failure  # the known version is still good
+            except Exception as fault:  # noqa: BLE001 - the outermost loop; a bug of ours must not leave the store outdated
                 error, self._version = fault, ""
                 self._log.exception("informer.fault")
             if self._watched_s() > pause_s:
-                backoff.reset()  # it held for longer than we had waited for it
+                backoff.reset()  # the watch lasted longer than the last pause
             pause_s = backoff.next(at_least_s=asked_to_wait_s(error) if error else None)
             if error:
                 self.counts.failures += 1
@@ -105,8 +104,8 @@ class Informer(Collection[T]):
     async def _follow(self) -> None:
         """List if there is no version to resume from, then watch until the stream ends.
 
-        The first list is read in pages, which is quickest. A relist is streamed where that is served: relists come when the
-        server is in trouble and all its clients list again, and a stream costs it least memory.
+        The first list is read in pages, which is fastest. A relist is streamed if the server supports that: relists come when the
+        server is in trouble and all its clients list again, and a stream costs it the least memory.
         """
         if not self._version and self._streams_lists and not self._pages_next:
             await self._stream_list_and_watch()
@@ -132,7 +131,7 @@ class Informer(Collection[T]):
                     self._apply(step)
 
     async def _stream_list_and_watch(self) -> None:
-        """The same in one stream: what exists, a bookmark that ends it, then what happens."""
+        """The same in one stream: existing objects, a bookmark that ends them, then changes."""
         self.counts.lists += 1
         listed: watching.ListedCollection[T] | None = watching.ListedCollection({}, "", [])
         try:
@@ -152,7 +151,7 @@ class Informer(Collection[T]):
                 self._log.info("informer.no_streaming_lists", error=str(error))
             raise
         finally:
-            # Whatever kept the stream from ending its list, the next attempt takes the well-trodden way.
+            # Whatever kept the stream from completing its list, the next attempt uses pages.
             self._pages_next = listed is not None
 
     def _watch(self) -> AsyncGenerator[list[watching.WatchStep[T]], None]:
@@ -171,18 +170,18 @@ class Informer(Collection[T]):
         return self._clock.monotonic() - self._watching_since if self._watching_since is not None else 0.0
 
     def take(self, listed: watching.ListedCollection[T]) -> None:
-        """Become what was listed."""
+        """Replace the contents with the list."""
         self._version = listed.version
         super().take(listed)
 
     def _apply(self, step: watching.WatchStep[T]) -> None:
-        """Take one event in."""
+        """Apply one event."""
         self._version = step.version or self._version
         self.apply(step.event)
 
 
 def _collect(listed: watching.ListedCollection[T], step: watching.WatchStep[T], keep: Callable[[T], T]) -> bool:
-    """Add one event of a streaming list to what was listed so far. Whether that was the last one."""
+    """Add one event of a streaming list to `listed`. Return whether it was the last."""
     match step.event:
         case watching.Upsert(obj):
             listed.objects[obj.metadata.key] = keep(obj)

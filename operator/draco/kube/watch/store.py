@@ -1,7 +1,7 @@
-"""What is known of one collection, by key and by index.
+"""The objects of one collection, by key and by index.
 
-Owns the objects in memory and what changed between two states of them. Does not know where objects come from: an informer
-writes a store, reconcilers only read it, tests fill it by hand.
+Owns the objects in memory and the changes between two states. An informer writes a store, reconcilers only read it, tests fill it
+by hand.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -15,7 +15,7 @@ log = structlog.get_logger()
 
 
 class ApiObject(Protocol):
-    """Every struct of a kind."""
+    """Any struct of a kind."""
 
     @property
     def metadata(self) -> ObjectMeta:
@@ -28,10 +28,10 @@ D = TypeVar("D", bound=ApiObject)
 
 
 class Change(NamedTuple, Generic[T]):
-    """One object before and after: `before` is None when it is new, `after` is None when it is gone.
+    """One object before and after: `before` is None for a new one, `after` is None for a deleted one.
 
-    Both are always the same object, never two of one name: when an object was deleted and another made under its name, that
-    is two changes, the delete first, even if both happened unseen.
+    Both are the same object (by UID): a deleted and recreated name gives two changes, the delete first, even if both happened
+    unseen.
     """
 
     key: ObjectKey
@@ -40,11 +40,11 @@ class Change(NamedTuple, Generic[T]):
 
     @property
     def versions(self) -> list[T]:
-        """What there is of the two, the older one first."""
+        """The existing ones of the two, older first."""
         return [each for each in (self.before, self.after) if each is not None]
 
     def differs(self, read: Callable[[T], object]) -> bool:
-        """Whether what `read` takes off the object is other than it was; it is, of one that is new or gone."""
+        """Whether the value of `read` changed; always true for a new or deleted object."""
         values = [read(each) for each in self.versions]
         return len(values) < 2 or values[0] != values[1]
 
@@ -61,7 +61,7 @@ class _Index(Generic[T]):
         try:
             values = tuple(self._values_of(obj))
         except Exception:
-            # One odd object must not keep the store from following all the others.
+            # One odd object must not keep the store from following all others.
             log.exception("store.index_failed", index=self.name, key=str(key))
             return
         if not values:
@@ -82,7 +82,7 @@ class _Index(Generic[T]):
 
 
 class Store(Generic[T]):
-    """Objects of one kind. What it returns are copies of its lists, safe to hold across an await; objects are immutable."""
+    """Objects of one kind. Returned lists are copies, safe across an await; objects are immutable."""
 
     def __init__(self) -> None:
         self._objects: dict[ObjectKey, T] = {}
@@ -93,7 +93,7 @@ class Store(Generic[T]):
         return self._objects.get(key)
 
     def still_has(self, obj: T) -> bool:
-        """Whether this very object is there, in whatever version, and not another of its name."""
+        """Whether this object (by UID) is there, in any version."""
         known = self._objects.get(obj.metadata.key)
         return known is not None and known.metadata.uid == obj.metadata.uid
 
@@ -115,7 +115,7 @@ class Store(Generic[T]):
         return iter(list(self._objects))
 
     def add_index(self, name: str, values_of: Callable[[T], Iterable[Hashable]]) -> None:
-        """Keep objects findable by each of the values that `values_of` returns for them. Raises ValueError for a name in use."""
+        """Index objects by each value that `values_of` returns. Raises ValueError for a name in use."""
         if name in self._indexes:
             raise ValueError(f"there is an index {name!r} already")
         index = _Index(name, values_of)
@@ -128,7 +128,7 @@ class Store(Generic[T]):
         return [self._objects[key] for key in self._indexes[name].keys(value)]
 
     def put(self, obj: T) -> list[Change[T]]:
-        """Take an object in, and say what that changed: one change, or two when it replaces another of its name."""
+        """Add or replace an object. Return the changes: one, or two if it replaces another of its name."""
         return self._put(obj.metadata.key, obj)
 
     def _put(self, key: ObjectKey, obj: T) -> list[Change[T]]:
@@ -139,14 +139,14 @@ class Store(Generic[T]):
         return _changes(key, before, obj)
 
     def remove(self, key: ObjectKey) -> list[Change[T]]:
-        """Forget an object, and say what that changed: one change, or none when it was not there."""
+        """Remove an object. Return the change, or none if it was not there."""
         before = self._objects.pop(key, None)
         for index in self._indexes.values():
             index.remove(key)
         return _changes(key, before, None)
 
     def swap(self, objects: dict[ObjectKey, T]) -> list[Change[T]]:
-        """Become exactly `objects`, and say what that changed. Deletes come first: a name may have been freed for another."""
+        """Become exactly `objects`. Return the changes, deletes first: a name may have been freed for another object."""
         gone: list[Change[T]] = []
         for key in [key for key in self._objects if key not in objects]:
             gone += self.remove(key)

@@ -1,7 +1,7 @@
-"""One list and one watch of a collection, as the API server speaks them.
+"""List and watch of a collection in the API server's protocol.
 
-Owns the wire side of following a collection: pages, streaming lists, watch events, bookmarks, versions, and which answers mean
-that the version at hand is of no use any more. Keeps no objects and never retries: that is `informer`.
+Owns the wire side of following a collection: pages, streaming lists, watch events, bookmarks, versions, and which answers
+invalidate the known version. Keeps no objects and never retries: `informer` does.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ from draco.resources.kinds import Kind
 T = TypeVar("T", bound=ApiObject)
 
 PAGE_BYTES = 4 * 1024**2
-"""About how large a page should be: larger ones take memory, smaller ones round trips."""
+"""Target page size: larger pages cost memory, smaller ones round trips."""
 _TURNS_TO_SEND = 5
-"""Of the event loop, until a request on an open connection has been handed to the kernel; only speed depends on it."""
+"""Event loop turns until a request on an open connection has reached the kernel; affects only speed."""
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 
 class StreamBroken(Exception):
-    """The stream said something that leaves no doubt only after a new list: an error, or a line that is no event."""
+    """The stream requires a new list: it sent an error, or a line that is no event."""
 
 
 class ListedCollection(msgspec.Struct, Generic[T]):
-    """A whole collection as of one version."""
+    """A whole collection at one version."""
 
     objects: dict[ObjectKey, T]
     version: str
@@ -51,17 +51,17 @@ class Removal(msgspec.Struct, frozen=True):
 
 
 class Bookmark(msgspec.Struct, frozen=True):
-    """Nothing happened up to this version. `initial_end`: all that existed at the start has been sent."""
+    """Nothing else happened up to this version. `initial_end`: all initially existing objects have been sent."""
 
     initial_end: bool
 
 
 WatchEvent = Upsert[T] | Removal | Undecodable | Bookmark
-"""Undecodable: an object was added, or changed to something that does not fit its struct."""
+"""Undecodable: an object was added or changed that does not fit its struct."""
 
 
 class WatchStep(msgspec.Struct, Generic[T], frozen=True):
-    """One event, and the version from which to resume once it has been taken in."""
+    """One event, and the version to resume from after it."""
 
     event: WatchEvent[T]
     version: str
@@ -96,9 +96,9 @@ async def list_all(
     page_size: int = PAGE_SIZE,
     keep: Callable[[T], T] = lambda obj: obj,
 ) -> ListedCollection[T]:
-    """Read the collection as of now, in pages, the first of `page_size` objects. What `keep` makes of each is kept.
+    """Read the current collection in pages, the first of `page_size` objects. `keep` transforms each object.
 
-    Raises ApiError; Expired when it took longer than the server keeps versions.
+    Raises ApiError; Expired if it took longer than the server keeps versions.
     """
     objects: dict[ObjectKey, T] = {}
     undecodable: list[Undecodable] = []
@@ -117,14 +117,14 @@ async def list_all(
             answer = await following
             following = None
             if token := token_of(answer):
-                # Claims are small and slices are not: ask for as many as make a page of about the wanted size.
+                # Claims are small and slices are not: choose a limit that gives pages of about the target size.
                 limit = max(1, min(4 * limit, limit * PAGE_BYTES // max(1, len(answer))))
-                # The server writes the next page while this one is decoded, if the request is on its way by then.
+                # The server prepares the next page while this one is decoded, if it has the request by then.
                 following = fetch(token)
                 for _ in range(_TURNS_TO_SEND):
                     await asyncio.sleep(0)
             page = decode_page(kind, answer)
-            # Every page carries the version of the first: the pages together are one moment.
+            # Every page carries the version of the first: together they are one snapshot.
             version = version or page.resource_version
             objects.update((obj.metadata.key, keep(obj)) for obj in page.items)
             undecodable += page.undecodable
@@ -145,11 +145,10 @@ async def watch(
     server_timeout_s: float,
     idle_timeout_s: float,
 ) -> AsyncGenerator[list[WatchStep[T]], None]:
-    """Follow the collection from `version`; from an empty one, with everything that exists sent first (a streaming list).
+    """Watch the collection from `version`; from an empty one, all existing objects are sent first (a streaming list).
 
-    Yields an empty list when the stream is open, then the events that arrived together. Ends when the server ends the stream
-    in good order, after about `server_timeout_s`. Raises Expired when the version is too old, StreamBroken when only a list
-    can help, ApiError otherwise.
+    Yields an empty list when the stream is open, then batches of events. Ends when the server ends the stream normally, after
+    about `server_timeout_s`. Raises Expired if the version is too old, StreamBroken if only a list can help, ApiError otherwise.
     """
     query = {
         **params,
@@ -171,7 +170,7 @@ async def watch(
                 try:
                     steps.append(_step(kind, line))
                 except (ApiError, StreamBroken) as error:
-                    failure = error  # after what came before it has been taken in
+                    failure = error  # raised after the events before it have been applied
                     break
             if steps:
                 yield steps
@@ -210,12 +209,12 @@ def _upsert(kind: Kind[T], raw: msgspec.Raw) -> WatchStep[T]:
 
 
 def _stream_error(error: ApiError) -> Exception:
-    # Under pressure the server ends watches with 429: the version is still good. Of any other error that cannot be known.
+    # Under pressure the server ends watches with 429: the version is still good. After other errors that is unknown.
     if isinstance(error, Expired | TooManyRequests):
         return error
     return StreamBroken(f"an error {error.status} {error.reason}: {error.message}")
 
 
 def cannot_stream_lists(error: Exception) -> bool:
-    """Whether this answer to a streaming list means that the server does not offer them (it calls the parameters invalid)."""
+    """Whether this error means that the server does not support streaming lists (it calls the parameters invalid)."""
     return isinstance(error, ApiError) and error.status in {400, 422}

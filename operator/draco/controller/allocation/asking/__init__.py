@@ -1,4 +1,4 @@
-"""When each group that waits is asked about (`schedule`, `releases`), and what is asked ahead of time (`foresight`).
+"""When to ask about each waiting group (`schedule`, `releases`), and what to ask ahead of time (`foresight`).
 
 Must not ask: `allocations` does.
 """

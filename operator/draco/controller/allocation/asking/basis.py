@@ -1,9 +1,9 @@
-"""What it rests on who gets which devices: the whole list.
+"""The complete list of what a placement depends on.
 
-A group that found no place is asked about again once something else is known than then. So whatever a question contains, and
-whatever decides whether its answer is carried out, is in `Basis`, or else is the group's own (`Wanted`). What is missing here
-leaves a group waiting for ever beside free devices: each entry has a test that takes it out and sees just that. What wakes the
-decision is in `wakes`.
+A group without a place is asked about again when its basis has changed. `Basis` therefore holds everything that a question
+contains or that decides whether its answer is carried out, except what belongs to the group itself (`Wanted`). A missing entry
+leaves a group waiting forever beside free devices; for each entry a test removes it and checks this. `wakes` lists what triggers
+the decision.
 """
 
 from collections.abc import Mapping
@@ -16,41 +16,43 @@ from draco.resources.names import DeviceKey, PoolKey
 
 
 class Basis(NamedTuple):
-    """What a placement rests on, beside the group that it is for."""
+    """What a placement depends on, beside the group itself."""
 
     fleet: int
-    """The version of what is published, tainted, and allocated by the claims that the watch has told of, and of the nodes."""
+    """Version of published devices, taints, nodes, and allocations that the watch has delivered."""
     limits: int
-    """The version of what is permitted to whom. What namespaces hold is in `fleet`, and what they are about to in `writes`."""
+    """Version of the limits. What namespaces hold is in `fleet`; their writes in flight are in `writes`."""
     nominations: int
-    """The version of what is kept for groups of a higher priority."""
+    """Version of what is kept for groups of a higher priority."""
     writes: int
-    """How many writes of allocations have ended. One on its way counts as made, in a question and in those after it in the same
-    one. If it is made, `fleet` tells so; if it is not, nothing else does."""
+    """Number of finished allocation writes.
+
+    Questions count a write in flight as made. A successful write then changes `fleet`; only this counter shows a failed one.
+    """
     owned: frozenset[GpuPlace]
-    """The GPUs that may be given out."""
+    """GPUs that Draco may allocate."""
     withheld: frozenset[GpuPlace]
-    """Those that are published as Draco's and may not."""
+    """GPUs published as Draco's that it must not allocate."""
     preemptible: frozenset[GpuPlace]
-    """Those from which pods may be evicted."""
+    """GPUs from which pods may be evicted."""
     spread: frozenset[PoolKey]
-    """The pools whose nodes are filled evenly."""
+    """Pools whose nodes are filled evenly."""
     taken_over: frozenset[DeviceKey]
-    """What is on its way from a reservation to a claim."""
+    """Devices in transfer from a reservation to a claim."""
     kept: frozenset[DeviceKey]
-    """What is kept for the group that has waited too long, and which group that is."""
+    """Devices kept for the overdue group, and that group's UID."""
     head: str
 
     def __str__(self) -> str:
-        """With numbers in place of GPUs: there may be thousands."""
+        """Shows counts instead of GPUs: there may be thousands."""
         shown = {name: len(each) if isinstance(each, frozenset) else each for name, each in self._asdict().items()}
         return ", ".join(f"{name}={each}" for name, each in shown.items())
 
 
 class Wanted(NamedTuple):
-    """What decides about a group's place and is its own: pods come and go, or are changed, and so are its terms.
+    """What a group's placement depends on that belongs to the group: its pods and terms may change.
 
-    In no order: whatever the watch tells of a pod, also of its status alone, makes it the last of its group.
+    Unordered, because every watch event of a pod, even of its status alone, moves it to the end of its group.
     """
 
     claims: frozenset[str]
@@ -58,12 +60,15 @@ class Wanted(NamedTuple):
     needed: int
     topology: str
     priority: int | None
-    """What is kept from it, and who may leave for it: a PodGroup's may change, a reservation's is found out after it was made."""
+    """Decides which kept devices it may use and whom it may preempt.
+
+    A PodGroup's priority may change; a reservation's is found after its creation.
+    """
     may_preempt: bool
 
     @classmethod
     def by(cls, waiting: WaitingGroup) -> "Wanted":
-        """What the group wants now."""
+        """The group's current requirements."""
         group, members = waiting.group, waiting.group.members
         return cls(
             frozenset(claim.metadata.uid for each in members for claim in (*each.claims, *each.others)),

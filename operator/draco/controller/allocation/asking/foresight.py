@@ -1,7 +1,7 @@
-"""Where the next claim goes if it is like the last one: asked while nothing waits, so that such a claim need not wait for it.
+"""Precomputes where the next claim would go if it is like the last one, while nothing waits.
 
-Owns when that is worth a question, and for how long the answer holds: until anything has changed that it rests on. Claims that
-are made of one template, or by one user, mostly are alike, as are the pods of one controller. Only single claims are foreseen.
+Owns when this is worth a question, and how long the answer is valid: until its basis changes. Claims of one template or user are
+usually alike, as are the pods of one controller. Only single claims are foreseen.
 """
 
 from typing import Final
@@ -20,26 +20,26 @@ from draco.resources.api.meta import ObjectMeta
 from draco.resources.names import PoolKey
 
 _IDLE_S: Final = 0.01
-"""Nothing is asked ahead while claims come faster than that: each answer would be void before it is needed."""
+"""Ask nothing ahead while claims come faster than this: the answers would be outdated before use."""
 _AGAIN_S, _LONGEST_S = 0.05, 5.0
-"""How soon something is asked again whose answer has become void before it was needed: later each time, until one was needed."""
+"""Backoff between questions whose answers became outdated unused; reset when one is used."""
 _EXPECTED_S: Final = 60.0
-"""So long after a claim another is expected."""
+"""How long after a claim another one is expected."""
 _CHEAP_S: Final = 0.02
-"""What an answer may take of processor time, so that it is worth having though nobody may need it."""
+"""CPU time up to which a speculative answer is worth its cost."""
 _PATIENCE_S: Final = 0.5
 _NEVER: Final = float("inf")
 
 
 class _Expected(msgspec.Struct, frozen=True):
-    """A claim that was placed, with its pod if it has one, both without their names; and when."""
+    """A claim that was placed, with its pod if any, both without names, and when."""
 
     member: GroupMember
     at_s: float
 
 
 class _Foreseen(msgspec.Struct, frozen=True):
-    """What was asked, what the answer rests on beside that, and the answer."""
+    """A question, its basis, and the answer."""
 
     question: PlaceClaims
     basis: object
@@ -47,7 +47,7 @@ class _Foreseen(msgspec.Struct, frozen=True):
 
 
 class Foresight:
-    """Knows at most one answer, which serves one claim."""
+    """Holds at most one answer, which serves one claim."""
 
     def __init__(self, workers: WorkerPool, *, clock: Clock) -> None:
         self._workers = workers
@@ -58,13 +58,13 @@ class Foresight:
         self._due_s = float("-inf")
 
     def expect(self, question: PlaceClaims, cpu_s: float) -> None:
-        """A claim was placed, which took so much: the next may be like it."""
+        """Record a placed claim and its cost: the next may be like it."""
         member = _lone_member(question)
         if member is not None:
             self._expected = _Expected(member, self._clock.monotonic()) if cpu_s <= _CHEAP_S else None
 
     def answer(self, question: PlaceClaims, basis: object) -> list[GroupPlacement] | None:
-        """The answer to the question, if it is known and still holds."""
+        """The answer to the question, or None if it is unknown or outdated."""
         known, member = self._foreseen, _lone_member(question)
         if known is None or member is None or basis != known.basis:
             return None
@@ -77,7 +77,7 @@ class Foresight:
         return [known.placement]
 
     async def look(self, held: list[ResourceClaim], spread: list[PoolKey], basis: object) -> float:
-        """Ask where such a claim would go. Returns in how many seconds to look again; infinite for never."""
+        """Ask where such a claim would go. Return seconds until the next look; infinite for never."""
         now_s = self._clock.monotonic()
         if self._expected is None or now_s >= self._expected.at_s + _EXPECTED_S:
             self._expected = self._foreseen = None
@@ -100,7 +100,7 @@ class Foresight:
 
 
 def _lone_member(question: PlaceClaims) -> GroupMember | None:
-    """The one claim that is asked about, with its pod if it has one, both without their names; None if there is more to it."""
+    """The single claim of the question, with its pod if any, both without names; None for any other question."""
     match question.groups:
         case [ClaimGroup(members=[GroupMember(claims=[claim], pods=[] | [_] as pods) as member]) as group]:
             if group == ClaimGroup([member]) and not (member.beside or member.without or member.others):
@@ -113,7 +113,7 @@ def _like(claim: ResourceClaim) -> ResourceClaim:
 
 
 def _like_pod(pod: Pod) -> Pod:
-    """The pod by what decides where it can run."""
+    """The pod reduced to what decides where it can run."""
     spec = msgspec.structs.replace(pod.spec, resource_claims=[], scheduling_gates=[])
     return Pod(metadata=ObjectMeta(namespace=pod.metadata.namespace), spec=spec)
 

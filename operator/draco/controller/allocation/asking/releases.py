@@ -1,7 +1,7 @@
-"""Devices that become free one after the other, as those of a job do that ends.
+"""Recognizes devices that become free one after the other, as when a job ends.
 
-Owns until when that goes on. As long as it does, those that ask for little would find a place at each moment before the group
-that asks for much and has waited longer. Decides nothing, writes nothing.
+Owns how long such a release is waited for. Meanwhile small groups would take each free device before an older, larger group could
+get enough. Decides nothing, writes nothing.
 """
 
 from typing import Final
@@ -15,9 +15,9 @@ from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 
 _STILL_S: Final = 0.1
-"""So long after the last one no more are expected."""
+"""A release is over when nothing became free for this long."""
 _LONGEST_S: Final = 2.0
-"""Where devices become free all the time, or do not though their pods are over, what there is by then is given out."""
+"""Maximum wait for a release, for devices that become free continuously, or stay allocated though their pods ended."""
 
 
 class Releases:
@@ -25,19 +25,19 @@ class Releases:
 
     def __init__(self, view: ClusterView) -> None:
         self.freed = 0
-        """How many claims have lost their devices."""
+        """Number of claims that have lost their devices."""
         self._view = view
         self._leaving: dict[ObjectKey, Pod | None] = {}
-        """Claims that still have devices, and no pod any more that stays, with the last one as far as it was seen."""
+        """Claims that still have devices but no pod that stays, with the last known pod."""
         self._since_s = self._last_s = float("-inf")
-        """When the first and the last became free of those that did so shortly one after the other."""
+        """When the first and the last device of the current release became free."""
         self._more_until_s = float("-inf")
-        """Until then more are expected."""
+        """More devices are expected until then."""
         view.claims.subscribe(self._claim_changed)
         view.pods.subscribe(self._pod_changed, reads=lambda pod: (pod.is_over, pod.claims))
 
     def over_s(self, asked_s: float) -> float:
-        """By the monotonic clock: when to ask again who asked at that time, since they are over or go on for long."""
+        """Monotonic time at which to ask again about a group asked about at `asked_s`: the release is over or has timed out."""
         longest_s = max(self._since_s, asked_s) + _LONGEST_S
         return longest_s if self._leaving else min(self._more_until_s, longest_s)
 
@@ -69,7 +69,7 @@ class Releases:
             self._leaving.pop(key, None)
 
     def _is_last(self, pod: Pod) -> bool:
-        """Whether none of its job is left. Which pods a controller's other than a gang's end together is not known."""
+        """Whether no pod of its job remains. For controllers other than gangs it is unknown which pods end together."""
         gang = gang_of(pod)
         if gang is None:
             return not pod.metadata.owner_references
@@ -79,7 +79,7 @@ class Releases:
         return claim.status.allocation is not None and is_for_operator(claim, self._view.classes_by_name)
 
     def _is_left(self, claim: ResourceClaim) -> bool:
-        """Whether pods had it, and are over. A PodGroup keeps its claims whatever becomes of the pods."""
+        """Whether the claim's pods have all ended. A PodGroup keeps its claims whatever its pods do."""
         users = claim.status.reserved_for
         are_pods = bool(users) and all(each.is_pod for each in users)
         return are_pods and all(pod.is_over for pod in self._view.pods_of(claim.metadata.key))

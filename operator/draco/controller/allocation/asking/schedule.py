@@ -1,6 +1,6 @@
-"""Whose turn it is: when each group that waits is asked about, at first and again after it found no place.
+"""Decides when to ask about each waiting group, the first time and again after it found no place.
 
-Owns what is remembered of groups without a place, and of those that got no answer. Asks nothing and writes nothing.
+Owns the memory of groups without a place and of groups without an answer. Asks nothing and writes nothing.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,39 +22,41 @@ _GROUPS_AT_ONCE: Final = 64
 _SOONEST_S: Final = 0.05
 _LATEST_S: Final = 1.0
 _REST: Final = 4
-"""How soon a group that found no place is asked about again after something has changed: after so many times what that took of
-processor time, within these bounds."""
+"""Rest before asking again about a group without a place, after a change, as a multiple of the last answer's CPU time.
+
+Bounded by `_SOONEST_S` and `_LATEST_S`.
+"""
 SECOND_LOOK_S: Final = 60.0
-"""How old an answer gets before it is asked for again without a reason."""
+"""Age at which an answer is checked again without a reason."""
 _CALM: Final = 20
-"""After each answer nothing is asked without a reason for so many times what it took of processor time."""
+"""After each answer, no unprompted question for this multiple of its CPU time."""
 _LONGEST_S: Final = 60.0
-"""The longest for which a group is left alone that got no answer: each time twice as long as before."""
+"""Maximum backoff for a group that got no answer."""
 
 
 class NoPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A group that found no place: what was known then (None: no change counts), what it asked for, and when to ask again.
+    """A group without a place: what was known then (`basis`; None if no change matters), what it wanted, and when to ask again.
 
-    That is not before `rested_s` where something else is known or asked for, and at `again_s` whatever is.
+    If either has changed, ask from `rested_s` on; in any case at `again_s`.
     """
 
     basis: Basis | None
     wanted: Wanted
     at_s: float
     freed: int
-    """How many claims had lost their devices by then."""
+    """`Releases.freed` at that time."""
     rested_s: float
     again_s: float
     why_not: str
     is_hopeless: bool
 
     def holds(self, waiting: WaitingGroup, basis: Basis) -> bool:
-        """Whether it is to be so still, as all that it rests on is as it was."""
+        """Whether the answer still stands, since nothing that it depends on has changed."""
         return self.basis == basis and self.wanted == Wanted.by(waiting)
 
 
 class AskingSchedule:
-    """The turns of groups, by the UIDs of these."""
+    """When to ask about each group, by UID."""
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class AskingSchedule:
         preempts_in_s: Callable[[WaitingGroup], float],
         refused_until_s: Callable[[str, float], float],
     ) -> None:
-        """`preempts_in_s` tells when others may leave for a group, `refused_until_s` until when nodes are out for a pod."""
+        """`preempts_in_s`: when preemption may help a group. `refused_until_s`: until when nodes are excluded for a pod."""
         self._workers = workers
         self._clock = view.clock
         self._preempts_in_s = preempts_in_s
@@ -76,15 +78,15 @@ class AskingSchedule:
         self._unanswered: dict[str, int] = {}
 
     def is_alone(self, uid: str) -> bool:
-        """Whether the group is to be asked about on its own, since there was no answer when it was with others."""
+        """Whether to ask about the group alone, since a batch with it got no answer."""
         return uid in self._unanswered
 
     def batch(
         self, due: Mapping[str, WaitingGroup], kept_from: Callable[[WaitingGroup], frozenset[str]]
     ) -> dict[str, WaitingGroup]:
-        """The oldest group with those of its namespace that come next: a batch is on one tenant's budget.
+        """The oldest group and the next ones of its namespace, so that a batch uses one tenant's budget.
 
-        `due` are in their order; `kept_from` tells whose devices a group is not given, which is the same for all of a batch.
+        `due` is in queue order. `kept_from` tells whose devices a group must not get; this is equal within a batch.
         """
         if not due:
             return {}
@@ -96,7 +98,7 @@ class AskingSchedule:
         claims: set[ObjectKey] = set()
         for uid, each in due.items():
             own = {claim.metadata.key for claim in each.group.claims}
-            # Groups whose pods name one claim are asked about one after the other: where the first gets it decides for the next.
+            # Groups that share a claim go into different batches: the first one's placement decides for the next.
             if each.namespace != first.namespace or self.is_alone(uid) or claims & own:
                 continue
             if kept_from(each) == kept:
@@ -107,34 +109,34 @@ class AskingSchedule:
         return batch
 
     def may_find_place(self, uid: str) -> bool:
-        """Whether the group would find a place if others ended, as far as is known."""
+        """Whether, as far as is known, the group could get a place if others ended."""
         asked = self._without_place.get(uid)
         return asked is None or not (asked.is_hopeless or asked.basis is None)
 
     def forget_others(self, uids: set[str]) -> None:
-        """Forget what is remembered of groups that do not wait any more."""
+        """Forget groups that no longer wait."""
         self._without_place = {uid: each for uid, each in self._without_place.items() if uid in uids}
         self._unanswered = {uid: times for uid, times in self._unanswered.items() if uid in uids}
 
     def answered(self, uids: Iterable[str], cpu_s: float) -> None:
-        """There was an answer, which took so much processor time."""
+        """Record an answer and its CPU time."""
         for uid in uids:
             self._unanswered.pop(uid, None)
         self._rest_s = min(max(_SOONEST_S, _REST * cpu_s), _LATEST_S)
         self._calm_s = self._clock.monotonic() + _CALM * cpu_s
 
     def unanswered(self, uids: Iterable[str], *, alone: bool) -> None:
-        """There was none in time."""
+        """Record that there was no answer in time."""
         for uid in uids:
             self._unanswered[uid] = self._unanswered.get(uid, 0) + alone
 
     def found_place(self, waiting: WaitingGroup, basis: Basis) -> NoPlace | None:
-        """The group is being given devices. Returns what was answered before, if that was to be so still."""
+        """Record that the group gets devices. Return the previous refusal if it should still have stood."""
         asked = self._without_place.pop(waiting.uid, None)
         return asked if asked is not None and asked.holds(waiting, basis) else None
 
     def found_none(self, waiting: WaitingGroup, placement: GroupPlacement, basis: Basis, since_s: float) -> bool:
-        """The group, as it was looked at from `since_s` on, found no place. Returns whether that is new."""
+        """Record that the group, read at `since_s`, found no place. Return whether that is new."""
         now_s, uid = self._clock.monotonic(), waiting.uid
         is_new = uid not in self._without_place
         out = [pod.metadata.uid for member in waiting.group.members if member.without for pod in member.pods]
@@ -155,18 +157,17 @@ class AskingSchedule:
         return is_new
 
     def is_answered(self, waiting: WaitingGroup, basis: Basis) -> bool:
-        """Whether the group found no place, and that is to be so still."""
+        """Whether the group's refusal still stands."""
         asked = self._without_place.get(waiting.uid)
         return asked is not None and asked.holds(waiting, basis)
 
     def waits_s(
         self, groups: Mapping[str, WaitingGroup], basis: Basis, is_anything_free: Callable[[], bool]
     ) -> dict[str, float]:
-        """In how many seconds to ask about each group; infinite as long as nothing changes. `groups` are in their order.
+        """Seconds until each group is asked about; infinite if only a change can trigger it. `groups` is in queue order.
 
-        One that was never asked about waits for those before it that rest: what has become free since they were asked about may
-        be what they need, so who comes now does not get it before they do. As long as anything is free, each is asked about again
-        after a while though nothing has changed.
+        A new group waits while older ones rest: they may need what became free since they were asked about. While any device is
+        free, each group is asked about again after a while even without a change.
         """
         now_s, rests_s, found = self._clock.monotonic(), 0.0, {}
         is_free = cache(is_anything_free)
@@ -176,7 +177,7 @@ class AskingSchedule:
             found[uid] = max(wait_s, rests_s) if asked is None else wait_s
             if asked is None or asked.basis is None or asked.is_hopeless or asked.freed == self._releases.freed:
                 continue
-            if may_ask:  # nobody waits for a tenant that asks too much
+            if may_ask:  # a tenant over its budget delays nobody
                 rests_s = max(rests_s, wait_s)
         return found
 
@@ -196,9 +197,9 @@ class AskingSchedule:
         changed_s = float("inf") if is_same else asked.rested_s
         if asked.basis is not None and is_same and now_s >= asked.at_s + SECOND_LOOK_S and is_anything_free():
             changed_s = self._calm_s
-        if among > 1:  # the oldest may need all that becomes free: it is not given to others bit by bit
+        if among > 1:  # the oldest may need all that becomes free, so do not give it away piecemeal
             changed_s = max(changed_s, self._releases.over_s(asked.rested_s))
-        # Nobody is evicted for one that would find no place all the same, or of which nobody knows.
+        # Evict nobody for a group that would still find no place, or whose answer is unknown.
         is_vain = asked.is_hopeless or waiting.uid in self._unanswered
         preempts_s = float("inf") if is_vain else now_s + self._preempts_in_s(waiting)
         return max(0.0, min(changed_s, asked.again_s, preempts_s) - now_s)

@@ -1,9 +1,9 @@
-"""A net below the wake-ups: what was decided more than a minute ago is decided again, and is to come out the same.
+"""Safety net below the wake-ups: repeats decisions older than a minute and expects the same result.
 
-A group that waits is asked about when something changes that its answer rests on, and when a time has come. Should one of these
-be missing, or a wake-up be lost, it would wait for ever. So the allocator looks again after a minute without a reason, and asks
-again about who found no place though something is free. If that finds anything to do, Draco has a fault: it is logged with what
-was known then and now, and counted, and tests hold the count at 0. Owns the minute and the count. Wakes nobody for anything else.
+A waiting group is asked about when its basis changes or a timer fires. A missing dependency or a lost wake-up would leave it
+waiting forever. So the allocator looks again after a minute without a reason, and asks again about groups without a place while a
+device is free. Anything to do then is a bug in Draco: it is logged with what was known then and now, and counted; tests require a
+count of 0. Owns the minute and the count. Triggers nothing else.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,19 +21,19 @@ log = structlog.get_logger(__name__)
 
 
 class SecondLooks:
-    """Of the one decision that follows the other."""
+    """Detects decisions that no wake-up triggered."""
 
     def __init__(self, view: ClusterView, *, count: Counter) -> None:
         self._view = view
         self._count = count
         self._is_woken = True
-        """Whether something has changed since the look began that goes on, or else the last one."""
+        """Whether something has changed since the current, or else the last, look began."""
         self._began_s = self._due_s = float("-inf")
         self._reason_s = float("-inf")
-        """From when on there is a reason for the look that goes on."""
+        """Monotonic time from which the current look has a reason."""
 
     def woken(self, wake: Callable[[], None]) -> Callable[..., None]:
-        """What to call instead of `wake`, so that it is known that there is a reason to look."""
+        """Wrap `wake` so that the call is recorded as a reason to look."""
 
         def called(*_: object) -> None:
             self._is_woken = True
@@ -42,20 +42,20 @@ class SecondLooks:
         return called
 
     def begin(self) -> None:
-        """A look begins: because something has changed, because a time has come, or without a reason."""
+        """Start a look: for a change, a timer, or without a reason."""
         self._began_s = self._view.clock.monotonic()
         self._reason_s = self._began_s if self._is_woken else self._due_s
-        self._is_woken, self._due_s = False, float("-inf")  # what fails is tried again for that reason
+        self._is_woken, self._due_s = False, float("-inf")  # a failed look is retried for the same reason
 
     def end(self, again_s: float) -> float | None:
-        """The look has ended, and there is a reason for the next in so many seconds. Returns in how many to look, or None."""
-        self._due_s = self._began_s + again_s  # at the earliest: what it was found from may be as old as the look
+        """End a look; `again_s` is when the next has a reason. Return seconds until the next look, or None."""
+        self._due_s = self._began_s + again_s  # counted from the start of the look, which may have read data that old
         waits = bool(self._view.claims.store.by_index(UNALLOCATED, True))
         again_s = min(again_s, SECOND_LOOK_S) if waits else again_s
         return None if again_s == float("inf") else again_s
 
     def is_anything_free(self, owned: Iterable[GpuPlace]) -> bool:
-        """Whether any device of these GPUs is published and nobody's. Of GPUs that are divided some may fit nowhere."""
+        """Whether any published device of these GPUs is unallocated. A device of a partitioned GPU may still fit nowhere."""
         owned = frozenset(owned)
         for pool in {each.pool_key for each in owned}:
             for item in self._view.current_slices_of(pool):
@@ -66,15 +66,15 @@ class SecondLooks:
         return False
 
     def due(self, groups: Iterable[str], basis: Basis) -> None:
-        """These groups are to be asked about now, as nobody has yet, or as something has changed since."""
-        # A change, or the end of a pause, that this look has met on its way is a reason for it as well.
+        """Check that there is a reason to ask about these groups, which are new or whose basis has changed."""
+        # A change or timer that occurred during the look is a reason, too.
         has_reason = self._is_woken or self._view.clock.monotonic() >= self._reason_s
         if not has_reason and (found := list(groups)):
             self._count.inc()
             log.warning("allocation.not_woken", groups=found, known=str(basis))
 
     def found(self, group: str, devices: Iterable[DeviceKey], before: NoPlace, basis: Basis) -> None:
-        """A group has found a place though all that its last answer rests on is as it was."""
+        """Report a group that found a place though its basis has not changed."""
         self._count.inc()
         log.warning(
             "allocation.late",

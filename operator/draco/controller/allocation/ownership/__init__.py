@@ -1,5 +1,5 @@
-"""Hands GPUs over to Draco and back: `handover` (one step at a time), `register` (the AllocationRegister, and who is in it).
+"""Hands GPUs over to Draco and back: `handover` (one step at a time), `register` (the AllocationRegister and its leader).
 
-The admission policies of the chart read the register: only the operator that it names may allocate the GPUs in it. The order of
-the steps is `draco.allocation.ownership.handover`'s.
+The chart's admission policies read the register: only the operator that it names may allocate its GPUs.
+`draco.allocation.ownership.handover` decides the order of the steps.
 """

@@ -1,13 +1,13 @@
-"""Hands GPUs over to Draco and back, as policies say, step by step.
+"""Hands GPUs over to Draco and back, step by step, as policies say.
 
-Owns the looking and the writing: what policies want, which devices are published with the taint, the register, and whether all
-that was allocated before has been seen. A register that is gone takes all GPUs with it: they go over from the beginning. Which
-step comes when is `allocation.ownership.handover`'s. There is one key, as there is one register. What writes the spec of GpuNodes
-asks this what agents are to taint.
+Owns the reads and writes: what policies want, which devices are published with the taint, the register, and whether the watch has
+delivered all earlier allocations. If the register is deleted, all GPUs go over again from the first step.
+`allocation.ownership.handover` decides the steps. There is one register and so one key. The writer of GpuNode specs asks this
+reconciler which GPUs agents must taint.
 
-The register is to name this operator before it gives anything out. Each write of it has three steps, and their order matters: the
-register is read, then the Lease, and then the register is written on top of what was read. Who takes the Lease in between enters
-itself later, so the one that the register names in the end is the last one that took the Lease.
+The register must name this operator before it allocates anything. A write has three steps in this order: read the register, check
+the Lease, write the register on top of the version read. A new leader enters itself after it takes the Lease, so the register
+always ends up naming the last one that took it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -46,12 +46,12 @@ log = structlog.get_logger(__name__)
 KEY = ""
 _WITH_THE_TAINT = "published as Draco's"
 _MISSING_S = 30.0
-"""How soon to try again to make a register that could not be made."""
+"""Retry interval after the register could not be created."""
 _SOONEST_S = 0.05
 _BEHIND_S = 0.2
-"""How soon to look again whether the watch has brought what was written before."""
+"""Retry interval while the watch has not delivered an earlier write."""
 _NOT_LEADING_S = 2.0
-"""How soon to look again whether the Lease is ours, where it is not: usually this process ends before that."""
+"""Retry interval while the Lease is not ours; usually this process exits first."""
 _NOT_KEPT = (
     "The AllocationRegister does not keep who leads, so an operator that led before is not kept from allocating: apply Draco's "
     "CustomResourceDefinitions (crds/), or set the chart's value crds.enabled to true."
@@ -59,7 +59,7 @@ _NOT_KEPT = (
 
 
 class HandoverReconciler:
-    """All GPUs at once."""
+    """Hands over all GPUs under one key."""
 
     def __init__(
         self,
@@ -80,49 +80,48 @@ class HandoverReconciler:
         self.register: Informer[AllocationRegister] = Informer(
             client, ALLOCATION_REGISTERS, field_selector=f"metadata.name={ALLOCATION_REGISTER}", clock=view.clock
         )
-        """Only wakes: what it says is read."""
+        """Only triggers reconciles: the contents are read from the API server."""
         self.owned: frozenset[GpuPlace] = frozenset()
-        """The GPUs that Draco may give out now."""
+        """The GPUs that Draco may allocate now."""
         self._tainted: frozenset[GpuPlace] = frozenset()
-        """GPUs with devices that are published as Draco's, whatever policies and the register say of them."""
+        """GPUs with devices published as Draco's, whatever policies and the register say."""
         self.withheld: frozenset[GpuPlace] = frozenset()
-        """Those of them that are not to be given out, or not yet."""
+        """Those of them that must not be allocated, or not yet."""
         self._to_taint: frozenset[GpuPlace] | None = None
         self._register_uid = ""
         self._is_entered = False
         self._entered: RegisteredLeader | None = None
-        """What the register said after this operator had entered itself: nobody, where it keeps no names."""
+        """The leader in the register after this operator entered itself; None if the register keeps no leader."""
         self._unfenced = ""
         self.spread: frozenset[PoolKey] = frozenset()
-        """The pools whose nodes are to be filled evenly."""
+        """Pools whose nodes are to be filled evenly."""
         self.preemptible: frozenset[GpuPlace] = frozenset()
-        """The GPUs from which pods may be evicted for pods of a higher priority."""
+        """GPUs from which pods may be evicted for pods of a higher priority."""
         self._trouble = ""
         view.slices.store.add_index(
             _WITH_THE_TAINT, lambda item: [True] if any(map(_is_tainted, item.spec.devices)) else []
         )
         self.when_owned = Listeners[[]]()
-        """Called when Draco may give out other GPUs than before, withholds others, may evict pods from others, or spreads over
-        others."""
+        """Called when `owned`, `withheld`, `preemptible` or `spread` changes."""
         self.when_to_taint = Listeners[[str]]()
-        """Called with the name of a node when other GPUs of it are to be tainted."""
+        """Called with a node's name when the GPUs to taint on it change."""
 
     @property
     def trouble(self) -> str:
-        """Why nothing is handed over, or an operator that led before not kept away; "" if nothing is in the way."""
+        """Why nothing is handed over, or why a former leader is not locked out; "" without a problem."""
         return self._trouble or self._unfenced
 
     def not_owned(self) -> list[DeviceKey]:
-        """Devices that are published as Draco's, and are not yet, or no longer, to be given out."""
+        """Devices published as Draco's that must not be allocated, yet or any longer."""
         pools = {place.pool_key for place in self.withheld}
         return [key for pool in pools for key, _ in self._devices(pool) if GpuPlace.of(key) in self.withheld]
 
     def gives_out(self, devices: Iterable[DeviceKey]) -> bool:
-        """Whether Draco may give out all these devices still: a GPU may have gone back while it was decided who gets it."""
+        """Whether Draco may still allocate all these devices: a GPU may have gone back during the decision."""
         return all(GpuPlace.of(each) in self.owned for each in devices)
 
     def to_taint(self, gpu_node: GpuNode) -> list[str] | None:
-        """UUIDs of the node's GPUs that are to be kept from kube-scheduler; None: not known yet."""
+        """UUIDs of the node's GPUs to keep from kube-scheduler; None if not known yet."""
         if self._to_taint is None:
             return None
         uuids = [*gpu_node.spec.operator_allocated, *(each.uuid for each in gpu_node.status.gpus)]
@@ -133,12 +132,12 @@ class HandoverReconciler:
         )
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called when something may have to be handed over."""
+        """Call `wake` when something may have to be handed over."""
 
         def claim_changed(change: Change[ResourceClaim]) -> None:
             places = {GpuPlace.of(key) for each in change.versions for key in each.devices_held}
             if not places <= self.owned and is_for_operator(change.versions[-1], self._view.classes_by_name):
-                wake(KEY)  # one of them may have left
+                wake(KEY)  # a GPU may have disappeared
 
         self.register.subscribe(lambda _: wake(KEY))
         self._view.claims.subscribe(claim_changed)
@@ -174,7 +173,7 @@ class HandoverReconciler:
         leads = register is not None and self._is_entered and register.leader == self._entered
         seen = HandoverInput(wanted=wanted, tainted=tainted, registered=registered, leads=leads, left=left)
         plan = self._handovers.plan(seen, self._view.clock.monotonic())
-        # What Draco stops giving out, it stops before anybody else may begin.
+        # Stop allocating GPUs before anybody else may start.
         self._take_up(plan.owned & self.owned, plan.taint)
         if register is None:
             return _MISSING_S
@@ -190,11 +189,11 @@ class HandoverReconciler:
         return None if plan.look_again_s is None else max(plan.look_again_s, _SOONEST_S)
 
     async def _read(self) -> Register | None:
-        """The register, made if it is not there; None where it cannot be."""
+        """The register, created if missing; None if that is impossible."""
         try:
             register = await self._store.read()
         except RegisterMissing:
-            # Without it the API server lets others allocate, so first of all nothing more is given out.
+            # Without the register the API server lets others allocate, so stop allocating first.
             self._own(frozenset())
             try:
                 register = await self._store.make()
@@ -210,7 +209,7 @@ class HandoverReconciler:
         return register
 
     async def _write(self, seen: Register, places: frozenset[GpuPlace]) -> Register:
-        """Have the register say this, and that this operator leads. What it says already is not written again."""
+        """Make the register contain these places and this operator as leader; no write if it does already."""
         entry = await self._leadership.entry()
         says_so = (seen.leader, seen.places) == (entry, places)
         written = seen if says_so else await self._store.write(seen, places, entry)
@@ -265,10 +264,10 @@ class HandoverReconciler:
         return frozenset(found)
 
     def _unsaid(self, places: Iterable[GpuPlace], told: Mapping[str, object]) -> frozenset[GpuPlace]:
-        """Those of these GPUs whose agents have not said that they have them: nobody knows whether a policy wants them.
+        """GPUs of `places` whose agents have not reported them: whether a policy wants them is unknown.
 
-        A GpuNode that was deleted, or the one that the agent makes then, takes no GPU back. Nor does one that says something else
-        now than before it was found out what policies want, as `told`: that may rest on either, and the change has woken this.
+        A deleted GpuNode, or the fresh one the agent then creates, hands no GPU back. Nor does one that has changed since the
+        policies were read (`told`): their result may rest on either state, and the change triggers a reconcile.
         """
         nodes = {node: self._gpu_node(node) for node in told}
         changed = {node for node, gpu_node in nodes.items() if _told(gpu_node) != told[node]}
@@ -288,7 +287,7 @@ class HandoverReconciler:
             self.when_owned.tell()
 
     def _names(self, gpu_node: GpuNode, uuids: Collection[str]) -> dict[str, str]:
-        """The names of at least these GPUs of the node, as far as they are known: as reported, or else as published."""
+        """Names of at least these GPUs of the node, as far as known: as reported, else as published."""
         reported = {each.uuid: each.device for each in gpu_node.status.gpus if each.device}
         if reported.keys() >= set(uuids):
             return reported
@@ -297,7 +296,7 @@ class HandoverReconciler:
         return published | reported
 
     async def _published(self, places: Collection[GpuPlace], cooperative: CooperativeWork) -> dict[GpuPlace, set[bool]]:
-        """All GPUs that are published in the pools of these, and where any has the taint; whether devices of each have it."""
+        """All published GPUs in the pools of `places` and in pools with tainted devices; per GPU, its devices' taint states."""
         by_gpu: dict[GpuPlace, set[bool]] = {}
         pools = {each.pool_key for each in places}
         pools |= {each.pool for each in self._view.slices.store.by_index(_WITH_THE_TAINT, True)}
@@ -310,10 +309,10 @@ class HandoverReconciler:
     def _left(
         self, places: Collection[GpuPlace], registered: Collection[GpuPlace], published: Collection[GpuPlace]
     ) -> frozenset[GpuPlace]:
-        """GPUs in the pools of these places that are not published, though a claim of Draco's has devices of them.
+        """GPUs in the pools of `places` that are not published though one of Draco's claims holds devices of them.
 
-        Of a pool of which slices are still to come only those that the register has: another GPU that came to Draco because its
-        agent publishes it again would go back as soon as it is published, and be published again for that.
+        For a pool with missing slices, only those in the register: a GPU that came to Draco because its agent republished it
+        would go back as soon as it is published, and be republished for that.
         """
         pools = {each.pool_key for each in places if each not in published}
         classes = self._view.classes_by_name if pools else {}
@@ -327,7 +326,7 @@ class HandoverReconciler:
             yield DeviceKey(pool.driver, pool.pool, device.name), device
 
     async def _has_seen_all(self, places: Collection[GpuPlace]) -> bool:
-        """Whether the watch has brought all that was allocated of these GPUs while others still might."""
+        """Whether the watch has delivered all allocations made while others could still allocate these GPUs."""
         if not places:
             return True
         for claim in await self._client.list(CLAIMS):
@@ -344,14 +343,14 @@ class HandoverReconciler:
 
 
 def _told(gpu_node: GpuNode | None) -> object:
-    """What an agent has said of its GPUs, and in which GpuNode."""
+    """What an agent has reported about its GPUs, and in which GpuNode."""
     if gpu_node is None:
         return None
     return gpu_node.metadata.uid, gpu_node.status.driver, gpu_node.status.gpus, _can_read(gpu_node)
 
 
 def _says(gpu_node: GpuNode | None, place: GpuPlace) -> bool:
-    """Whether an agent that reads its GPUs reports the GPU, or that it has no such GPU."""
+    """Whether the agent's report tells if the node has this GPU: it can read its GPUs, or lists this one."""
     if gpu_node is None or not gpu_node.status.driver:
         return False
     return _can_read(gpu_node) or place.gpu in {one.device for one in gpu_node.status.gpus}

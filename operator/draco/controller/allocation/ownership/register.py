@@ -1,14 +1,14 @@
-"""The register of GPUs that only Draco may allocate, and of who gives them out: the one AllocationRegister in the cluster.
+"""The register of GPUs that only Draco may allocate, and of the leader that does: the cluster's one AllocationRegister.
 
-Owns its form, and its making, reading and writing. The chart's admission policies read it. It is no ConfigMap, because an API
-server (1.36.3) whose last policy with ConfigMaps as parameters was deleted never reads one for a policy again; what it knows of a
-custom kind comes and goes with the policies. The chart does not make it, because an upgrade could empty it. What stands there and
-cannot be read counts as not there. Which GPUs are to stand there is `allocation.ownership.handover`'s.
+Owns its format, creation, reads and writes. The chart's admission policies read it. It is not a ConfigMap, because an API server
+(1.36.3) never reads one for policies again after its last policy with a ConfigMap parameter was deleted; custom kinds do not have
+this problem. The chart does not create it, because an upgrade could empty it. Unreadable entries count as absent.
+`allocation.ownership.handover` decides which GPUs belong in it.
 
-Owns also who this operator is in it, and whether it leads still: both are asked of the API server. The policy compares the pod
-that the register names with the one that a token is bound to, so the server is asked which one it reads off this operator's own
-token, not the pod's environment. An operator outside a pod has no such thing in its token: it is entered without a pod, and
-refused while the register names one.
+Also owns this operator's identity in it, and whether it still leads; both come from the API server. The policy compares the
+register's pod with the pod that the token is bound to, so the server is asked which pod it reads from this operator's token; the
+pod's environment is not used. Outside a pod the token names none: such an operator is entered without a pod, and refused while
+the register names one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,11 +36,11 @@ NOT_TOLD = (
 
 
 class RegisterMissing(DracoError):
-    """It is not there, so nothing keeps other writers out: Draco may give out nothing."""
+    """The register is missing, so nothing locks other writers out: Draco must not allocate."""
 
 
 class Register(msgspec.Struct, frozen=True, kw_only=True):
-    """The register as it was read, or written."""
+    """The register as it was read or written."""
 
     places: frozenset[GpuPlace]
     pools: frozenset[str]
@@ -50,7 +50,7 @@ class Register(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegisterStore:
-    """Makes, reads and writes the one object."""
+    """Creates, reads and writes the one object."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -63,7 +63,7 @@ class RegisterStore:
             raise RegisterMissing(f"AllocationRegister {ALLOCATION_REGISTER} is not there.") from error
 
     async def make(self) -> Register:
-        """Make it, with nothing in it. Raises RegisterMissing where the kind is not served, or another ApiError."""
+        """Create it empty. Raises RegisterMissing if the kind is not served, or another ApiError."""
         try:
             empty = {"metadata": {"name": ALLOCATION_REGISTER}, **_counted({})}
             return _register(await self._client.create(ALLOCATION_REGISTERS, empty))
@@ -78,9 +78,9 @@ class RegisterStore:
     async def write(
         self, seen: Register, places: Iterable[GpuPlace], leader: RegisteredLeader | None = None
     ) -> Register:
-        """Have it say just this, if it is still as seen. Raises Conflict otherwise, or another ApiError.
+        """Replace the contents if it is still at the version of `seen`. Raises Conflict otherwise, or another ApiError.
 
-        What is returned names nobody where the CustomResourceDefinition is of a version without the leader.
+        The result has no leader if the CustomResourceDefinition is of a version without that field.
         """
         pools = _pools(places)
         gone = dict.fromkeys(seen.pools - pools.keys())
@@ -98,12 +98,12 @@ def _pools(places: Iterable[GpuPlace]) -> dict[str, list[str]]:
 
 
 def _named(leader: RegisteredLeader | None) -> dict[str, str | None] | None:
-    """All fields, since those that the one before had may have to go."""
+    """Includes empty fields, so that the previous leader's values are removed."""
     return None if leader is None else {"identity": leader.identity, "podUID": leader.pod_uid or None}
 
 
 def _counted(pools: Mapping[str, list[str] | None]) -> dict[str, dict[str, object]]:
-    """With the counts, those that are 0 as well."""
+    """Includes counts of 0."""
     counted = [gpus for gpus in pools.values() if gpus]
     return {"spec": {"pools": pools}, "status": {"gpus": sum(map(len, counted)), "pools": len(counted)}}
 
@@ -127,7 +127,7 @@ def _places(pools: dict[str, list[str]]) -> Iterable[GpuPlace]:
 
 
 class OwnLeadership:
-    """One operator's. `identity` is what it is called in its Lease, and no other process ever."""
+    """The operator's own leadership. `identity` is its unique holder name in the Lease."""
 
     def __init__(self, client: Client, lease: ObjectKey, identity: str) -> None:
         self._client = client
@@ -136,7 +136,7 @@ class OwnLeadership:
         self._entry: RegisteredLeader | None = None
 
     async def entry(self) -> RegisteredLeader | None:
-        """What the register is to say; None where that cannot be known, as a wrong pod would bar this one. Raises ApiError."""
+        """The leader entry for the register; None if unknown, since a wrong pod would lock this operator out. Raises ApiError."""
         if self._entry is None:
             try:
                 review = await self._client.create(SELF_SUBJECT_REVIEWS, {})
@@ -148,7 +148,7 @@ class OwnLeadership:
         return self._entry
 
     async def holds(self) -> bool:
-        """Whether the Lease is this operator's now. Raises ApiError."""
+        """Whether this operator holds the Lease now. Raises ApiError."""
         try:
             lease = await self._client.get(LEASES, self._lease)
         except NotFound:

@@ -1,4 +1,4 @@
-"""Pods that run leave for groups of higher priority (`preemption`, `evicting`), or to start again as a whole (`losses`).
+"""Evicts running pods: for groups of higher priority (`preemption`, `evicting`), or to restart a whole group (`losses`).
 
-Only here does Draco's allocation evict. Must not choose victims: that is `draco.placing.preempting`, in a worker.
+Only this part of the allocation evicts. Must not choose victims: `draco.placing.preempting` does, in a worker.
 """

@@ -1,11 +1,10 @@
-"""Makes room for groups of higher priority: evicts pods, and takes back what reservations keep unused; for one group at a time.
+"""Makes room for groups of higher priority: evicts pods and takes back unused reserved devices, for one group at a time.
 
-Nobody is evicted for a group if one would be refused, and nobody is before all is taken back that is to be.
-Owns the evictions and what is said of them. Before the first, the API server is asked whether it would accept each of them, so
-that nobody loses work for a group that gets no room all the same; whether the group still waits, since another replica may have
-served it; and whether those stay that might have left instead, since another replica may have chosen these. A replica that stands
-still between that answer and the evictions is refused these once another leads, where the chart's policy tells the two apart. Who
-leaves for whom is `preemption`'s.
+Owns the evictions and their Events. All evictions happen or none, and only after the reserved devices are back. First the API
+server is asked three things: whether it would accept every eviction, so that nobody loses work in vain; whether the group still
+waits, since another replica may have served it; and whether the pods of `others` stay, since another replica may have chosen
+them. If another replica takes over between these answers and the evictions, the chart's policy rejects the stale replica's
+evictions where it can tell the two apart. `preemption` decides who leaves for whom.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -32,7 +31,7 @@ EVENT_ACTION = "Preempting"
 
 
 class PreemptionEvictions:
-    """By the group that gets the room."""
+    """Evictions by preempting group."""
 
     def __init__(
         self,
@@ -53,11 +52,11 @@ class PreemptionEvictions:
 
     @property
     def trouble(self) -> str:
-        """Why nobody is evicted though a policy permits it, and what to do; "" if nothing is in the way."""
+        """Why no eviction happens though a policy permits it, and the fix; "" without a problem."""
         return NOT_PERMITTED if self._evictions.left_s > 0 and self._preemptions.permitted else ""
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with each group for which pods may have to be evicted."""
+        """Call `wake` with each group for which pods may have to be evicted."""
         self._preemptions.listeners.add(wake)
 
     def all_keys(self) -> Collection[str]:
@@ -65,7 +64,7 @@ class PreemptionEvictions:
         return self._preemptions.pending
 
     async def reconcile(self, uid: str) -> float | None:
-        """Evict all pods that are to leave for the group, or none. Raises ApiError where what it needs cannot be seen."""
+        """Evict all victims of the group, or none. Raises ApiError if something it needs cannot be read."""
         nomination = self._preemptions.of(uid)
         if nomination is None or not nomination.is_pending:
             return None
@@ -76,7 +75,7 @@ class PreemptionEvictions:
         staying = refused(pods, await self._evictions.would_evict(pods))
         is_outdated = not staying and await self._others_leave(nomination)
         if self._preemptions.of(uid) is not nomination:
-            return None  # it has found a place, or is gone
+            return None  # it has a place, or is gone
         if is_outdated:
             log.info("preemption.outdated", group=nomination.waiting.called)
             self._preemptions.reconsider(uid)
@@ -98,7 +97,7 @@ class PreemptionEvictions:
         return None
 
     async def _take_back(self, nomination: Nomination) -> bool:
-        """Take back what reservations keep unused. Returns whether all of it is free now: a pod may have come to use it."""
+        """Take back unused reserved devices. Return whether all are free now: a pod may have started to use one."""
         waiting = nomination.waiting
         for claim in nomination.unused:
             if self._deallocations.left_s(claim) > 0 or not await self._deallocations.take_back(claim):
@@ -123,7 +122,7 @@ class PreemptionEvictions:
         return any(each.metadata.uid == meta.uid and each.waits for each in found)
 
     async def _others_leave(self, nomination: Nomination) -> bool:
-        """Whether others than those that are asked are on their way out, or gone, whatever the watch says."""
+        """Whether pods other than the victims are terminating or gone, according to the API server."""
         staying: set[str] = set()
         for namespace in sorted({key.namespace for key in nomination.others.values()}):
             pods = await self._client.list(PODS, namespace=namespace)
@@ -137,7 +136,7 @@ class PreemptionEvictions:
         self._count.labels("evicted").inc(len(pods))
         log.info("preemption.evicted", group=waiting.called, pods=[str(each.metadata.key) for each in pods])
         for pod in pods:
-            # Whose pods these are may be nobody's business here: it is another namespace's.
+            # Do not name the preempting group: it may belong to another namespace.
             its = nomination.counted.get(pod.metadata.uid, pod.spec.priority)
             its_own = (
                 "its own priority is"
@@ -165,5 +164,5 @@ def _pods(waiting: WaitingGroup) -> int:
 
 
 def _who(waiting: WaitingGroup) -> str:
-    """Whom room is made for, without a name: another tenant's is nobody's business here."""
+    """Describe the preempting group without its name, which other tenants must not see."""
     return counted(_pods(waiting), "pod") if _pods(waiting) else "a reservation"

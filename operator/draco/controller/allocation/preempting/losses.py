@@ -1,9 +1,9 @@
-"""Has the rest of a running group leave that has lost a pod, where the policies of its GPUs say so, to start again as a whole.
+"""Evicts the rest of a running group that has lost a pod, where the policies of its GPUs say so, to restart it as a whole.
 
-Owns since when a group has been short of a pod, the evictions, and what is said of them. All that run are evicted or none:
-whether each of them would have to leave is asked before the first. Since when is kept in memory: a new leader counts from the
-beginning, and evicts later, never sooner. What was evicted when an operator died is gone; the rest follows once those are made
-again and wait, unless the group is whole by then. What a loss is, is `allocation.ownership.losses`'.
+Owns how long a group has been short of a pod, the evictions, and their Events. All running pods are evicted or none: the API
+server is asked about each before the first eviction. The times are in memory only: a new leader starts counting again, so it
+evicts later, never sooner. If the operator dies halfway, the rest follows once the evicted pods have been recreated and wait,
+unless the group is whole by then. `allocation.ownership.losses` defines a loss.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,9 +38,9 @@ RELEASED_REASON = "GroupReleased"
 KEPT_REASON = "GroupNotReleased"
 EVENT_ACTION = "Releasing"
 AFTER_S = 300.0
-"""So long a group may be short of a pod."""
+"""How long a group may be short of a pod."""
 _AGAIN_S, _LONGEST_S = 10.0, 300.0
-"""How soon to try again what was refused: later each time."""
+"""Backoff after refused evictions."""
 _STAYS = (
     "a static pod, or one that does not end after its grace period, is among them, or one that shares a claim with pods of "
     "another group: delete what is in the way yourself"
@@ -48,20 +48,20 @@ _STAYS = (
 
 
 class _Shortage(msgspec.Struct):
-    """When the pods of a group that is short of one are to leave, or are to be asked again."""
+    """When to evict the pods of an incomplete group, or to retry."""
 
     due_s: float
     backoff: Backoff
     is_begun: bool = False
-    """Whether some have left and others were refused: these are not kept until all pods have been made again."""
+    """Whether some pods were evicted and others refused: continue before all pods are recreated."""
 
     def is_of(self, found: GroupStanding) -> bool:
-        """Whether the group is short still."""
+        """Whether the group is still short of a pod."""
         return found.is_short or (self.is_begun and found.missing > 0)
 
 
 class PartialLosses:
-    """One group at a time."""
+    """Reconciles one group at a time."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class PartialLosses:
 
     @property
     def trouble(self) -> str:
-        """Why no group is released though a policy says so, and what to do; "" if nothing is in the way."""
+        """Why no group is released though a policy says so, and the fix; "" without a problem."""
         return NOT_PERMITTED if self._evictions.left_s > 0 and self._wanted else ""
 
     @property
@@ -97,7 +97,7 @@ class PartialLosses:
         return any(each.spec.gangs.on_partial_loss is PartialLoss.RELEASE for each in policies)
 
     def subscribe(self, wake: Callable[[GangKey], None]) -> None:
-        """Have `wake` called with every group that a change may concern."""
+        """Call `wake` with every group that a change may affect."""
 
         def gangs(pods: Iterable[Pod]) -> set[GangKey]:
             return set(filter(None, map(gang_of, pods))) if self._wanted else set()
@@ -116,7 +116,7 @@ class PartialLosses:
         return {gang for pod in self._view.pods.store.values() if (gang := gang_of(pod))}
 
     async def reconcile(self, gang: GangKey) -> float | None:
-        """Release the group if it is time. Returns in how many seconds to look again. Raises ApiError."""
+        """Release the group if it is time. Return seconds until the next look. Raises ApiError."""
         if not self._wanted:
             self._short.pop(gang, None)
             return None
@@ -129,7 +129,7 @@ class PartialLosses:
             backoff = Backoff(self._view.clock, base_s=_AGAIN_S, cap_s=_LONGEST_S)
             shortage = self._short[gang] = _Shortage(now_s + AFTER_S, backoff)
         if shortage is None or not shortage.is_of(found):
-            if found.missing:  # nobody takes the place of the one that is gone; otherwise it is about to start
+            if found.missing:  # no pod has replaced the missing one; otherwise a replacement is about to start
                 self._short.pop(gang, None)
             return _again_s(gang, found)
         if shortage.due_s > now_s:
@@ -152,7 +152,7 @@ class PartialLosses:
         return all(map(is_made_for_a_pod, held)) and releases(self._decisions.policies_of(devices))
 
     async def _release(self, gang: GangKey, shortage: _Shortage) -> None:
-        """Evict all that run, if it is so still: a watch may lag."""
+        """Evict all running pods if the API server still shows the loss: the watch may lag."""
         known = await self._client.list(PODS, namespace=gang.namespace)
         claims = {each.metadata.key: each for each in await self._client.list(CLAIMS, namespace=gang.namespace)}
         pods = [pod for pod in known if gang_of(pod) == gang]
@@ -172,7 +172,7 @@ class PartialLosses:
     async def _evict(
         self, gang: GangKey, known: Sequence[Pod], found: GroupStanding
     ) -> tuple[list[Pod], list[tuple[Pod, str]]]:
-        """Evict the pods of the group that run, or none. Returns those that leave, and those that do not, and why."""
+        """Evict all running pods of the group, or none. Return those that leave, and those that stay with the reason."""
         pods = [pod for pod in known if gang_of(pod) == gang]
         running = [pod for pod in pods if pod.spec.node_name and not pod.is_over]
         budgets = self._budgets.of([gang.namespace])
@@ -181,7 +181,7 @@ class PartialLosses:
             return [], [(running[0], _STAYS)]
         staying = refused(asked, await self._evictions.would_evict(asked))
         if not staying and not self._victims(gang, known, found, budgets):
-            # Each of them alone might leave.
+            # Each of them could leave alone.
             return [], [(pod, why) for pod in asked if (why := why_refused(pod, budgets))]
         going: list[Pod] = []
         if not staying:
@@ -191,7 +191,7 @@ class PartialLosses:
     def _victims(
         self, gang: GangKey, known: Sequence[Pod], found: GroupStanding, budgets: Sequence[PodDisruptionBudget]
     ) -> list[Pod]:
-        """The pods that run, if they may leave by the rules of preemption, and take no others with them."""
+        """The running pods, if preemption rules allow evicting them and that affects no pod outside the group."""
         pods = {pod.metadata.key: pod for pod in known if gang_of(pod) == gang}
         seen = VictimInput(
             now=self._view.clock.now(),
@@ -221,7 +221,7 @@ class PartialLosses:
             self._record(group, "Normal", RELEASED_REASON, note)
 
     def _refuse(self, gang: GangKey, staying: Sequence[tuple[Pod, str]], missing: int) -> None:
-        """Say once, of the PodGroup or the first pod that stays, why the group keeps what it has."""
+        """Report once, on the PodGroup or the first pod that stays, why the group keeps its devices."""
         self._count.labels("refused").inc(len(staying))
         first, why = staying[0]
         names = [str(pod.metadata.key) for pod, _ in staying]
@@ -243,7 +243,7 @@ class PartialLosses:
 
 
 def _again_s(gang: GangKey, found: GroupStanding | None) -> float | None:
-    """How soon to look again though no watch has told of a change: a Job's number of pods is read for the pod that waits."""
+    """Seconds until the next look without a watch event: a Job's pod count is read for the waiting pod."""
     return _AGAIN_S if gang.source is GangSource.JOB_SET and (found is None or found.missing) else None
 
 

@@ -1,9 +1,9 @@
-"""Makes room for groups of higher priority, where the MigPolicy of GPUs permits it: whose pods leave, and what is kept for whom.
+"""Makes room for groups of higher priority, where the GPUs' MigPolicy permits it: nominates devices, chooses victims.
 
-A group that finds no place is nominated for devices that others have: their pods are evicted by the Eviction API, what
-reservations keep unused is taken back, and nobody of its priority or a lower one is given these devices until it has them. Owns
-the nominations, which are kept in memory alone: a process that begins finds the pods that leave already, and asks no others to,
-if these suffice. Who may be a victim, and which of them are chosen, is `placing`'s; the evictions themselves are `evicting`'s.
+A group without a place is nominated for devices that others hold: their pods are evicted by the Eviction API, unused reserved
+devices are taken back, and no group of the same or lower priority gets these devices until the nominee has them. Owns the
+nominations, which are in memory only: a new process sees the pods that are already leaving, and evicts no others if these
+suffice. `placing` decides who may be a victim and picks the victims; `evicting` evicts.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -38,21 +38,21 @@ log = structlog.get_logger(__name__)
 _NOMINATED = "draco-nominated"
 _PATIENCE_S = 5.0
 _FIRST_S, _LONGEST_S = 5.0, 60.0
-"""How long a group is not planned for again after nobody could leave for it, or was refused: longer each time."""
+"""Backoff before planning again for a group after no pod could leave for it, or an eviction was refused."""
 _AGAIN_S = 1.0
 """How soon to plan again while pods are evicted for another group."""
 _LEAVING_S = 5.0
-"""How soon to plan again for a group that only waits for pods which leave anyway."""
+"""How soon to plan again for a group that only waits for pods that are leaving anyway."""
 _ACCEPTED_S = 30.0
-"""So long a pod that was evicted may not be seen to leave."""
+"""How long an evicted pod may take to show as terminating."""
 
 
 class Nomination(msgspec.Struct):
-    """A group and what it is to get. `asked` are pods that are to be evicted yet, `going` those that were, by UID, and when.
+    """A group and the devices kept for it. `asked` are pods still to be evicted; `going` are evicted pods, by UID, with the time.
 
-    `unused` are claims of reservations whose devices are to be taken back yet, and `counted` the priority by which each pod or
-    claim leaves, by UID: a group's, or a reservation's.
-    `others` are pods of a lower priority, by UID, that hold devices as well: only if these stay do those have to go.
+    `unused` are reservation claims whose devices are still to be taken back. `counted` is the priority at which each pod or claim
+    leaves, by UID: a group's or a reservation's. `others` are pods of a lower priority, by UID, that also hold devices: the
+    victims must go only if these stay.
     """
 
     waiting: WaitingGroup
@@ -66,17 +66,17 @@ class Nomination(msgspec.Struct):
 
     @property
     def is_pending(self) -> bool:
-        """Whether somebody is to be made to leave yet."""
+        """Whether pods are still to be evicted or devices to be taken back."""
         return bool(self.asked or self.unused)
 
     @property
     def claim(self) -> ResourceClaim:
-        """What it is to get, as a claim that has it."""
+        """The kept devices as a claim that holds them."""
         return placeholder(f"{_NOMINATED}-{self.waiting.uid}", self.results)
 
 
 class Preemptions:
-    """Nominations by group. A group in the way of whose eviction something stands is left alone for a while."""
+    """Nominations by group. A group whose evictions fail is retried with backoff."""
 
     def __init__(
         self, client: Client, view: ClusterView, handover: HandoverReconciler, workers: WorkerPool, gangs: Gangs
@@ -88,20 +88,20 @@ class Preemptions:
         self._budgets = DisruptionBudgets(client, clock=view.clock)
         self._nominations: dict[str, Nomination] = {}
         self._next_s: dict[str, float] = {}
-        self._timed: set[str] = set()  # those that are planned for again even if nothing changes
+        self._timed: set[str] = set()  # planned for again even if nothing changes
         self._tries: dict[str, int] = {}
-        self._spared_until_s: dict[str, float] = {}  # by the UIDs of pods whose eviction was refused
+        self._spared_until_s: dict[str, float] = {}  # by the UID of a pod whose eviction was refused
         self.listeners = Listeners[[str]]()
-        """Called with the UID of each group for which something else is kept, or whose pods can be evicted."""
+        """Called with a group's UID when its kept devices change or its pods can be evicted."""
         self.version = 0
-        """Grows with every change of what is kept for whom."""
+        """Grows with every change of the nominations."""
 
     def of(self, uid: str) -> Nomination | None:
-        """What is kept for the group."""
+        """The group's nomination, or None."""
         return self._nominations.get(uid)
 
     def of_claims(self, is_among: Callable[[ObjectKey], bool]) -> set[str]:
-        """The groups for which something is kept and one of whose claims is among these."""
+        """Nominated groups that have one of these claims."""
         return {
             uid
             for uid, each in self._nominations.items()
@@ -110,11 +110,11 @@ class Preemptions:
 
     @property
     def pending(self) -> set[str]:
-        """The groups for which pods are to be evicted yet, or devices to be taken back."""
+        """Groups with pods still to be evicted or devices to be taken back."""
         return {uid for uid, each in self._nominations.items() if each.is_pending}
 
     def kept_from(self, waiting: WaitingGroup) -> frozenset[str]:
-        """The groups whose devices this one is not given: all but those of a lower priority than its pods have."""
+        """Groups whose kept devices this group must not get: all but those of a lower priority than its pods."""
         return frozenset(
             uid
             for uid, each in self._nominations.items()
@@ -122,11 +122,11 @@ class Preemptions:
         )
 
     def claims(self, uids: Collection[str]) -> list[ResourceClaim]:
-        """What is kept for these groups, as claims that have it."""
+        """The kept devices of these groups, as claims that hold them."""
         return [each.claim for uid, each in self._nominations.items() if uid in uids]
 
     def forget_others(self, uids: Collection[str]) -> None:
-        """Forget what is remembered of groups that do not wait any more."""
+        """Forget groups that no longer wait."""
         for uid in self._nominations.keys() - set(uids):
             self.drop(uid)
         self._next_s = {uid: each for uid, each in self._next_s.items() if uid in uids}
@@ -136,35 +136,35 @@ class Preemptions:
         self._spared_until_s = {uid: until_s for uid, until_s in self._spared_until_s.items() if until_s > now_s}
 
     def drop(self, uid: str) -> None:
-        """Keep nothing for the group any more."""
+        """End the group's nomination."""
         if self._nominations.pop(uid, None) is not None:
             self._changed(uid)
 
     @property
     def permitted(self) -> bool:
-        """Whether a policy lets pods be evicted at all."""
+        """Whether any policy permits evictions."""
         return bool(self._handover.preemptible)
 
     def may_plan(self, waiting: WaitingGroup) -> bool:
-        """Whether it is to be found out now who might leave for a group that found no place."""
+        """Whether to plan victims now for a group without a place."""
         return self._is_entitled(waiting) and self._rest_s(waiting.uid) <= 0.0
 
     def due_s(self, waiting: WaitingGroup) -> float:
-        """In how many seconds to ask about the group again though nothing has changed; infinite without a reason to.
+        """Seconds until the group is due again without a change; infinite without a reason.
 
-        One for which nobody may leave now is never due: nothing would be found out, and all others would wait for that.
+        A group that nobody can leave for now is never due: the question would find nothing and delay all others.
         """
         is_due = waiting.uid in self._timed and self._is_entitled(waiting)
         return max(0.0, self._rest_s(waiting.uid)) if is_due else float("inf")
 
     def _is_entitled(self, waiting: WaitingGroup) -> bool:
-        """Whether anybody may leave for it as things are."""
-        # Where its pods could not run on nodes that they were given, it is not the devices that they lack.
+        """Whether preemption could help the group now."""
+        # If its pods were refused on the nodes they got, they do not lack devices.
         is_refused = any(member.without for member in waiting.group.members)
         return self.permitted and waiting.may_preempt and not is_refused
 
     def _rest_s(self, uid: str) -> float:
-        """In how many seconds it may be planned for."""
+        """Seconds until it may be planned for."""
         now_s, nomination = self._view.clock.monotonic(), self._nominations.get(uid)
         return max(self._next_s.get(uid, now_s) - now_s, self._leaving_s(nomination) if nomination else 0.0)
 
@@ -174,9 +174,9 @@ class Preemptions:
         held: Sequence[ResourceClaim],
         permitted: Callable[[list[list[AllocationResult]]], bool],
     ) -> bool:
-        """Find out who leaves for the group, which found no place. Returns whether it is nominated now.
+        """Find victims for a group without a place. Return whether it is nominated now.
 
-        `held` are claims as they count, whatever the cluster says; `permitted` tells whether limits let it have its place.
+        `held` are claims to count in addition to the cluster's; `permitted` tells whether limits allow the place.
         """
         uid, priority = waiting.uid, waiting.priority
         if priority is None or self.pending - {uid}:
@@ -202,12 +202,12 @@ class Preemptions:
         return True
 
     def postpone(self, uid: str) -> None:
-        """Plan for the group later, as nobody could leave for it now."""
+        """Plan for the group later, since nobody can leave for it now."""
         tries = self._tries[uid] = self._tries.get(uid, 0) + 1
         self._wait(uid, doubling_s(_FIRST_S, tries - 1, _LONGEST_S))
 
     def reconsider(self, uid: str) -> None:
-        """Plan for the group again, as others leave than was known. What is kept for it stays so."""
+        """Plan for the group again because other pods leave than expected. Its kept devices stay."""
         nomination = self._nominations.get(uid)
         if nomination is not None:
             nomination.asked, nomination.unused = [], []
@@ -215,14 +215,14 @@ class Preemptions:
             self.listeners.tell(uid)
 
     def spare(self, pods: Iterable[Pod]) -> None:
-        """Ask these pods to leave for nobody for a while: their eviction was refused."""
+        """Do not choose these pods for a while: their eviction was refused."""
         until_s = self._view.clock.monotonic() + _LONGEST_S
         self._spared_until_s.update((each.metadata.uid, until_s) for each in pods)
 
     def evicted(self, uid: str, going: Iterable[Pod], *, has_taken: bool = False) -> None:
-        """Hear that the pods which were asked for the group have been: these are on their way out.
+        """Record that the group's victims were evicted; `going` are now terminating.
 
-        With `has_taken` devices were taken back from reservations: they are kept for it, whether pods leave or not.
+        With `has_taken`, devices were taken back from reservations: they are kept for the group even if no pod leaves.
         """
         nomination = self._nominations.get(uid)
         if nomination is None:
@@ -290,7 +290,7 @@ class Preemptions:
                 return None
 
     async def _evictable(self, waiting: WaitingGroup, priority: int, names: set[str]) -> Evictable:
-        """What may become free for the group, as the budgets of these namespaces are."""
+        """What may become free for the group, given the budgets of these namespaces."""
         await self._budgets.read(names)
         now_s = self._view.clock.monotonic()
         spared = {uid for uid, until_s in self._spared_until_s.items() if until_s > now_s}
@@ -337,13 +337,13 @@ class Preemptions:
         )
 
     def _reserved_at(self, claim: ResourceClaim) -> int | None:
-        """The priority of the claim's reservation; None if it has none, and above all others where that is not known yet."""
+        """The priority of the claim's reservation; None without one, and the highest of all if it is not known yet."""
         key, reservations = reservation_key(claim), self._view.reservations.store
         own = reservations.get(key) if key is not None else None
         return reserved_at(claim, own, reservations.by_index(BY_TAKER, claim.metadata.uid))
 
     def _leaving_s(self, nomination: Nomination) -> float:
-        """How long the pods that were evicted are waited for yet, or those that are to be."""
+        """How long to wait for evicted pods, or for those still to be evicted."""
         if nomination.is_pending:
             return 1.0
         now_s, rest_s = self._view.clock.monotonic(), 0.0
@@ -352,7 +352,7 @@ class Preemptions:
             if pod is None or pod.metadata.uid != uid:
                 continue
             deleted = pod.metadata.deletion_timestamp
-            # The moment of deletion has the grace period in it already.
+            # The deletion timestamp includes the grace period.
             left_s = at_s - now_s if deleted is None else (deleted - self._view.clock.now()).total_seconds()
             rest_s = max(rest_s, left_s + _ACCEPTED_S)
         return rest_s

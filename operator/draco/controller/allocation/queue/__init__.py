@@ -1,4 +1,4 @@
-"""What waits for devices, in groups and in which order (`waiting`), and what is known and said of those that wait.
+"""The waiting groups in order (`waiting`), and what is known and reported about them.
 
 Must not choose a place or write a claim.
 """

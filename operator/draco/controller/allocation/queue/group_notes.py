@@ -1,6 +1,6 @@
-"""Says why groups wait: once for each cause, in an Event of the group's first pod.
+"""Reports why groups wait: once per cause, in an Event on the group's first pod.
 
-Owns what was said of which group, and how long something may be missing of one before that is said. Finds no causes.
+Owns which causes were reported, and how long a group may be incomplete before that is reported. Finds no causes.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,7 +19,7 @@ EVENT_ACTION = "Allocating"
 
 
 class GroupNotes:
-    """By group."""
+    """The reports by group."""
 
     def __init__(self, events: EventRecorder, *, clock: Clock, tell_after_s: float) -> None:
         self._events = events
@@ -29,11 +29,11 @@ class GroupNotes:
         self._unready_since: dict[str, float] = {}
 
     def forget_others(self, uids: Collection[str]) -> None:
-        """Forget what was said of groups that do not wait any more."""
+        """Forget groups that no longer wait."""
         self._said = {uid: why for uid, why in self._said.items() if uid in uids}
 
     def tell_unready(self, waiting: Iterable[WaitingGroup]) -> float:
-        """Say what has been missing of groups for a while. Returns in how many seconds there may be more to say."""
+        """Report groups that have been incomplete for a while. Return seconds until there may be more to report."""
         now_s = self._clock.monotonic()
         unready = {each.uid: each for each in waiting if each.unready}
         self._unready_since = {uid: self._unready_since.get(uid, now_s) for uid in unready}
@@ -47,7 +47,7 @@ class GroupNotes:
         return next_s
 
     def tell(self, waiting: WaitingGroup, why: str) -> None:
-        """Say why a group waits, unless just that was said."""
+        """Report why a group waits, unless that was its last report."""
         if self._said.get(waiting.uid) == why:
             return
         self._said[waiting.uid] = why

@@ -1,9 +1,9 @@
-"""For which group devices are kept, should it find no place: the one that could have been served for too long.
+"""Chooses the group to keep devices for if it finds no place: the one that has been servable for too long.
 
-Owns that choice. A group counts from when it was whole, or from when it was seen to become so or a limit to permit it, where that
-is later; the first is what the cluster records, and the rest is kept in memory, so a new leader may find a group overdue sooner
-that a limit has held back. Among groups of one priority the first that is overdue is chosen, and never one of a lower priority
-than another that could find a place. Keeps nothing free itself.
+Owns this choice. A group's time starts when it was complete, became complete, or a limit began to permit it, whichever is latest.
+The first is recorded in the cluster; the others are in memory, so a new leader may treat a group that a limit held back as
+overdue too early. The first overdue group of a priority is chosen, but never one of lower priority than a group that could find a
+place. Keeps nothing free itself.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +14,7 @@ from draco.kube.clock import Clock
 
 
 class OverdueGroups:
-    """By the UIDs of groups."""
+    """Tracks groups by UID."""
 
     def __init__(self, *, clock: Clock, overdue_s: float) -> None:
         self._clock = clock
@@ -22,10 +22,10 @@ class OverdueGroups:
         self._unready: set[str] = set()
         self._limited: set[str] = set()
         self._since: dict[str, datetime] = {}
-        """When something was seen to be no longer in a group's way."""
+        """When an obstacle of the group was first seen to be gone."""
 
     def look(self, waiting: Iterable[WaitingGroup]) -> None:
-        """See which groups are whole. Those that do not wait any more are forgotten."""
+        """Note which groups are complete. Forget those that no longer wait."""
         uids = set[str]()
         for each in waiting:
             uids.add(each.uid)
@@ -38,18 +38,18 @@ class OverdueGroups:
         self._since = {uid: since for uid, since in self._since.items() if uid in uids}
 
     def limited(self, uids: Iterable[str]) -> None:
-        """A DeviceLimit forbids these groups to take anything."""
+        """Record that a DeviceLimit forbids these groups any device."""
         self._limited.update(uids)
 
     def permitted(self, uids: Iterable[str]) -> None:
-        """No limit is in the way of these, as far as is known before they have a place."""
+        """Record that no limit stops these groups, as far as is known before they have a place."""
         for uid in uids:
             self._let_go(self._limited, uid)
 
     def head(self, groups: Mapping[str, WaitingGroup], may_find_place: Callable[[str], bool]) -> tuple[str, float]:
-        """The group for which devices are kept; "" if there is none. `groups` are in their order.
+        """The UID of the group to keep devices for, or "". `groups` is in queue order.
 
-        Returns also in how many seconds another may be overdue.
+        Also returns the seconds until another group may be overdue.
         """
         now, urgency, next_s = self._clock.now(), None, float("inf")
         for uid, each in groups.items():

@@ -1,8 +1,8 @@
-"""Nodes on which a pod could not run though its claims were allocated there: for a while others are tried first.
+"""Nodes on which a pod could not run though its claims were allocated there; others are tried first for a while.
 
-kube-scheduler takes the allocation of an idle claim back when it keeps the pod from every node that the pod could run on. Without
-this memory Draco would give the pod the same devices again, for ever. Owns when such a refusal was seen, and how long it counts:
-longer each time, since a node seldom changes as fast as an allocation. It is lost with the process, which costs one more try.
+kube-scheduler deallocates an idle claim when it rejects the pod on every node that the claim allows. Without this memory Draco
+would allocate the same devices again, forever. Owns when a refusal was seen and how long it counts, with backoff, since nodes
+change more slowly than allocations. Lost on restart, which costs one more try.
 """
 
 from collections.abc import Callable
@@ -29,10 +29,10 @@ _LONGEST_S = 300.0
 
 
 class NodeRefusals:
-    """By the pod's UID, until the pod is gone."""
+    """Refused nodes by pod UID, until the pod is gone."""
 
     def __init__(self, view: ClusterView, events: EventRecorder, *, returned: Callable[[ObjectKey], bool]) -> None:
-        """`returned` tells whether it is Draco itself that is taking a claim's allocation back: that says nothing of its node."""
+        """`returned` tells whether Draco itself is deallocating a claim, which says nothing about its node."""
         self._returned = returned
         self._view = view
         self._events = events
@@ -40,17 +40,17 @@ class NodeRefusals:
         self._times: dict[str, int] = {}
 
     def follow(self) -> None:
-        """Remember refusals from now on. On a replica that does not lead, what the leader takes back would count as one."""
+        """Start recording. Only on the leader: other replicas would count the leader's deallocations as refusals."""
         self._view.claims.subscribe(self._follow)
         self._view.pods.subscribe(self._forget)
 
     def nodes(self, uid: str) -> list[str]:
-        """The nodes that are out for the pod, by name."""
+        """Names of the nodes excluded for the pod."""
         now_s = self._view.clock.monotonic()
         return sorted(name for name, until_s in self._until_s.get(uid, {}).items() if until_s > now_s)
 
     def until_s(self, uid: str, since_s: float) -> float:
-        """When the first may be taken again of those that were out at `since_s`, by the monotonic clock; infinite without any."""
+        """Monotonic time when the first node excluded at `since_s` may be tried again; infinite without any."""
         return min((each for each in self._until_s.get(uid, {}).values() if each > since_s), default=float("inf"))
 
     def _follow(self, change: Change[ResourceClaim]) -> None:
@@ -62,7 +62,7 @@ class NodeRefusals:
         nodes = nodes_of(before)
         holders = {each.uid for each in before.status.reserved_for if each.is_pod}
         for pod in self._view.pods_of(change.key):
-            # kube-scheduler takes back what nobody else has reserved; what others had goes once the last of them has ended.
+            # kube-scheduler deallocates only claims that no other pod has reserved; otherwise the last user's end does it.
             if pod.waits and nodes and holders <= {pod.metadata.uid}:
                 self._refuse(pod, after, nodes)
 

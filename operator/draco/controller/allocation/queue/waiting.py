@@ -1,8 +1,8 @@
-"""What waits for Draco's allocation: claims on their own, those of a pod, and those of pods that start together.
+"""What waits for Draco's allocation: single claims, the claims of a pod, and those of pods that start together.
 
-Owns how the objects of the cluster become groups, and in which order groups are served: by priority, then by age, which counts
-from when a pod was there and held by nobody else's scheduling gate. A group that is not whole yet (pods, claims or terms are
-missing, a write is on its way) is not among them. Decides no place, writes nothing.
+Owns how cluster objects form groups, and the order of service: by priority, then by age, counted from when a pod existed without
+another controller's scheduling gate. Incomplete groups (missing pods, claims or terms, or a write in flight) are left out or
+marked `unready`. Decides no place, writes nothing.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ _NEVER: Final = "Never"
 
 
 class _GangPods(msgspec.Struct):
-    """The pods of a gang as they are sorted out."""
+    """The pods of a gang, sorted by state."""
 
     members: list[GroupMember] = []
     settled: int = 0
@@ -43,12 +43,12 @@ class _GangPods(msgspec.Struct):
     placed: list[ResourceClaim] = []
     loose: list[ResourceClaim] = []
     leaving: list[str] = []
-    """Why pods cannot start any more: others of the group may without them."""
+    """Why some pods can no longer start; the rest of the group may start without them."""
     unready: list[str] = []
 
 
 class WaitingGroups:
-    """Reads the view; keeps nothing."""
+    """Builds groups from the view; keeps no state."""
 
     def __init__(
         self, view: ClusterView, gangs: Gangs, refusals: NodeRefusals, in_flight: Callable[[ObjectKey], bool]
@@ -59,7 +59,7 @@ class WaitingGroups:
         self._in_flight = in_flight
 
     def groups(self) -> list[WaitingGroup]:
-        """All of them, in the order in which they are to be served."""
+        """All groups, in the order of service."""
         return sorted(self._groups(), key=lambda each: each.order)
 
     def _groups(self) -> Iterator[WaitingGroup]:
@@ -77,14 +77,14 @@ class WaitingGroups:
             pods = self._waiting(users)
             if not pods:
                 if ended_users(claim, users):
-                    continue  # kube-controller-manager would take its devices back at once, as long as they are there
+                    continue  # kube-controller-manager would deallocate it immediately while they exist
                 if uid := reserved_by(claim):
                     if (group := self._reserved(uid, mine)) is not None:
                         done |= {each.metadata.key for each in group.group.claims}
                         yield group
                 elif _is_for_later(claim, users):
                     yield self._alone(claim)
-                continue  # otherwise it was made for pods that are not known yet, or need it no more
+                continue  # otherwise it was made for pods that are unknown yet, or no longer need it
             gang = gang_of(pods[0])
             if gang in done:
                 continue
@@ -110,7 +110,7 @@ class WaitingGroups:
         return WaitingGroup(uid=meta.uid, group=ClaimGroup([GroupMember([claim])]), order=order, since=since)
 
     def _reserved(self, uid: str, mine: Mapping[ObjectKey, ResourceClaim]) -> WaitingGroup | None:
-        """The claims of a reservation that wait and that no pod waits for: they get devices together."""
+        """A reservation's waiting claims that no pod waits for; they are allocated together."""
         own = self._view.claims.store.by_index(BY_RESERVATION, uid)
         if any(self._in_flight(each.metadata.key) for each in own):
             return None
@@ -134,17 +134,17 @@ class WaitingGroups:
         )
 
     def _is_unused(self, claim: ResourceClaim) -> bool:
-        """Whether no pod waits for the claim, and none is there that has ended with it."""
+        """Whether no pod waits for the claim, and no ended pod of it remains."""
         users = self._view.pods_of(claim.metadata.key)
         return not self._waiting(users) and not ended_users(claim, users)
 
     def _waiting(self, users: Iterable[Pod]) -> list[Pod]:
-        """Those of a claim's pods that wait for it, oldest first: that one decides where it goes."""
+        """Pods that wait for the claim, oldest first; the oldest decides where it goes."""
         pods = [each for each in users if each.waits and not each.is_gated_by_others]
         return sorted(pods, key=self._age) if len(pods) > 1 else pods
 
     def _of_pod(self, pod: Pod, mine: Mapping[ObjectKey, ResourceClaim]) -> GroupMember | str:
-        """What of the pod is to be allocated, or why that is not known yet."""
+        """The pod's claims to allocate, or why that is not known yet."""
         keys = self._view.claims_of(pod)
         if len(keys) < len(pod.spec.resource_claims):
             return f"the claims of pod {pod.metadata.name} are not all made yet"
@@ -155,7 +155,7 @@ class WaitingGroups:
         if missing := [key.name for key, claim in found if claim is None]:
             named, name = missing[0], pod.metadata.name
             return f"claim {named} of pod {name} does not exist: create it, or delete the pod if a template made it"
-        # One that is on its way decides where the others go, and counts once it has been delivered.
+        # A write in flight decides where the other claims go; it counts once delivered.
         if any(map(self._in_flight, keys)):
             return f"a claim of pod {pod.metadata.name} is being written, or was refused by the API server"
         together = [mine[key] for key in keys if key in mine]
@@ -167,7 +167,7 @@ class WaitingGroups:
         return GroupMember(together, [pod], beside, self._refusals.nodes(pod.metadata.uid), others)
 
     def _leaving(self, pod: Pod) -> str:
-        """What is said of a pod that waits with a claim that is being deleted: Kubernetes lets no such pod start; else ""."""
+        """The reason if the pod waits with a claim that is being deleted (Kubernetes starts no such pod), else ""."""
         claims = filter(None, map(self._view.claims.store.get, self._view.claims_of(pod))) if pod.waits else ()
         claim = next((each.metadata for each in claims if each.metadata.deletion_timestamp is not None), None)
         if claim is None:
@@ -190,7 +190,7 @@ class WaitingGroups:
             return
         known = terms if isinstance(terms, GangTerms) else GangTerms(size=1)
         missing = known.size - found.settled - sum(len(each.pods) for each in members)
-        # What others of it have already says so, too: one that is replaced is not to go elsewhere.
+        # Allocated claims define the topology, too, so that a replaced pod is not placed elsewhere.
         claims = [claim for each in members for claim in each.claims]
         claims += [each for each in found.placed if is_for_operator(each, classes)]
         needed = max(1, min(len(members), known.size - found.settled))
@@ -254,7 +254,7 @@ class WaitingGroups:
             found.loose += [each for each in loose if each not in found.loose]
 
     def _since(self, members: Iterable[GroupMember], needed: int) -> datetime | None:
-        """When so many of the members were complete."""
+        """When `needed` of the members were complete."""
         pods_since = self._view.waiting_times.of_pod
         times = sorted(
             filter(
@@ -268,18 +268,18 @@ class WaitingGroups:
         return times[min(needed, len(times)) - 1] if times else None
 
     def _order(self, pods: Sequence[Pod], *, priority: int) -> tuple[int, str, str]:
-        """By priority, then by the age of the oldest pod."""
+        """Sort key: priority, then the age of the oldest pod."""
         return (-priority, *min(map(self._age, pods)))
 
     def _age(self, pod: Pod) -> tuple[str, str]:
-        """For as long as others hold it back it does not grow older."""
+        """A pod does not age while another controller's gate holds it."""
         return str(self._view.waiting_times.of_pod(pod)), str(pod.metadata.key)
 
 
 def _is_for_later(claim: ResourceClaim, users: Sequence[Pod]) -> bool:
-    """Whether a claim that no pod waits for is to have devices all the same.
+    """Whether to allocate a claim that no pod waits for.
 
-    Pods that others hold back by their scheduling gates are not to have anything yet.
+    Pods held by other controllers' scheduling gates get nothing yet.
     """
     is_made_for_others = any(owner.kind in {"Pod", "PodGroup"} for owner in claim.metadata.owner_references)
     return not is_made_for_others and not held_back(users)
@@ -294,7 +294,7 @@ def _may_preempt(members: Sequence[GroupMember]) -> bool:
 
 
 def _sharing_together(members: Iterable[GroupMember]) -> list[GroupMember]:
-    """The members, those that share a claim as one: they must be on one node."""
+    """Merge members that share a claim: they must be on one node."""
     members = list(members)
     uses = Counter(claim.metadata.key for member in members for claim in member.claims)
     if all(times == 1 for times in uses.values()):

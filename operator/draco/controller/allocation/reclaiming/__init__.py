@@ -1,4 +1,4 @@
-"""Allocations that no pod uses are taken back: of what cannot start (`useless`, `returns`), or has no pod any more (`leaks`).
+"""Takes back allocations that no pod uses: pods cannot start (`useless`, `returns`), or no longer exist (`leaks`).
 
-Must not take anything from a pod that runs.
+Must not take anything from a running pod.
 """

@@ -1,12 +1,12 @@
-"""Says that a PodGroup without a pod keeps devices, and takes them back where the policies of the GPUs permit it.
+"""Reports PodGroups that keep devices without having pods, and takes these back where the GPUs' policies permit it.
 
-Owns since when that is so, the Event of the PodGroup, and in which order it is taken back. A pod that joins the group writes
-nothing to a claim that is reserved already, so a write would not fail because of it. Therefore the reservation goes first: from
-then on the pod has to reserve the claim, or kube-controller-manager does for it. The allocation goes only if nobody has a while
-later, and the API server knows of no pod.
+Owns how long that has been so, the PodGroup's Event, and the order of the release. A new pod of the group does not write to a
+claim that is already reserved, so it would not make our write conflict. Therefore the reservation is removed first: a new pod, or
+kube-controller-manager for it, must then reserve the claim again. The allocation is removed only if nobody has reserved it after
+a while and the API server knows no pod.
 
-Since when a group has no pod is kept in memory: a new leader counts from the beginning, and takes back later, never sooner. What
-is a leak is `allocation.ownership.leaks`'.
+The times are in memory only: a new leader starts counting again, so it takes back later, never sooner.
+`allocation.ownership.leaks` defines a leak.
 """
 
 from collections.abc import Callable, Iterable
@@ -45,16 +45,16 @@ RELEASED_REASON = "LeakReleased"
 EVENT_ACTION = "Allocating"
 _BY_KEEPER = "PodGroup that keeps it"
 SETTLE_S = 10.0
-"""So long a claim must have been seen without a reservation before its allocation goes: schedulers learn of it, and pods show."""
+"""How long a claim must be unreserved before it is deallocated, so that schedulers notice and pods show up."""
 _AGAIN_S = 5.0
-"""How soon to look again where a write, or a node's agent, is awaited."""
+"""Retry interval while a write or a node's agent is pending."""
 _POLICIES_S = 15.0
-"""How soon to ask again whether policies permit it: which ones a GPU has is not known while its node is away."""
+"""How often to ask whether policies permit it: a GPU's policies are unknown while its node is away."""
 _NEVER_S = float("inf")
 
 
 class LeakedClaims:
-    """One PodGroup at a time; keys are theirs."""
+    """Reconciles one PodGroup at a time."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class LeakedClaims:
         self._count = metrics.leaks_released
         self._tell_after_s = tell_after_s
         self._deallocations = Deallocations(client, view)
-        self._since_s: dict[ObjectKey, dict[str, float]] = {}  # by PodGroup and the claim's UID
-        self._unreserved_s: dict[str, float] = {}  # since when, by the claim's UID
+        self._since_s: dict[ObjectKey, dict[str, float]] = {}  # by PodGroup and claim UID
+        self._unreserved_s: dict[str, float] = {}  # by claim UID
         self._adopted = False
         view.claims.store.add_index(_BY_KEEPER, lambda claim: [each.key for each in keepers(claim)])
         metrics.on_scrape(
@@ -88,7 +88,7 @@ class LeakedClaims:
 
     @property
     def trouble(self) -> str:
-        """Which PodGroups keep devices without having pods; "" if none."""
+        """Which PodGroups keep devices without pods; "" if none."""
         names = sorted(self._notes.said)
         if not names:
             return ""
@@ -99,19 +99,19 @@ class LeakedClaims:
         )
 
     def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:
-        """Have `wake` called with every PodGroup that a change may concern."""
+        """Call `wake` with every PodGroup that a change may affect."""
         self._view.claims.subscribe_keys(wake, lambda claim: [each.key for each in keepers(claim)])
         self._view.pods.subscribe_keys(wake, self._concerned, reads=lambda pod: (is_there(pod), pod.claims))
         self._view.mig_policies.subscribe_keys(wake, lambda _: list(self._since_s), reads=lambda policy: policy.spec)
         self._view.pod_groups.subscribe(lambda change: wake(change.key))
 
     def all_keys(self) -> set[ObjectKey]:
-        """The PodGroups that keep claims, and, so that Events of a leader before are found, any name at all."""
+        """The PodGroups that keep claims, and an arbitrary name so that a former leader's Events are found."""
         kept = {each.key for claim in self._view.claims.store.values() for each in keepers(claim)}
         return kept | {ObjectKey("", "")}
 
     async def reconcile(self, key: ObjectKey) -> float | None:
-        """Say what is to be said of the PodGroup, and take back what may be. Raises ApiError."""
+        """Report the PodGroup and take back what is permitted. Raises ApiError."""
         await self._adopt()
         group, leaked = self._view.pod_groups.store.get(key), self._leaked(key)
         now_s = self._view.clock.monotonic()
@@ -159,13 +159,13 @@ class LeakedClaims:
         key, regarding = group.metadata.key, self._view.pod_groups.kind.reference(group.metadata)
         await self._notes.withdraw_unless_of(regarding)
         for_s = self._view.clock.monotonic() - since_s
-        if for_s < self._tell_after_s and key not in self._notes.said:  # what the leader before said is so still
+        if for_s < self._tell_after_s and key not in self._notes.said:  # a former leader's report still applies
             return self._tell_after_s - for_s
         text = cause_and_fix(key, leaked, int(self._tell_after_s // 60))
         return await self._notes.say(regarding, f"{text} {self._prospect(leaked)}".rstrip())
 
     def _prospect(self, leaked: list[ResourceClaim]) -> str:
-        """What becomes of it otherwise."""
+        """What happens if nobody acts."""
         made = [each for each in leaked if group_made_for(each)]
         if not made:
             return ""
@@ -183,17 +183,17 @@ class LeakedClaims:
         return f"Draco takes the devices back after {minutes} min without a pod, as the MigPolicy says."
 
     async def _release(self, claim: ResourceClaim, group: ObjectKey, since_s: float) -> float:
-        """Take the next step towards its release, if it is time. Returns in how many seconds to look again."""
-        # One that was made by name would be allocated again at once, so taking it back is no use.
+        """Take the next step of the release if due. Return seconds until the next look."""
+        # A claim with a fixed name would be allocated again immediately, so taking it back is pointless.
         if not group_made_for(claim) or ended_users(claim, self._pods(claim)):
-            return _NEVER_S  # without such pods it is looked at again
+            return _NEVER_S  # checked again once these pods are gone
         after = release_after(self._decisions.policies_of(claim.devices_held))
         if after is None:
             return _POLICIES_S
         now_s, uid = self._view.clock.monotonic(), claim.metadata.uid
         if claim.status.reserved_for:
             if self._unreserved_s.pop(uid, None) is not None:
-                since_s = self._since_s[group][uid] = now_s  # somebody had use for it, though no pod was seen
+                since_s = self._since_s[group][uid] = now_s  # it was used, though no pod was seen
         else:
             self._unreserved_s.setdefault(uid, now_s)
         due_s = max(since_s + after.total_seconds(), self._unreserved_s.get(uid, now_s - SETTLE_S) + SETTLE_S)
@@ -208,10 +208,10 @@ class LeakedClaims:
             await self._deallocations.take_back(claim, "reservedFor")
         elif not await self._has_pods(claim) and await self._deallocations.take_back(claim):
             self._announce(claim, group)
-        return _AGAIN_S  # what is there now is on its way
+        return _AGAIN_S  # wait for the pending change
 
     async def _has_pods(self, claim: ResourceClaim) -> bool:
-        """Whether the API server knows of a pod that may use it: a watch may lag."""
+        """Whether the API server knows a pod that may use the claim: the watch may lag."""
         groups = {each.key.name for each in keepers(claim)}
         pods = await self._client.list(PODS, namespace=claim.metadata.namespace)
         return any(

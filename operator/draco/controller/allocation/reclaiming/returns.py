@@ -1,6 +1,6 @@
-"""Gives allocations back that nobody has a use for: their group cannot start, or their devices have left.
+"""Gives back allocations that nobody can use: their group cannot start, or their devices are gone.
 
-What is on its way counts as allocated until the watch has delivered it. How it is written is `deallocations`'.
+A write in flight counts as allocated until the watch delivers it. `deallocations` does the writing.
 """
 
 import structlog
@@ -20,13 +20,13 @@ log = structlog.get_logger(__name__)
 GIVEN_BACK_REASON = "AllocationGivenBack"
 EVENT_ACTION = "Allocating"
 _UNANSWERED_S = 10.0
-"""How long a write whose answer was lost may take to be seen, before it counts as not made."""
+"""How long a write without an answer may take to show up before it counts as failed."""
 _CHANGED_S = 1.0
-"""How soon to look again at a claim that was another by then: the watch may tell of nothing that wakes anybody."""
+"""How soon to retry a claim after a conflict: the watch event may trigger nothing."""
 
 
 class AllocationReturns:
-    """By claim, those that are on their way."""
+    """Deallocations in flight, by claim."""
 
     def __init__(self, client: Client, view: ClusterView, events: EventRecorder) -> None:
         self._view = view
@@ -39,9 +39,9 @@ class AllocationReturns:
         return key in self._replaced
 
     def next_s(self, since_s: float) -> float:
-        """In how many seconds one that was not answered, was refused or had changed may be tried again; infinite without any.
+        """Seconds until an unanswered, refused or conflicting write may be retried; infinite without any.
 
-        `since_s` as of Pauses.
+        `since_s` as in Pauses.
         """
         dues = [until_s for _, until_s in self._replaced.values()]
         dues += [self._again_s] if self._again_s > since_s else []
@@ -49,7 +49,7 @@ class AllocationReturns:
         return min(self._deallocations.next_s(since_s), left_s)
 
     def settle(self) -> None:
-        """Forget what the watch has delivered, or what is not answered for too long."""
+        """Forget writes that the watch has delivered, or that were unanswered for too long."""
         now_s = self._view.clock.monotonic()
         self._replaced = {
             key: (version, until_s)
@@ -60,14 +60,14 @@ class AllocationReturns:
         }
 
     async def give_back(self, claim: ResourceClaim, why: str) -> None:
-        """Take the allocation away, and say why. Raises nothing: what became of it is seen on the watch."""
+        """Deallocate the claim and report why. Raises nothing: the watch shows the result."""
         if self._deallocations.left_s(claim) > 0:
             return
         meta = claim.metadata
         self._replaced[meta.key] = (meta.resource_version, self._view.clock.monotonic() + _UNANSWERED_S)
         try:
             if not await self._deallocations.take_back(claim):
-                self._replaced.pop(meta.key, None)  # nothing of ours is on its way
+                self._replaced.pop(meta.key, None)  # no write of ours is in flight
                 self._again_s = self._view.clock.monotonic() + _CHANGED_S
                 return
         except ApiError as error:

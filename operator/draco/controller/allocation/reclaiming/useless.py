@@ -1,9 +1,9 @@
-"""What Draco allocated and nobody can use: the rest of a group, devices that have left, what a pod may not use.
+"""Finds Draco's allocations that nobody can use: of a broken group, of withdrawn devices, or of a pod that may not use them.
 
-A pod or a claim may be deleted, and a device withdrawn, between a decision and its last write, or before another operator goes on
-with what one left. Owns which allocations are taken back for that: only such as no pod has reserved, and only where it is certain
-(the group's size is known; the pool is published completely, and without the device; the pod says which claim it uses). Looks
-only at what has changed, as most allocations are good for hours. Writes nothing.
+A pod or claim may be deleted, and a device withdrawn, between a decision and its last write, or while a new operator takes over.
+Owns which allocations are taken back for that: only unreserved ones, and only where the cause is certain (the group's size is
+known; the pool is published completely and without the device; the pod names another claim). Checks only what has changed, since
+most allocations are valid for hours. Writes nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ from draco.resources.texts import agreeing, listed
 
 
 class UselessAllocations:
-    """Remembers what has changed and is to be looked at: groups and claims. A pod with a claim that is `refused` cannot start."""
+    """Tracks changed groups and claims to check. A pod with a claim that is `refused` cannot start."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class UselessAllocations:
         self._claims: set[ObjectKey] = set()
 
     def follow(self) -> None:
-        """Remember what is there, and what changes from now on, for `found`: without that it would be remembered for ever."""
+        """Start recording for `found`. Only where `found` is called: the records would otherwise grow forever."""
         view = self._view
         view.pods.subscribe(
             self._pod_changed,
@@ -56,7 +56,7 @@ class UselessAllocations:
         view.pod_groups.subscribe(self._group_changed)
 
     def found(self) -> Iterator[tuple[ResourceClaim, str]]:
-        """Claims whose allocations are to be taken back, and why. What is found is looked at again the next time."""
+        """Claims to deallocate, and why. They are checked again next time."""
         self._groups, groups = set(), self._groups
         self._claims, claims = set(), self._claims
         of_groups: set[ObjectKey] = set()
@@ -85,10 +85,10 @@ class UselessAllocations:
         return ""
 
     def _rest_of(self, gang: GangKey) -> list[ResourceClaim]:
-        """What pods of a group have that wait for others, which do not exist or cannot start."""
+        """Allocations of the group's pods that wait for pods that do not exist or cannot start."""
         terms = self._gangs.terms(gang)
         if not isinstance(terms, GangTerms):
-            return []  # they start one by one, or it is not known how many start together
+            return []  # they start one by one, or the group's size is unknown
         pods = [pod for pod in self._gangs.pods(gang) if has_served(gang, pod) or not pod.is_over]
         if sum(not pod.waits or self._can_start(pod) for pod in pods) >= terms.size:
             return []
@@ -106,7 +106,7 @@ class UselessAllocations:
         )
 
     def _is_idle(self, claim: ResourceClaim) -> bool:
-        """Whether Draco allocated it and nobody uses it. Kubernetes takes the allocation of one that is deleted."""
+        """Whether Draco allocated it and nobody uses it. Kubernetes deallocates claims that are deleted."""
         return (
             claim.status.allocation is not None
             and not claim.status.reserved_for
@@ -115,11 +115,11 @@ class UselessAllocations:
         )
 
     def _gone(self, claim: ResourceClaim) -> list[str]:
-        """Devices that it has and that are certainly not there."""
+        """Its devices that certainly no longer exist."""
         return [f"{each.device} of {each.pool}" for each in claim.results if self._has_left(each)]
 
     def _does_without(self, claim: ResourceClaim) -> Pod | None:
-        """The pod that the claim was made for, if it uses another: kube-controller-manager may die, and make a second one."""
+        """The pod the claim was made for, if it uses another claim: kube-controller-manager may crash and create a second one."""
         pod = self._view.pod_made_for(claim)
         if pod is None or self._view.pods_of(claim.metadata.key):
             return None
@@ -151,5 +151,5 @@ class UselessAllocations:
 
 
 def cannot_start(group: str) -> str:
-    """Why a part of a group is to have nothing."""
+    """Why a part of a group gets nothing."""
     return f"{group} cannot start as a whole now, and others may use them meanwhile."

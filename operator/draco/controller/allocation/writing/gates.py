@@ -1,8 +1,8 @@
-"""Takes Draco's scheduling gate off pods that have what Draco allocates, so that kube-scheduler looks at them for the first time.
+"""Removes Draco's scheduling gate from pods whose claims are allocated, so that kube-scheduler considers them for the first time.
 
-Owns when the gate goes and what is said where Draco may not take it off; `webhook.pod_gates` gives it to new pods. It never comes
-back: Kubernetes permits no gate to be added to a pod that exists. What loses its devices afterwards waits as a pod that never had
-a gate. Gates of others are theirs.
+Owns when the gate is removed, and the Event when Draco may not remove it; `webhook.pod_gates` adds it to new pods. It is never
+added again: Kubernetes allows no new gate on an existing pod. A pod that loses its devices later waits like a pod that never had
+a gate. Other controllers' gates are not touched.
 """
 
 import asyncio
@@ -26,18 +26,21 @@ from draco.resources.names import SCHEDULING_GATE
 log = structlog.get_logger(__name__)
 
 GATES_AT_ONCE: Final = 32
-"""The pods of a group get their devices at once, and are to start so. Those of a PodGroup count as one."""
+"""Groups processed in parallel; a PodGroup counts as one.
+
+Pods of a group get their devices together and should start together.
+"""
 REQUESTS_AT_ONCE: Final = 64
-"""Of all groups together: more would keep the operator's other requests waiting, those for its Lease among them."""
+"""Requests of all groups in parallel. More would delay the operator's other requests, including Lease renewals."""
 _AGAIN_S = 10.0
-"""How soon to try again with a pod that changed meanwhile, should its watch not tell."""
+"""Retry interval for a pod that changed meanwhile, should the watch not deliver the change."""
 
 
 class SchedulingGates:
-    """One pod at a time, but those of a PodGroup all at once, when as many as start together have their devices.
+    """Ungates one pod at a time, or all pods of a PodGroup together once as many as start together have their devices.
 
-    kube-scheduler looks at a PodGroup as soon as one of its pods has no gate. If others still have theirs, it fails for all that
-    it has seen, says so on each of these pods, one after the other, and only then looks again.
+    kube-scheduler considers a PodGroup when one of its pods has no gate. If others still have theirs, it fails for the pods seen
+    so far, reports that on each pod in turn, and only then tries again.
     """
 
     def __init__(
@@ -54,12 +57,12 @@ class SchedulingGates:
         self._autoscaled = autoscaled
         self._requests = asyncio.Semaphore(REQUESTS_AT_ONCE)
         self._off: set[str] = set()
-        """UIDs of pods whose gate is off though the watch has not told of it yet."""
+        """UIDs of ungated pods whose update the watch has not delivered yet."""
         self._forbidden: Pauses[str] = Pauses(view.clock, first_s=FORBIDDEN_S, longest_s=FORBIDDEN_LONGEST_S)  # by UID
 
     @property
     def trouble(self) -> str:
-        """What keeps Draco from taking gates off, and what to do; "" if nothing does, as far as is known."""
+        """What keeps Draco from removing gates, and the fix; "" without a known problem."""
         last = max(self._forbidden.by_key.values(), key=lambda each: each.until_s, default=None)
         if last is None:
             return ""
@@ -69,7 +72,7 @@ class SchedulingGates:
         )
 
     def subscribe(self, wake: Callable[[ObjectKey | GangKey], None]) -> None:
-        """Have `wake` called with every pod with the gate, or PodGroup, that a change may concern."""
+        """Call `wake` with every gated pod, or its PodGroup, that a change may affect."""
 
         def concerned(pods: Iterable[Pod]) -> Iterator[ObjectKey | GangKey]:
             for pod in pods:
@@ -95,13 +98,13 @@ class SchedulingGates:
         self._view.pod_groups.subscribe(lambda change: wake(GangKey(GangSource.POD_GROUP, *change.key)))
 
     def all_keys(self) -> set[ObjectKey | GangKey]:
-        """All pods with the gate, or their PodGroups."""
+        """All gated pods, or their PodGroups."""
         return {_key_of(pod) for pod in self._view.pods.store.values() if _has_gate(pod)}
 
     async def reconcile(self, key: ObjectKey | GangKey) -> float | None:
-        """Take the gate off the pod, or off those of the PodGroup, if it is time.
+        """Remove the gate from the pod, or from the pods of the PodGroup, if it is time.
 
-        Returns in how many seconds to look again. Raises ApiError, after all pods have been tried.
+        Returns seconds until the next look. Raises ApiError after all pods have been tried.
         """
         ready = self._ready_of(key) if isinstance(key, GangKey) else self._ready(key)
         gated = [pod for pod in ready if _has_gate(pod) and pod.metadata.uid not in self._off]
@@ -112,11 +115,12 @@ class SchedulingGates:
         return min((each for each in answers if isinstance(each, float)), default=None)
 
     async def _take_off(self, pod: Pod) -> float | None:
-        """Returns in how many seconds to try again, where it is not done. Raises ApiError."""
+        """Return seconds until a retry, None if done. Raises ApiError."""
         if (left_s := self._forbidden.left_s(pod.metadata.uid)) > 0:
             return left_s
         key, others = pod.metadata.key, [each for each in pod.spec.scheduling_gates if each.name != SCHEDULING_GATE]
-        # Nothing comes back: Kubernetes refuses to add a gate. A JSON patch that tests costs the API server a third more.
+        # The gate cannot come back, since Kubernetes refuses to add one. A JSON patch with a test costs the API server a third
+        # more.
         change = {"metadata": {"uid": pod.metadata.uid}, "spec": {"schedulingGates": others or None}}
         try:
             async with self._requests:
@@ -128,28 +132,28 @@ class SchedulingGates:
             return _AGAIN_S
         except Forbidden as error:
             if not self._still_gated(pod):
-                return None  # deleted meanwhile: nobody would ever forget the refusal
+                return None  # deleted meanwhile: the refusal would never be forgotten
             again_s = self._forbidden.begin(pod.metadata.uid, str(error))
             log.warning("gate.refused", pod=str(key), error=str(error), again_in_s=again_s)
             return again_s
         self._forbidden.forget(pod.metadata.uid)
         if self._still_gated(pod):
-            self._off.add(pod.metadata.uid)  # until the watch tells of it
+            self._off.add(pod.metadata.uid)  # until the watch delivers the update
         log.info("gate.removed", pod=str(key))
         return None
 
     def _still_gated(self, pod: Pod) -> bool:
-        """Whether this very pod is there with the gate, as far as the watch has told."""
+        """Whether this pod (by UID) still has the gate, as far as the watch has delivered."""
         known = self._view.pods.store.get(pod.metadata.key)
         return known is not None and known.metadata.uid == pod.metadata.uid and _has_gate(known)
 
     def _ready(self, key: ObjectKey) -> Sequence[Pod]:
-        """The pod, if it is. What it has while others hold it back, it is to give back."""
+        """The pod, if it is ready. A pod held by other gates does not count: its devices are to be given back."""
         pod = self._view.pods.store.get(key)
         return [pod] if pod is not None and not pod.is_gated_by_others and self._has_all(pod) else []
 
     def _ready_of(self, group: GangKey) -> Sequence[Pod]:
-        """The pods of a PodGroup that are ready; none while fewer are than start together."""
+        """The ready pods of a PodGroup; none while fewer are ready than start together."""
         pods, terms = [pod for pod in self._view.pods_of_gang(group) if not pod.is_over], self._terms(group)
         dispensable = len(pods) - (terms.size if isinstance(terms, GangTerms) else 0)
         ready: list[Pod] = []
@@ -163,9 +167,9 @@ class SchedulingGates:
         return ready if dispensable >= 0 else []
 
     def _has_all(self, pod: Pod) -> bool:
-        """Whether it has all that Draco is to allocate for it. One that wants nothing of Draco's waits for nothing.
+        """Whether the pod has all devices that Draco must allocate for it; a pod without such claims waits for nothing.
 
-        With a claim that is being deleted Kubernetes lets no pod start. Beside an autoscaler none waits here: it adds nodes
+        Kubernetes starts no pod with a claim that is being deleted. With a cluster autoscaler no pod waits here: it adds nodes
         only for pods without a gate.
         """
         if self._autoscaled:
@@ -184,7 +188,7 @@ class SchedulingGates:
 
 
 def _key_of(pod: Pod) -> ObjectKey | GangKey:
-    """The pod, or its PodGroup. Pods of other groups kube-scheduler looks at one by one."""
+    """The pod, or its PodGroup. kube-scheduler considers pods of other groups one by one."""
     return pod_group_of(pod) or pod.metadata.key
 
 

@@ -1,8 +1,8 @@
-"""Holds nodes against scale-down while Draco's claims without a pod have devices there, as `allocation.ownership.holds` decides.
+"""Protects nodes from scale-down while Draco's claims without a pod hold devices there (`allocation.ownership.holds`).
 
-Owns the wake-ups, the pace and these annotations, and nothing else of a Node. Keys are names of nodes. A claim whose pod is known
-is without it for a moment only, so a node is held once a claim has been alone for a while, and let go a while after the last: a
-busy cluster would otherwise write its Nodes all the time.
+Owns the wake-ups, the timing and these annotations, and no other part of a Node. Keys are node names. A claim whose pod is known
+lacks it only briefly, so a node is held once a claim has been alone for a while, and released a while after the last: otherwise a
+busy cluster would write its Nodes constantly.
 """
 
 from collections.abc import Callable
@@ -27,22 +27,22 @@ _BY_POOL = "pool of a claim without a pod"
 
 
 class ScaleDownHolds:
-    """One node at a time."""
+    """Reconciles one node at a time."""
 
     def __init__(self, client: Client, view: ClusterView) -> None:
         self._client = client
         self._view = view
-        self._since_s: dict[str, tuple[bool, float]] = {}  # by node: whether it is needed, and since when
+        self._since_s: dict[str, tuple[bool, float]] = {}  # by node: whether to hold it, and since when
         self._forbidden: Pauses[None] = Pauses(view.clock, first_s=FORBIDDEN_S, longest_s=FORBIDDEN_LONGEST_S)
         view.claims.store.add_index(_BY_POOL, _pools)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with the name of every node that a change may concern."""
+        """Call `wake` with every node name that a change may affect."""
         self._view.claims.subscribe_keys(wake, _pools, reads=_of_claim)
         self._view.nodes.subscribe(lambda change: wake(change.key.name), reads=lambda node: node.metadata.annotations)
 
     def all_keys(self) -> set[str]:
-        """The nodes of every claim without a pod, and those that are held."""
+        """The nodes of claims without a pod, and the nodes already held."""
         pools = {pool for claim in self._view.claims.store.values() for pool in _pools(claim)}
         return pools | {
             node.metadata.name
@@ -51,7 +51,7 @@ class ScaleDownHolds:
         }
 
     async def reconcile(self, name: str) -> float | None:
-        """Hold the node, or let it go."""
+        """Hold or release the node."""
         node = self._view.nodes.store.get(ObjectKey("", name))
         if node is None:
             self._since_s.pop(name, None)
@@ -69,7 +69,7 @@ class ScaleDownHolds:
         wait_s = max(due_s - now_s, self._forbidden.left_s(None))
         if wait_s > 0:
             return wait_s
-        # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
+        # Write only on top of the version seen: a replica that lost the lease unknowingly must not win.
         seen = node.metadata.as_seen
         try:
             await self._client.patch(NODES, node.metadata.key, {"metadata": {**seen, "annotations": change}})

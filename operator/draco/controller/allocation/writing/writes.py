@@ -1,8 +1,8 @@
-"""Writes allocations, and remembers those that are on their way: until the watch has delivered them, nobody else would know.
+"""Writes allocations, and remembers writes in flight, which nothing else knows until the watch delivers them.
 
-Owns the two writes of an allocation: the finalizer that every allocated claim has, and the allocation itself, each on top of just
-the version that was seen. A write that is not answered may be made at any time yet, so its devices stay taken, and it is made
-again on top of the same version until the API server says what came of it: only one of them can be the one that is made.
+Owns the two writes of an allocation: the finalizer of every allocated claim, and the allocation, each on top of exactly the
+version seen. A write without an answer may still take effect, so its devices stay taken, and it is repeated on top of the same
+version until the API server answers: at most one of the attempts can succeed.
 """
 
 from collections.abc import Iterable
@@ -26,43 +26,45 @@ from draco.resources.texts import agreeing, listed
 log = structlog.get_logger(__name__)
 
 FINALIZER: Final = "resource.kubernetes.io/delete-protection"
-"""On every claim that is allocated; kube-controller-manager takes it away with the allocation."""
+"""On every allocated claim; kube-controller-manager removes it on deallocation."""
 ALLOCATED_REASON = "Allocated"
 EVENT_ACTION = "Allocating"
 REMEDY = "set the chart's value operator.allocate to true, which gives it the right and the admission policies"
 
 _REFUSED_S, _REFUSED_LONGEST_S = 5.0, 60.0
-"""How long a claim is left alone after the API server refused its allocation, longer each time: a role is mended by a person, but
-a policy may only be late. What is refused for one claim, such as by a policy for its namespace, says nothing of others."""
+"""Backoff for a claim after the API server refused its allocation: a person must fix a role, but a policy may only be late.
+
+A refusal of one claim, for example by a policy for its namespace, says nothing about others.
+"""
 _OUTDATED_S, _OUTDATED_LONGEST_S = 0.05, 5.0
-"""How long a claim is left alone that is another by now, or gone, longer each time: usually the watch tells so in a moment."""
+"""Backoff after a conflict or a deleted claim: the watch usually delivers the change in a moment."""
 _LONGEST_S = 10.0
-"""Between two tries of a write that is not answered."""
+"""Maximum time between attempts of an unanswered write."""
 _IN_TRANSIT_S = 60.0
-"""After so long the API server gives up on a request, even if nobody waits for it any more."""
+"""The API server drops a request after this time, even when the client no longer waits."""
 
 
 class _Version(NamedTuple):
-    """A claim as the watch told of it."""
+    """A claim version that the watch delivered."""
 
     key: ObjectKey
     version: str
 
 
 class _Write:
-    """An allocation on its way: the claim with it, and the versions that it replaces."""
+    """An allocation in flight: the claim with its allocation, and the versions it replaces."""
 
     def __init__(self, claim: ResourceClaim, planned: ResourceClaim, version: str, at_s: float) -> None:
         self.planned = planned
         self.version = version
-        """On top of which the allocation is written."""
+        """The version that the allocation is written on top of."""
         self.is_protected = FINALIZER in claim.metadata.finalizers or version != claim.metadata.resource_version
-        """Whether it has the finalizer by then."""
+        """Whether the claim has the finalizer at that version."""
         self.replaced = {claim.metadata.resource_version, version}
         self.at_s = at_s
         self.tries = 0
         self.again_s: float | None = None
-        """When to make it again; None where it needs no more tries."""
+        """When to retry; None if no retry is needed."""
 
     @property
     def key(self) -> ObjectKey:
@@ -78,14 +80,14 @@ class _Write:
 
 
 class _Refused(NamedTuple):
-    """A claim, and none that is made under its name later."""
+    """A refused claim, by UID, so that a later claim of the same name is not meant."""
 
     key: ObjectKey
     uid: str
 
 
 class AllocationWrites:
-    """By claim. What is here counts as allocated, whatever the watch says."""
+    """Writes by claim. A claim in here counts as allocated, whatever the watch says."""
 
     def __init__(self, client: Client, view: ClusterView, events: EventRecorder, *, count: Counter) -> None:
         self._client = client
@@ -93,16 +95,16 @@ class AllocationWrites:
         self._events = events
         self._count = count
         self.ended = 0
-        """How many writes have ended, in whatever way: what they held is free from then on, or as the watch says."""
+        """Number of finished writes, successful or not: what they held is now free, or as the watch says."""
         self._writes: dict[ObjectKey, _Write] = {}
         self._protected: dict[ObjectKey, tuple[str, str]] = {}
-        """Claims with the finalizer that the watch has not delivered: the version without it, and the one with it."""
+        """Claims whose finalizer the watch has not delivered: the versions without and with it."""
         self._refused: Pauses[_Refused] = Pauses(view.clock, first_s=_REFUSED_S, longest_s=_REFUSED_LONGEST_S)
         self._outdated: Pauses[_Version] = Pauses(view.clock, first_s=_OUTDATED_S, longest_s=_OUTDATED_LONGEST_S)
 
     @property
     def trouble(self) -> str:
-        """What keeps Draco from allocating, and what to do; "" if nothing does, as far as is known."""
+        """What keeps Draco from allocating, and the fix; "" without a known problem."""
         refused = self._refused.by_key
         if not refused:
             return ""
@@ -115,36 +117,36 @@ class AllocationWrites:
 
     @property
     def claims(self) -> list[ResourceClaim]:
-        """The claims as they are once all is written."""
+        """The claims as they will be once everything is written."""
         return [each.planned for each in self._writes.values()]
 
     def is_refused(self, key: ObjectKey) -> bool:
-        """Whether the API server refused the claim's allocation, and it is not to be tried again yet."""
+        """Whether the API server refused the claim's allocation and the backoff has not passed."""
         claim = self._view.claims.store.get(key)
         return claim is not None and self._refused.left_s(_Refused(key, claim.metadata.uid)) > 0
 
     def is_outdated(self, key: ObjectKey) -> bool:
-        """Whether the claim is not what the watch told of it last, and that is not to be tried again yet."""
+        """Whether a write found the claim changed and the backoff has not passed."""
         claim = self._view.claims.store.get(key)
         return claim is not None and self._outdated.left_s(_Version(key, claim.metadata.resource_version)) > 0
 
     def remembers(self, key: ObjectKey) -> bool:
-        """Whether the claim is written, or was and is another by now: what the watch tells of it next decides how that ends."""
+        """Whether a write is in flight or ended in a conflict: the next watch event of the claim decides its end."""
         return key in self._writes or any(each.key == key for each in self._outdated.by_key)
 
     def next_s(self, since_s: float) -> float:
-        """In how many seconds a write is to be made again; infinite where all are answered. `since_s` as of Pauses."""
+        """Seconds until a write must be retried; infinite if all are answered. `since_s` as in Pauses."""
         now_s = self._view.clock.monotonic()
         unanswered = [max(0.0, each.again_s - now_s) for each in self._writes.values() if each.again_s is not None]
         return min([*unanswered, self._refused.next_s(since_s), self._outdated.next_s(since_s)])
 
     def unanswered(self) -> Iterable[ObjectKey]:
-        """What is to be made again now."""
+        """Claims whose write must be retried now."""
         now_s = self._view.clock.monotonic()
         return [key for key, each in self._writes.items() if each.again_s is not None and each.again_s <= now_s]
 
     def settle(self) -> None:
-        """Forget what the watch has delivered, or what is older than it."""
+        """Forget writes that the watch has delivered or overtaken."""
         for key in [key for key, each in self._writes.items() if self._is_delivered(each)]:
             self._end(key)
         self._protected = {
@@ -158,10 +160,10 @@ class AllocationWrites:
             self._outdated.forget(seen)
 
     async def protect(self, claim: ResourceClaim) -> None:
-        """Write the finalizer ahead, while it is decided where the claim goes. Raises nothing.
+        """Write the finalizer ahead, while placement is decided. Raises nothing.
 
-        A claim that then finds no place keeps it, and kube-controller-manager takes it from one that is deleted. Where the API
-        server refuses it, the claim is refused. Whatever else is wrong `write` meets, too.
+        A claim that finds no place keeps it; kube-controller-manager removes it on deletion. If the API server refuses it, the
+        claim counts as refused. `write` meets any other failure as well.
         """
         meta = claim.metadata
         if FINALIZER in meta.finalizers or meta.key in self._protected:
@@ -174,13 +176,13 @@ class AllocationWrites:
             log.debug("allocation.not_protected", claim=str(meta.key), error=str(error))
 
     def may_write(self, claim: ResourceClaim) -> bool:
-        """Whether the claim waits as yet, as far as the watch has told, and the API server has not just refused it."""
+        """Whether the claim still waits, as far as the watch has delivered, and was not just refused."""
         key, uid = claim.metadata.key, claim.metadata.uid
         known = self._view.claims.store.get(key)
         return known is not None and known.metadata.uid == uid and known.waits and not self.is_refused(key)
 
     async def write(self, claim: ResourceClaim, result: AllocationResult) -> None:
-        """Allocate the claim so. Raises nothing: what became of it is seen by whether it is here."""
+        """Allocate the claim. Raises nothing: whether the claim is still in here tells the outcome."""
         now_s, seen = self._view.clock.monotonic(), claim.metadata.resource_version
         stamped = msgspec.structs.replace(result, allocation_timestamp=self._view.clock.now())
         before, fresh = self._protected.get(claim.metadata.key, (seen, seen))
@@ -189,7 +191,7 @@ class AllocationWrites:
         await self.again(claim.metadata.key)
 
     async def again(self, key: ObjectKey) -> None:
-        """Make the write, for the first time or once more."""
+        """Try the write, for the first time or again."""
         write = self._writes.get(key)
         if write is None:
             return
@@ -214,12 +216,12 @@ class AllocationWrites:
         await self._client.patch(CLAIMS, write.key, {"metadata": write.seen, "status": status}, subresource="status")
 
     async def _add_finalizer(self, meta: ObjectMeta) -> str:
-        """Returns the version with it."""
+        """Return the version with the finalizer."""
         body = {**meta.as_seen, "finalizers": [*meta.finalizers, FINALIZER]}
         return (await self._client.patch(CLAIMS, meta.key, {"metadata": body})).metadata.resource_version
 
     async def _hear_refusal(self, write: _Write, error: Conflict | Forbidden | Invalid) -> None:
-        """An answer, unless an earlier try that was not answered is what it is about, or may still be made."""
+        """Handle a refusal, unless an earlier unanswered attempt may have caused it or may still take effect."""
         if write.tries > 1:
             try:
                 if await self._is_made(write):
@@ -238,7 +240,7 @@ class AllocationWrites:
             self._refuse(write.planned.metadata, error)
 
     def _refuse(self, meta: ObjectMeta, error: Forbidden | Invalid) -> None:
-        # Since 1.36 a missing right to resourceclaims/binding comes as Invalid too.
+        # Since 1.36 a missing right to resourceclaims/binding also comes as Invalid.
         pause_s = self._refused.begin(_Refused(meta.key, meta.uid), str(error))
         log.warning("allocation.refused", claim=str(meta.key), error=str(error), remedy=REMEDY, again_in_s=pause_s)
 
@@ -278,12 +280,12 @@ class AllocationWrites:
         )
 
     def _is_last(self, seen: _Version) -> bool:
-        """Whether the watch has told of nothing since."""
+        """Whether the watch has delivered nothing since."""
         claim = self._view.claims.store.get(seen.key)
         return claim is not None and claim.metadata.resource_version == seen.version
 
     def _waits(self, refused: _Refused) -> bool:
-        """Whether the claim is still there, and waits."""
+        """Whether the claim still exists and waits."""
         claim = self._view.claims.store.get(refused.key)
         return claim is not None and claim.metadata.uid == refused.uid and claim.waits
 
