@@ -1,8 +1,7 @@
 """Deallocates claims: the one write for it, and the memory of claims for which the API server refused it.
 
 Owns the handling of refusals: only the refused claim is left alone for a while, and its Event names the fix. Each write is made
-on top of exactly the version seen, so that a pod that reserves the claim now, or a newer leader, wins. Callers decide which
-claims, and when.
+on top of exactly the version seen, so that a new reservation or leader wins. Callers decide which claims, and when.
 """
 
 from typing import Literal
@@ -24,10 +23,7 @@ REMEDY = (
     "the operator patch on resourceclaims/status and resourceclaims/binding"
 )
 _REFUSED_S, _REFUSED_LONGEST_S = 5.0, 300.0
-"""Backoff for a claim after the API server refused the write: a person must fix a role, but a policy may only be late.
-
-A refusal of one claim, for example by a policy for its namespace, says nothing about others.
-"""
+"""Backoff of the refused claim only: a person must fix a role, but a policy may be late, or apply to one namespace."""
 
 
 class Deallocations:

@@ -83,10 +83,7 @@ class PodEvictions:
     async def evict(
         self, pod: Pod, *, grace_s: int | None = None, dry_run: bool = False, leader_only: bool = False
     ) -> EvictionAnswer:
-        """Evict this pod, or only ask whether the API server would (`dry_run`). Raises nothing.
-
-        With `leader_only` the request of a former leader is refused, since the new one may have chosen other pods.
-        """
+        """Evict this pod, or only try (`dry_run`). With `leader_only` a former leader's request is refused. Raises nothing."""
         if self.left_s > 0:
             return EvictionAnswer(Eviction.FORBIDDEN, why=NOT_PERMITTED)
         body = eviction_of(pod, grace_s=grace_s, leader_only=leader_only)
@@ -109,10 +106,7 @@ class PodEvictions:
         return EvictionAnswer(Eviction.ACCEPTED)
 
     async def evict_in_turn(self, pods: Sequence[Pod]) -> tuple[list[Pod], list[tuple[Pod, EvictionAnswer]]]:
-        """Evict pods one after the other until one is refused. Return those that leave, and the refused one with its answer.
-
-        For the leader only: these pods were chosen among others.
-        """
+        """Evict pods in turn, as leader, until one is refused. Return those that leave, and the refused one with its answer."""
         going: list[Pod] = []
         for pod in pods:
             answer = await self.evict(pod, leader_only=True)
@@ -162,10 +156,7 @@ class DisruptionBudgets:
         return found
 
     async def current(self, namespaces: Iterable[str]) -> list[PodDisruptionBudget]:
-        """Recent budgets of these namespaces; none where reading is forbidden. Raises ApiError.
-
-        For reports: a budget that could not be read must not look like one that does not exist.
-        """
+        """Recent budgets, for reports: none where reading is forbidden. Raises ApiError: a read error must not look like none."""
         names = sorted(namespaces)
         with suppress(Forbidden):  # an older chart's role
             for namespace in self._due(names):
@@ -219,7 +210,6 @@ def _lacks_the_right(error: Forbidden) -> bool:
 
 
 def _words(error: ApiError) -> str:
-    """The reason in plain words."""
     match error:
         case NamespaceTerminating():
             return "its namespace is being deleted, which ends it too"

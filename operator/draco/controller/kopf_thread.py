@@ -1,8 +1,7 @@
 """Runs Kopf in a thread and an event loop of its own.
 
 In a shared loop Kopf would take over the process's signals and, at its end, cancel every task started after it. It ends on errors
-that a watch should survive, so it is restarted. It is imported late, since that takes 0.4 s and nothing needs it before the
-operator is ready.
+that a watch should survive, so it is restarted. Imported late: that takes 0.4 s, and readiness does not need it.
 """
 
 import asyncio

@@ -97,7 +97,6 @@ class OperatorMetrics:
 
 
 Values = Mapping[str, float] | Mapping[tuple[str, str], float] | Mapping[tuple[str, str, str], float]
-"""Values by label values."""
 
 
 class ScrapedMetric(Collector):

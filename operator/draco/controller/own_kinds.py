@@ -165,7 +165,6 @@ class OwnKind(Collection[T]):
         return False
 
     async def _list(self) -> float:
-        """List; return seconds until the next list."""
         self.counts.lists += 1
         timeout_s = self._settings.list_timeout_s
         self.take(await list_all(self._client, self.kind, timeout_s=timeout_s, keep=self._keep))

@@ -47,10 +47,9 @@ P = TypeVar("P", bound=CountedPolicy)
 
 
 class SupersededVersions(Generic[T]):
-    """The versions that our own writes have replaced, until those writes arrive on the watch.
+    """The versions that our own writes have replaced, until those arrive on the watch: planning from one would repeat the write.
 
-    Planning from such a version would repeat what was just done. Keeps nothing of a deleted object, including one deleted during
-    the write.
+    Keeps nothing of a deleted object, including one deleted during the write.
     """
 
     def __init__(self, objects: Collection[T]) -> None:
@@ -109,8 +108,8 @@ class OwnStatus(Generic[T]):
 class PolicyStatuses(Generic[P]):
     """The statuses of all policies of a kind.
 
-    Any change in the fleet may affect every policy, so each is counted at a limited rate, which falls with the time it takes and
-    the number of policies.
+    Any change may affect every policy, so the rate of counting is limited; it falls with the time it takes and the number of
+    policies.
     """
 
     def __init__(self, client: Client, policies: OwnKind[P], *, clock: Clock) -> None:

@@ -142,7 +142,6 @@ class Reconcilers:
         )
 
     def _allocating(self, guard: LimitGuard) -> "AllocationParts":
-        """Draco's allocation of the GPUs that policies hand over to it."""
         from draco.controller.allocation.parts import AllocationParts  # noqa: PLC0415 - not loaded without allocation
         from draco.controller.allocation.writing.gates import GATES_AT_ONCE  # noqa: PLC0415 - the same
 
@@ -165,7 +164,6 @@ class Reconcilers:
         return parts
 
     def _explaining(self) -> PendingClaims:
-        """Explanations of waiting claims."""
         pending = PendingClaims(
             self._view,
             self._notes(pending_claims.EVENT_REASON, pending_claims.EVENT_ACTION),
@@ -178,7 +176,6 @@ class Reconcilers:
         return pending
 
     def _maintaining(self) -> None:
-        """Maintenance, with its budgets and evictions."""
         client, view = self._client, self._view
         fleet = MaintenanceFleet(view)
         self._jobs = MaintenanceJobs(
@@ -211,7 +208,6 @@ class Reconcilers:
         self._add("maintenance-budgets", admission)
 
     def _eviction_requests(self, fleet: MaintenanceFleet, admission: MaintenanceAdmission) -> EvictionRequests | None:
-        """EvictionRequests, where the cluster serves them."""
         kind = self._features.eviction_requests
         if kind is None:
             return None
@@ -224,7 +220,6 @@ class Reconcilers:
         )
 
     def _tainting(self) -> None:
-        """Taint rules: extensions, reports, and fences for lost agents."""
         client, view = self._client, self._view
         self.reach = RuleReach(view)
         self._reports = TaintRuleReports(
@@ -238,7 +233,6 @@ class Reconcilers:
         self._add("fencing", self.fences)
 
     def _healing(self) -> None:
-        """GPU layouts by MigPolicies, repair of idle claims, and HealthPolicies."""
         client, view, decisions = self._client, self._view, self.decisions
         health = HealthDecisions(view)
         releases = ClaimReleases(
@@ -268,7 +262,7 @@ class Reconcilers:
         self._add("health-policies", HealthPolicyReconciler(client, view, health, self.remediation))
 
     def _reserving(self) -> None:
-        """Claims of reservations. Without allocation each reservation reports that."""
+        """Without allocation each reservation reports that."""
         self._reasons = WaitingReasons(self.workers, clock=self._view.clock, minor=self._minor)
         permitted = self._settings.allocate
         self._add(

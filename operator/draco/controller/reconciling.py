@@ -34,10 +34,7 @@ class Reconciler(Protocol[K]):
 
 
 class Reconciling(Generic[K]):
-    """Collects keys and reconciles them while `run` runs, that is, while this replica leads.
-
-    A standby collects none: its queue would grow forever, and `run` starts with all keys anyway.
-    """
+    """Collects and reconciles keys while `run` runs. A standby collects none: its queue would only grow, and `run` lists all."""
 
     def __init__(
         self,

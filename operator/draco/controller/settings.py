@@ -53,7 +53,6 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long one reconcile, or the renewal of a held lease, may take before /livez fails."""
 
     worker: WorkerSettings = WorkerSettings()
-    """Budgets for answers to users' questions."""
     webhook: WebhookSettings | None = None
     """The admission webhook; None: no webhook."""
     rediscover_s: float = 300.0

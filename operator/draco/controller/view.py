@@ -1,7 +1,7 @@
 """The operator's view of the cluster: one collection per kind, with indexes.
 
-Owns the list of watched collections, their indexes, what is sent to the fleet process, and the device counts for metrics. Writes
-nothing and decides nothing.
+Owns the watched collections, their indexes, what is sent to the fleet process, and device counts. Writes nothing and decides
+nothing.
 """
 
 from collections import Counter
@@ -122,11 +122,9 @@ class ClusterView:
         pod_groups: Kind[PodGroup] | None = None,
     ) -> None:
         self.clock = clock
-        """The clock for everybody who reads the view."""
         shared = Shared()
 
         self.collections: dict[str, Collection[Any]] = {}
-        """All collections, by kind."""
         self.own_kinds: dict[Kind[Any], OwnKind[Any]] = {}
         """Kinds that people write: Kopf watches these, informers the others."""
 

@@ -3,8 +3,8 @@
 The API server records when a pod was created, but not when its last scheduling gate was removed; and when a claim was created,
 but not when it lost its devices. This process remembers what it sees of the latter, so every replica follows from its start,
 leader or not. A pod of generation 1 was never changed, so it never had a gate removed: its creation counts. Any other pod first
-seen without a foreign gate counts from that moment: later than the truth, never earlier. Nothing that a tenant can write is
-trusted. Decides nothing.
+seen without a foreign gate counts from that moment: late, never early. Nothing that a tenant can write is trusted. Decides
+nothing.
 """
 
 from datetime import datetime

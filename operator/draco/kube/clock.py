@@ -12,10 +12,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A source of time. `monotonic` measures durations; `now` is for people and other programs.
-
-    `jitter` spreads actions that must not coincide.
-    """
+    """A source of time. `monotonic` measures durations, `now` is for people and programs, `jitter` spreads actions."""
 
     def now(self) -> datetime:
         """The time of day, aware, in UTC."""
@@ -35,10 +32,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clock. Its monotonic time includes suspension where the system supports that (Linux).
-
-    So a deadline that passed meanwhile elsewhere, such as a lease's, is seen after a resume.
-    """
+    """The machine's clock. Monotonic time includes suspension on Linux, so a lease that expired meanwhile is seen."""
 
     def now(self) -> datetime:
         """The time of day, aware, in UTC."""

@@ -50,10 +50,7 @@ class ReviewLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DelegatedAccess:
-    """Authorizes reads of a non-resource path by the API server's answer.
-
-    `allowed` and `refused` answers have separate caches, so unknown tokens cannot push out valid readers.
-    """
+    """Authorizes reads of a non-resource path. Separate caches, so that unknown tokens cannot push out `allowed` readers."""
 
     def __init__(self, client: Client, clock: Clock, limits: ReviewLimits | None = None) -> None:
         self._client = client
@@ -151,7 +148,7 @@ async def serving_metrics(
     """Serve metrics over TLS until the context ends; yields the port. Raises PortTaken.
 
     `metrics` is called for each scrape; `certificates` shows problems of the certificate. Without a usable one no request is
-    served; the program goes on, and looks for one until it appears.
+    served; the program goes on and keeps looking for one.
     """
     certificate = Certificate(settings.certificates, use="metrics", name=settings.name)
     app = metrics_app(metrics, DelegatedAccess(client, clock))

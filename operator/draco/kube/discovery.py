@@ -3,8 +3,7 @@
 Owns the questions: which versions are served, and which fields of a ResourceSlice survive a dry-run create (a field whose feature
 is off is still in the served schema, and is dropped silently). The server's version only tells which known scheduler bugs may be
 present. Also owns when to ask again and when to believe a changed answer: during an upgrade several API servers answer
-differently in turn, so a change counts once it was seen several times in a row. Callers act on a change. Changes nothing in the
-cluster.
+differently in turn, so a change counts once it was seen several times in a row. Changes nothing in the cluster.
 """
 
 import re
@@ -54,10 +53,7 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     dra: bool
     """resource.k8s.io/v1 is served."""
     taint_rules: Kind[DeviceTaintRule] | None = None
-    """The newest served DeviceTaintRule.
-
-    An API server stores rules even if their feature gate is off; only the scheduler's behaviour shows whether it acts on them.
-    """
+    """The newest served DeviceTaintRule. Stored even with its feature gate off; only the scheduler's behaviour shows the gate."""
     partitionable_devices: bool | None = None
     """Counters shared by the slices of a pool are kept."""
     binding_conditions: bool | None = None
@@ -211,7 +207,6 @@ async def serves(client: Client, kind: Kind[Any]) -> bool:
 
 
 async def _resources(client: Client, kind: Kind[Any]) -> set[str]:
-    """The plurals served at this kind's group and version."""
     try:
         answer = await client.connection.request("GET", f"/apis/{kind.api_version}")
     except NotFound:

@@ -67,7 +67,7 @@ class Observation:
 class LeaderElection:
     """A candidate. `identity` must be unique among all processes that ever ask for this lease, including restarts.
 
-    `notes` gives annotations for the lease at each renewal while this replica leads; an empty one is removed.
+    `notes` returns the lease's annotations at each renewal; an empty one is removed.
     """
 
     def __init__(

@@ -21,11 +21,7 @@ class KubeconfigError(KubeError):
 
 
 class ApiError(KubeError):
-    """A request that failed.
-
-    `status` is the HTTP code (0 without an answer), `reason` the machine-readable reason of the Status object, `retry_after_s`
-    the server's Retry-After in seconds, if any.
-    """
+    """A failed request: HTTP `status` (0 without an answer), `reason` of the Status object, Retry-After in seconds if any."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)

@@ -167,10 +167,7 @@ class WorkQueue(Generic[K]):
 
 
 async def run_workers(queue: WorkQueue[K], reconcile: Reconcile[K], *, workers: int, log: FilteringBoundLogger) -> None:
-    """Reconcile the queue's keys, `workers` in parallel, until cancelled.
-
-    A reconcile that raises is logged with its key and retried after the key's backoff; it never ends a worker.
-    """
+    """Reconcile the queue's keys, `workers` in parallel, until cancelled. A failed key is logged and retried with its backoff."""
     async with asyncio.TaskGroup() as group:
         group.create_task(queue.tick())
         for _ in range(workers):

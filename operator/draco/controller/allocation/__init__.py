@@ -1,7 +1,6 @@
 """Draco as the allocator of the GPUs that MigPolicies hand over to it.
 
-Owns the timing and the writes. `placing` chooses the devices, in a worker; `draco.allocation.ownership` decides which claims are
-Draco's.
+Owns the timing and the writes. `placing` chooses devices, in a worker; `draco.allocation.ownership` knows Draco's claims.
 
 Rooms, each importing only later ones: `parts` (wiring), `allocations` (the reconciler: read, order, ask, plan, apply), `wakes`
 (its triggers), `rounds` (the pure plan); then, independent of one another, `asking` (when to ask about each group), `queue` (what

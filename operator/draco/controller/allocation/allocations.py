@@ -243,10 +243,7 @@ class ClaimAllocations:
         return self._waiting.groups()
 
     def _begin(self) -> None:
-        """Start recording refusals and useless allocations.
-
-        On the leader only: other replicas would never forget them, and would mistake the leader's writes.
-        """
+        """Start recording. Only on the leader: others would never forget, and would mistake the leader's writes for refusals."""
         if not self._has_begun:
             self._has_begun = True
             self._refusals.follow()
@@ -265,17 +262,13 @@ class ClaimAllocations:
         return self._handover.gives_out([device]) and not is_on_its_way
 
     def _forget_others(self, uids: set[str]) -> None:
-        """Forget groups that no longer wait."""
         self._schedule.forget_others(uids)
         self._notes.forget_others(uids)
         # A group whose write failed with a conflict still waits: it keeps the devices that were freed for it.
         self.preemptions.forget_others(uids | self.preemptions.of_claims(self.writes.is_outdated))
 
     def _head(self, groups: dict[str, WaitingGroup]) -> tuple[str, float]:
-        """The UID of the group that devices are kept for if it finds no place, or "".
-
-        Also returns the seconds until another group becomes overdue.
-        """
+        """The UID of the group to keep devices for if it finds no place, or ""; and seconds until another becomes overdue."""
         if any(map(self.writes.is_outdated, self._kept.claims)):
             return self._kept.uid, float("inf")  # it still waits, and is asked about again in a moment
         head, overdue_s = self._overdue.head(groups, self._schedule.may_find_place)
@@ -299,10 +292,7 @@ class ClaimAllocations:
         )
 
     async def _answers(self, batch: Mapping[str, WaitingGroup], basis: Basis) -> list[AnsweredGroup]:
-        """Ask the workers about each group; empty if there was no answer.
-
-        Meanwhile add the finalizer to the claims, which is half the writing of an allocation.
-        """
+        """Ask the workers, and meanwhile add finalizers, which is half the writing. Empty if there was no answer."""
         if not batch:
             return []
         protecting = [self.writes.protect(claim) for each in batch.values() for claim in each.group.claims]
@@ -356,7 +346,6 @@ class ClaimAllocations:
         return [withheld(name, devices) for name, devices in named.items() if devices]
 
     async def _make_room(self, without: Sequence[WaitingGroup]) -> None:
-        """Preempt for the first group for which that is possible."""
         for waiting in without:
             permitted = partial(self._is_within_limits, waiting.group)
             if await self.preemptions.plan(waiting, self._held_from({waiting.uid: waiting}), permitted):

@@ -63,8 +63,6 @@ class _JobPods(msgspec.Struct):
 
 
 class _JobRead(NamedTuple):
-    """A Job as it was read."""
-
     name: str
     parallelism: int
     has_ended: bool
@@ -75,10 +73,7 @@ class _JobRead(NamedTuple):
 
 
 class _Reading(msgspec.Struct):
-    """The Jobs of a JobSet as last read.
-
-    `jobs` is by UID, None before the first read; `alive` counts the live pods of each Job at that time.
-    """
+    """The Jobs of a JobSet as last read, by UID (None before the first read), and the pods of each alive at that time."""
 
     backoff: Backoff
     due_s: float

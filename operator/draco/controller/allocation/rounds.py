@@ -151,7 +151,6 @@ def _give_back(planned: Round, waiting: WaitingGroup) -> None:
 
 
 def _kept(kept: Kept, each: AnsweredGroup, *, devices: frozenset[DeviceKey], head: str) -> Kept:
-    """What is kept after this group's answer."""
     waiting, placement = each
     if placement.results and waiting.uid == head:
         return Kept(waiting.uid, devices, frozenset(claim.metadata.key for claim in waiting.group.claims))

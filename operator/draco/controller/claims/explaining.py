@@ -72,7 +72,6 @@ class _Namespace(msgspec.Struct, eq=False):
 
 
 PodWithClaims = tuple[Pod, Sequence[ResourceClaim]]
-"""A waiting pod with its claims."""
 
 
 class Explanations:
@@ -127,11 +126,7 @@ class Explanations:
         changed: Callable[[Pod], None],
         backlog: Callable[[], int],
     ) -> None:
-        """Answer new questions and refresh answers older than the last change, forever.
-
-        `waiting` gives a pod by name with its claims, if it still waits. `changed` is called for each pod whose explanation has
-        changed.
-        """
+        """Answer new questions and refresh outdated answers, forever. `waiting` reads a pod; `changed` gets each changed one."""
         asker = _Asker(waiting, changed, backlog)
         async with asyncio.TaskGroup() as group:
             while True:
@@ -341,8 +336,6 @@ class Explanations:
 
 
 class _Asker(NamedTuple):
-    """The arguments of `keep_fresh`."""
-
     waiting: Callable[[ObjectKey], PodWithClaims | None]
     changed: Callable[[Pod], None]
     backlog: Callable[[], int]

@@ -197,10 +197,7 @@ class PendingClaims:
         return self._explanations.of(*self._with_claims(pod))
 
     def _unlasting_s(self, pod: Pod, explanation: PendingAnswer) -> float:
-        """Seconds to keep the previous report. That a pod lacks nothing is reported only if it lasts.
-
-        Otherwise each freed device would make all pods that want it report this, and all but one withdraw it.
-        """
+        """Seconds to keep the old report. Lacking nothing is reported only if it lasts: else all pods report a freed device."""
         key, now_s = pod.metadata.key, self._view.clock.monotonic()
         if explanation.reason != PendingReason.FITS:
             self._fit_since_s.pop(key, None)
@@ -252,7 +249,6 @@ class PendingClaims:
         return self._known_classes
 
     def _users(self, claim: ObjectKey) -> list[PendingSubject]:
-        """The claim and its pods."""
         pods = self._view.pods_of(claim)
         return [PendingSubject(CLAIMS.kind, claim), *(PendingSubject(PODS.kind, pod.metadata.key) for pod in pods)]
 

@@ -34,7 +34,6 @@ log = structlog.get_logger(__name__)
 
 _Work = Callable[[], Awaitable[None]]
 AGENTS = "agents"
-"""The one key."""
 AGENT_BACK = "AgentBack"
 EVENT_ACTION = "Fence"
 _LOST = (
@@ -89,7 +88,6 @@ class FencingReconciler:
         return None if plan.look_again_s is None else plan.look_again_s + _MARGIN_S
 
     def _changes(self, kind: Kind[DeviceTaintRule], plan: FencingPlan) -> Iterable[_Work]:
-        """The rule writes that the plan needs."""
         yield from (partial(self._fence, kind, node) for node in plan.fence)
         wanted = {rule.metadata.name: rule for node in plan.keep if (rule := self._rule_for(node))}
         for rule in self._view.rules.store.by_index(FENCES, True):

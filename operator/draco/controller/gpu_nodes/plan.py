@@ -1,8 +1,8 @@
 """Plans the spec of one GpuNode. Pure.
 
 Owns the content of each field. `decided` lists the GPUs that the spec covers: while the agent has not reported a GPU, or the
-operator does not know which GPUs Draco allocates, the agent keeps the previous spec. Every list is sorted, so that equal plans
-give equal specs.
+operator does not know which GPUs Draco allocates, the agent keeps the previous spec. Lists are sorted, so equal plans give equal
+specs.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -71,10 +71,7 @@ def isolation_of(
 
 
 def overrides_of(node: GpuNode, decided: Sequence[FaultOverride], unseen: Collection[str]) -> list[FaultOverride]:
-    """What HealthPolicies override about faults on the node.
-
-    An existing override is kept while its policy is in `unseen`: policies that exist but have not arrived on our watch.
-    """
+    """What HealthPolicies override on the node. Overrides of policies in `unseen` (not on our watch yet) are kept."""
     places = {(each.uuid, each.fault, each.instance) for each in decided}
     kept = [
         each

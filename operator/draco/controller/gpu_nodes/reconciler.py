@@ -36,7 +36,6 @@ class Handover(Protocol):
     """Which GPUs Draco allocates."""
 
     when_to_taint: Listeners[[str]]
-    """Called with a node's name when the GPUs to taint on it change."""
 
     def to_taint(self, gpu_node: GpuNode) -> list[str] | None:
         """UUIDs of the node's GPUs that Draco allocates; None if not known yet."""

@@ -68,7 +68,6 @@ class FaultNoticeReconciler:
                 self._events.record(each, type="Warning", reason=REASON, action=ACTION, note=note)
 
     def _pods(self, claim: ResourceClaim) -> Iterator[ObjectReference]:
-        """The pods that use the claim."""
         for consumer in claim.status.reserved_for:
             pod = self._view.pods.store.get(ObjectKey(claim.metadata.namespace, consumer.name))
             if consumer.is_pod and pod is not None and pod.metadata.uid == consumer.uid:

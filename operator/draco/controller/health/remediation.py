@@ -1,8 +1,7 @@
 """Opens DeviceMaintenances for faults where a HealthPolicy says so, and deletes those that ended long ago.
 
 Owns the requests with `LABEL_REMEDIATES`, except for their status, and the Events on policies about them. Keys are node names,
-and "" for the cleanup. Before opening a request it lists all of them from the API server: the view may lag, and a GPU must not
-get two requests.
+and "" for the cleanup. Before opening one it lists all from the API server: the view may lag, and a GPU must not get two.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -139,7 +138,6 @@ class RemediationReconciler:
         return plan.look_again.total_seconds() if plan.look_again else None
 
     def _about(self, places: Iterable[str]) -> list[DeviceMaintenance]:
-        """The requests for any of these places."""
         found = (each for place in places for each in self._view.maintenances.store.by_index(BY_PLACE, place))
         return list({each.metadata.uid: each for each in found}.values())
 

@@ -30,8 +30,6 @@ EVENT_ACTION = "Allocating"
 
 
 class _Refused(msgspec.Struct, frozen=True):
-    """A claim's obstacle, and how it was reported."""
-
     uid: str
     limits: frozenset[str]
     text: str
@@ -145,10 +143,7 @@ class LimitRound:
         return self._refusal(group.claims, added(least[: group.needed]), len(fewest))
 
     def within(self, group: ClaimGroup, placement: GroupPlacement) -> GroupPlacement:
-        """The part of the placement that limits permit, counted from now on; or none, with the reason.
-
-        Members may be left out if enough others remain.
-        """
+        """What limits permit of the placement, counted from now on; or none, with the reason. Drops members not needed."""
         if self._check is None or not placement.results:
             self._notes.append((group.claims, [], ""))
             return placement
@@ -182,7 +177,6 @@ class LimitRound:
         return GroupPlacement([], why, is_hopeless=True)
 
     def _holdings(self, member: GroupMember, results: Sequence[AllocationResult]) -> Holdings:
-        """What a member takes with these results."""
         planned = (allocated(claim, result) for claim, result in zip(member.claims, results, strict=False))
         return added(self._held.of_claim(each).holdings for each in planned)
 

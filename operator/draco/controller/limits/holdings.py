@@ -1,8 +1,7 @@
 """What the claims of each namespace hold, for DeviceLimits.
 
 Owns the cache. A claim's holdings are computed once from what is published, and kept while it holds them: a device that
-disappears from its slices still counts as before. For a claim first met after that, `limits.amounts` defines what counts.
-Computed on demand only.
+disappears from its slices still counts as before. For claims first met after that, see `limits.amounts`. Computed on demand.
 """
 
 from collections.abc import Collection

@@ -1,8 +1,7 @@
 """Decides which maintenance requests may begin, for all together, and reports on each MaintenanceBudget.
 
 Owns the list of candidates and their answers: an admitted request counts as out of service until its own status says that it has
-begun, or it is withdrawn. There is one key, because a decision covers everything and two must not run in parallel. Writes only
-the status of budgets.
+begun, or it is withdrawn. There is one key, so two decisions never run in parallel. Writes only the status of budgets.
 """
 
 from collections import Counter
@@ -147,10 +146,7 @@ class MaintenanceAdmission:
         return {KEY}
 
     async def reconcile(self, _: str) -> float | None:
-        """Decide about all candidates, and report on the budgets.
-
-        Changes within a short interval share one decision.
-        """
+        """Decide about all candidates, and report on the budgets. Changes within a short interval share one decision."""
         if (left_s := self._next_at - self._view.clock.monotonic()) > 0:
             return left_s
         self._next_at = self._view.clock.monotonic() + _DECIDE_EVERY_S
@@ -296,7 +292,6 @@ class _Remembered(NamedTuple):
 
 
 def _counted_in(per: BudgetScope, published: PublishedDevice, node_labels: Mapping[str, Mapping[str, str]]) -> str:
-    """The domain in which a GPU is counted."""
     if per is BudgetScope.CLUSTER:
         return ""
     if per is BudgetScope.NODE:

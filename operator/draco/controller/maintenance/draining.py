@@ -87,10 +87,7 @@ class PodDrains:
         now: datetime,
         paused: str,
     ) -> DrainInput | None:
-        """What is known of the pods on the devices; None if nobody is to be evicted.
-
-        `claims` hold some of `devices`; `paused` names a paused budget.
-        """
+        """The state of the pods on `devices`, which `claims` hold; None if nobody is to be evicted. `paused` names a budget."""
         if request.spec.drain.policy is DrainPolicy.WAIT:
             return None
         pods = {pod.metadata.uid: pod for claim in claims for pod in self._view.pods_of(claim.metadata.key)}

@@ -43,10 +43,7 @@ _COUNTED_WITHIN_S = 1.0
 
 
 class EvictionRequests:
-    """The EvictionRequests of all maintenances, one per pod.
-
-    Reconciles each existing request by its key: one that is not wanted is withdrawn.
-    """
+    """The EvictionRequests of all maintenances, one per pod. Reconciles each by its key, and withdraws unwanted ones."""
 
     def __init__(
         self,
@@ -172,6 +169,5 @@ class EvictionRequests:
 
 
 def _decisive(maintenance: DeviceMaintenance) -> tuple[Any, ...]:
-    """The fields that decide whether pods must leave."""
     meta, spec, status = maintenance.metadata, maintenance.spec, maintenance.status
     return meta.deletion_timestamp, spec.drain, spec.cancelled, spec.finished, status.phase, status.devices

@@ -1,7 +1,6 @@
 """The fleet's physical GPUs as maintenance counts them, by pool, updated with what is published.
 
-Owns the cache per pool and the GPUs of each class. A pool is read again when it has changed; reading all of them yields the event
-loop.
+Owns the cache per pool and the GPUs of each class. A pool is read again when changed; reading all yields the event loop.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -150,7 +149,6 @@ class MaintenanceFleet:
         return known[2]
 
     async def _free(self) -> FreeGpus:
-        """The GPUs that new claims can get."""
         if (known := self._known_free.get(None)) is not None:
             return known
         view, work = self._view, CooperativeWork(self._view.clock)

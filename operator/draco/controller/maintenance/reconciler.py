@@ -1,8 +1,7 @@
 """Carries out maintenance: reads the state of a request, plans, and writes.
 
 Owns the wake-ups and the writes of DeviceMaintenances and their taint rules, and nothing else: no node, no claim and no foreign
-rule. `draining` evicts pods and `jobs` creates Jobs on its behalf. Keys are UIDs of requests, including deleted ones that left
-rules.
+rule. `draining` evicts pods and `jobs` creates Jobs on its behalf. Keys are UIDs, also of deleted requests that left rules.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -132,7 +131,6 @@ class MaintenanceReconciler:
         return again_s
 
     async def _clean_up_after(self, uid: str) -> None:
-        """Remove what a deleted request left."""
         self._drains.forget(uid)
         self._jobs.forget(uid)
         await self._carry_out(await self._plan_for_missing(uid), None)
@@ -232,7 +230,7 @@ class MaintenanceReconciler:
             wake(request.metadata.uid)
         if change.differs(_claimed):
             devices = {each.key for request in change.versions for each in request.status.devices}
-            for other in self._at_work():  # one of them may wait for another
+            for other in self._at_work():  # a request may wait for another
                 if not devices.isdisjoint(each.key for each in other.status.devices):
                     wake(other.metadata.uid)
 

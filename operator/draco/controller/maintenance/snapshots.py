@@ -1,7 +1,6 @@
 """Reads the snapshot from which a maintenance request is planned.
 
-Owns that reading, and which classes devices may belong to. Plans and writes nothing, and leaves budgets and eviction records
-unchanged.
+Owns that reading, and which classes devices may belong to. Plans and writes nothing, not even budgets or eviction records.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -54,7 +54,7 @@ class MigPolicyReconciler:
         return next_window_s if again_s is None and uid in self.all_keys() else again_s
 
     async def _status(self, policy: MigPolicy, work: CooperativeWork) -> MigPolicyStatus | None:
-        """The wanted status of the policy. If the policy changes meanwhile, the write ends in a conflict."""
+        """If the policy changes meanwhile, the write ends in a conflict."""
         uid = policy.metadata.uid
         rules = next((each for each in self._decisions.rules if each.policy.metadata.uid == uid), None)
         if rules is None:

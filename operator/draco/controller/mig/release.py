@@ -3,8 +3,7 @@
 Owns which claims may be moved, by the policies of their GPUs (`MovableClaims`), and the history this needs: since when a claim
 has been idle, what was released recently, and which own writes the watch has not delivered. A release clears `status.allocation`,
 as kube-controller-manager does when a claim's last consumer is gone, and the API server drops the device status with it;
-`deallocations` does the writing. Allocates nothing. The caller knows which claims are in the way; `mig_policy.release_policy`
-decides which of them may go.
+`deallocations` does the writing. Allocates nothing. `mig_policy.release_policy` decides which claims in the caller's way may go.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -2,8 +2,7 @@
 
 Owns one Event on each waiting and each idle claim, kept up to date, and the sentence for the policy's status. Where the policy
 permits it, has `release` take the idle claims' devices back; otherwise nothing is touched, because an idle claim may be
-somebody's reservation and its owner must delete it. Idle instances without a claim need none of this: they give way
-automatically.
+somebody's reservation and its owner must delete it. Idle instances without a claim give way automatically.
 """
 
 from bisect import bisect_left
@@ -92,7 +91,6 @@ class RepairReconciler:
 
     @property
     def _concerned(self) -> set[ObjectKey]:
-        """The idle claims that the advice names."""
         return {key for release in self._advised.values() for key in release.claims}
 
     def all_keys(self) -> set[str]:

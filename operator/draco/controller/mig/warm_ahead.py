@@ -39,15 +39,11 @@ class _Subject(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """A demand and its terms."""
-
     terms: tuple[str, WarmAhead]
     demand: WarmDemand
 
 
 class _Figures(NamedTuple):
-    """The reported figures of a subject, and when they were found."""
-
     wanted: int
     room: int
     limit: int
@@ -110,7 +106,6 @@ class WarmAheadReconciler:
         return _PACE_S if terms else None
 
     def _measure(self, policies: Iterable[MigPolicy], found: LookedAt) -> None:
-        """Create a demand for each profile of each policy, by its terms."""
         measured: dict[_Subject, _Measured] = {}
         begun = set()
         now_s = self._view.clock.monotonic()
@@ -135,7 +130,6 @@ class WarmAheadReconciler:
             self._recall(begun)
 
     def _recall(self, subjects: set[_Subject]) -> None:
-        """Restore the history from the claims."""
         now, now_s = self._view.clock.now(), self._view.clock.monotonic()
         for claim in self._view.claims.store.values():
             allocation = claim.status.allocation

@@ -2,8 +2,8 @@
 
 Owns these writes. `draco.reservations` decides them; `controller.allocation` decides who gets which devices, and writes all
 allocations. A claim's name follows from its number, and it is deleted only at the version seen, so a new process continues
-wherever a crashed one stopped. Deleting the reservation deletes its claims, which it owns; Kubernetes keeps a claim in use until
-its last pod is gone.
+wherever a crashed one stopped. Kubernetes deletes the claims with their reservation, and keeps one in use until its last pod is
+gone.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -204,7 +204,6 @@ class ReservationReconciler:
         return msgspec.structs.replace(claims, takeovers=kept, bereft=bereft)
 
     def _as_deleted(self, claim: ResourceClaim) -> ResourceClaim:
-        """The claim, marked as deleted if that was done here."""
         meta = claim.metadata
         if self._deleted.get(meta.uid) != meta.resource_version:
             self._deleted.pop(meta.uid, None)
@@ -263,7 +262,6 @@ class ReservationReconciler:
             self._events.record(regarding, type="Warning", reason=LOST_REASON, action=EVENT_ACTION, note=note)
 
     def _room(self, namespace: str) -> int:
-        """How many more claims reservations may create in the namespace."""
         return MOST_IN_NAMESPACE - len(self._view.claims.store.by_index(RESERVED_IN, namespace))
 
     async def _delete(self, claims: Iterable[ResourceClaim]) -> None:
@@ -281,10 +279,7 @@ class ReservationReconciler:
             log.info("reservation.claim_deleted", claim=str(meta.key))
 
     async def _make(self, reservation: DeviceReservation, make: Sequence[int], spec: ResourceClaimSpec) -> str:
-        """Create these claims. Return the API server's message for the first refused one; "" if all are accepted.
-
-        A recent refusal is assumed to hold, whatever else has changed.
-        """
+        """Create the claims. Return the message of the first refusal, or ""; a recent refusal is assumed to still hold."""
         uid = reservation.metadata.uid
         if self._refused.left_s(uid) > 0:
             return self._refused.by_key[uid].why

@@ -21,7 +21,6 @@ from draco.resources.names import DeviceKey
 
 KEPT: Final = "draco-taken-over"
 _CANDIDATES: Final = 512
-"""Candidates considered per reservation."""
 
 
 def candidates_of(view: ClusterView, key: ObjectKey) -> list[TakeoverCandidate]:

@@ -57,7 +57,6 @@ class RuleReach:
         self.rows: Mapping[tuple[str, str], TaintAmounts] = MappingProxyType({})
         self._view = view
         self.listeners = Listeners[[]]()
-        """Called after each round."""
         self._changed = asyncio.Event()
         self._due: dict[PoolKey, None] = {}
         self._rules_changed = True
@@ -129,7 +128,6 @@ class RuleReach:
                     await cooperative.pause()
 
     def _count(self, selection: _Selection, pool: PoolKey) -> None:
-        """Update the counts of a selection in one pool."""
         counted = self._counted.get(selection)
         if counted is None:
             return
@@ -167,7 +165,6 @@ class RuleReach:
         return sum(device.name == selection.device for device in devices)
 
     def _home(self, selection: _Selection, claim: ResourceClaim) -> PoolKey | None:
-        """The first pool in which the claim holds a selected device."""
         hit = [held.pool_key for held in claim.devices_held if self._hits(selection, held)]
         return min(hit, default=None)
 

@@ -41,9 +41,7 @@ class AdmissionMode(StrEnum):
     """What happens to a claim whose selector fails on published devices."""
 
     WARN = "Warn"
-    """Store it, with a warning."""
     ENFORCE = "Enforce"
-    """Deny it."""
 
 
 _claim_decoder = msgspec.json.Decoder(ResourceClaim)
@@ -93,7 +91,6 @@ class ClaimAdvice:
         ), ReviewOutcome.WARNED if advice.problems else ReviewOutcome.CLEAN
 
     async def _advise(self, request: AdmissionRequest) -> _Advice:
-        """The problems of the claim in the request."""
         if not self._ready():
             return _Advice(unseen="")
         try:
@@ -137,7 +134,7 @@ class ClaimAdvice:
 
 
 def _claim(request: AdmissionRequest) -> ResourceClaim | None:
-    """The claim of the request, or the one that its template makes; None for anything else."""
+    """The claim, or the one that the template makes; None for anything else."""
     named = ObjectMeta(name=request.name or "new", namespace=request.namespace)
     spec: ResourceClaimSpec
     if request.kind.kind == CLAIMS.kind:

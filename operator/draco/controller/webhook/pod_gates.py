@@ -39,10 +39,7 @@ _pod: Final = msgspec.json.Decoder(Pod)
 
 
 class PodGates:
-    """Reviews new pods. `ready` says whether claims and DeviceClasses are known.
-
-    With `autoscaled` no pod gets a gate: autoscalers add no node for a gated pod.
-    """
+    """Reviews new pods once claims and DeviceClasses are `ready`. If `autoscaled`, none is gated: gated pods get no new node."""
 
     def __init__(self, client: Client, view: ClusterView, *, ready: Callable[[], bool], autoscaled: bool) -> None:
         self._client = client

@@ -41,7 +41,6 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Review = Callable[[bytes], Awaitable[tuple[bytes, ReviewOutcome]]]
-"""Answers an AdmissionReview. Raises NotAReview."""
 
 
 def webhook_app(by_path: Mapping[str, Review], reviews: Counter) -> web.Application:

@@ -6,6 +6,6 @@ costly selector if the budget is exceeded (`answering`).
 
 On the operator's side, `contract` is the interface. `fleet_feed` passes on changes of the cluster, `fair_queue` chooses the next
 question, `places` tracks what is being answered where, `pool` asks, remembers what is too costly, and replaces a process that
-died (`process`). `messages` is the protocol. The processes get no credentials and only the environment that Python needs, and end
-with the operator.
+died (`process`). `messages` is the protocol. The processes get no credentials, only Python's environment, and end with the
+operator.
 """

@@ -39,10 +39,7 @@ class WorkerPool(Protocol):
         ...
 
     async def ask(self, read: ReadQuestion, namespace: str, urgency: QueuePriority) -> Answered | None:
-        """Answer for the cluster as of now or later; None if nobody asks any more when the question's turn comes.
-
-        OverBudget, OutOfMemory and Failed are answers too. `read` is called now, and again at its turn.
-        """
+        """Answer, or NoAnswer, as of now or later. `read` is called now and at the question's turn: None if nobody asks then."""
         ...
 
     async def ask_within(

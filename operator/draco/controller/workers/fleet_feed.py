@@ -138,7 +138,6 @@ class FollowedFleet:
 
 
 def _slim(obj: Any) -> Any:
-    """The object without the fields that allocation never reads."""
     meta = obj.metadata
     named = ObjectMeta(
         name=meta.name,

@@ -1,12 +1,11 @@
 """The process that holds the fleet and forks children that answer questions about it.
 
 Owns the fleet, the children and their deadlines. It applies changes, at a cost in proportion to what they touch, and never
-evaluates what users write. It has one thread and opens nothing, so a child can be forked at any moment; both share the fleet's
-memory until either writes to it. While changes are few they are also sent to children, even busy ones, which apply them
-afterwards: forking a new child takes longer than most answers.
+evaluates what users write. It has one thread and opens nothing, so it can fork at any moment; memory is shared until written. Few
+changes are also sent to children, even busy ones, which apply them afterwards: a fork takes longer than most answers.
 
-Started by `process` with one pipe for input and one for output: `python -m draco.controller.workers.fleet_process MIB`, with the
-memory that a child may use beyond what it shares.
+Started by `process` as `python -m draco.controller.workers.fleet_process MIB`, with pipes for input and output and the memory
+that a child may use beyond what it shares.
 """
 
 import gc
@@ -198,7 +197,6 @@ class FleetProcess:
             self._end(child)
 
     def _lose(self, child: _Child) -> None:
-        """Handle a child that has exited or was killed."""
         status = self._end(child)
         how = f"killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "ended"
         self._answer(child, messages.Failed(f"its process was {how}"))

@@ -26,7 +26,6 @@ MOST_STEPS = 1_000_000
 MOST_BYTES = 256 << 20
 """Maximum size of a message: one batch of changes is always smaller, however large the objects are."""
 MOST_ANSWER_BYTES = 16 << 20
-"""Maximum size of an answer."""
 _LENGTH_BYTES = 4
 
 
@@ -64,10 +63,7 @@ class FindRelease(Message, frozen=True):
 
 
 class PlaceClaims(Message, frozen=True):
-    """Asks where groups of claims go, each after those before it. `held` are claims to count in addition to the cluster's.
-
-    `spread` are the pools whose nodes are filled evenly.
-    """
+    """Asks where groups go, each after those before it. `held` are extra claims to count; nodes of `spread` are filled evenly."""
 
     groups: list[ClaimGroup]
     held: list[ResourceClaim]
@@ -125,10 +121,7 @@ class UnmetDevices(Message, frozen=True):
 
 
 class PendingAnswer(Message, frozen=True):
-    """The answer to ExplainPending: the text, the main cause in one word, and what a new node would need.
-
-    Whom the text applies to is given as in Explanation.
-    """
+    """Answers ExplainPending: text, main cause in one word, what a new node would need, and whom the text applies to."""
 
     text: str
     reason: str

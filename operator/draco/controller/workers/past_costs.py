@@ -23,8 +23,6 @@ _LONG_CHARACTERS: Final = 2000
 
 
 class _Tried(msgspec.Struct):
-    """A question that has not been answered yet."""
-
     is_long: bool = False
     """Whether it exceeded the short budget."""
     failures: int = 0

@@ -32,8 +32,6 @@ class PendingQuestion:
 
 
 class _Row:
-    """State shared by the questions of one place."""
-
     def __init__(self, wall_s: float, now_s: float, *, is_long: bool) -> None:
         self.wall_s = wall_s
         self.is_long = is_long

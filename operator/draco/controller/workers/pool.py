@@ -7,8 +7,7 @@ A question starts with a short budget in one of a few places. If more questions 
 form a row behind it, because the round trip may take longer than the answer. A question over the short budget is asked again with
 a long budget, in a single place, and the rest of its row is requeued; so a costly question delays others by two short budgets at
 most. Questions that look costly by their length start there. One over the long budget is remembered as too costly while the
-claims and their classes are unchanged, and costs nothing more. A question whose process dies is asked once more, and then
-remembered for a while.
+claims and their classes are unchanged. A question whose process dies is asked once more, and then remembered for a while.
 
 The queue holds functions that read questions, not questions: objects are read when their turn comes, so a long queue holds none.
 A question that nobody waits for leaves the queue, and each namespace has limited room in it.
@@ -116,10 +115,7 @@ class Workers:
         return self._short.may_ask(namespace, self._clock.monotonic())
 
     async def ask(self, read: ReadQuestion, namespace: str, urgency: QueuePriority) -> Answered | None:
-        """Answer for the cluster as of now or later; None if nobody asks any more when the question's turn comes.
-
-        OverBudget, OutOfMemory and Failed are answers too. `read` is called now, and again at its turn.
-        """
+        """Answer a question as WorkerPool.ask does."""
         question = read()
         if question is None:
             return None
@@ -144,7 +140,7 @@ class Workers:
     async def ask_within(
         self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
     ) -> Answered | None:
-        """The answer, or None if it takes longer than `within_s`."""
+        """Answer a question as WorkerPool.ask_within does."""
         asking = asyncio.create_task(self.ask(lambda: question, namespace, urgency))
         waiting = asyncio.create_task(self._clock.sleep(within_s))
         try:
@@ -228,7 +224,6 @@ class Workers:
             raise ProcessEnded("the process that holds the fleet does not answer")
 
     def _next_rows(self) -> list[AskQuestions]:
-        """The rows of questions whose turn it is."""
         rows = []
         while (first := self._next()) is not None:
             row, questions = [], []
@@ -244,7 +239,6 @@ class Workers:
         return rows
 
     def _row(self, first: PendingQuestion) -> Iterator[PendingQuestion]:
-        """The question, and equally urgent ones to answer after it in the same place."""
         self._hold(first)
         yield first
         if first.is_long:
@@ -347,7 +341,6 @@ class Workers:
             pending.future.set_result(Answered(reply.answer, reply.version, pending.cpu_s))
 
     def _put_again(self, pending: PendingQuestion) -> None:
-        """Ask again if somebody still waits."""
         if pending.future.done():
             return
         if not self._queue_of(pending).put(pending, pending.namespace, pending.urgency):

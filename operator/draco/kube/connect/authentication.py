@@ -146,7 +146,6 @@ class _Files(KubeConfigMerger):
 
 
 def _fault(path: Path) -> str:
-    """What is wrong with a YAML file that is no kubeconfig."""
     match yaml.safe_load(path.read_text()):
         case None:
             return "it is empty"
@@ -277,10 +276,10 @@ def _configuration() -> Configuration:
 
 
 def _pools(configuration: Configuration) -> Pools:
-    """The library's pools, without its sessions.
+    """The library's pools without its sessions.
 
-    Those trust the environment: a name in ~/.netrc fails every request that has a token, a proxy is used for a server on this
-    machine, and each request waits for two threads.
+    Those use the environment: ~/.netrc breaks requests with a token, a proxy is used for this machine, and each request waits for
+    two threads.
     """
 
     def pool(limit: int) -> aiohttp.TCPConnector:

@@ -28,7 +28,6 @@ Body = msgspec.Struct | Mapping[str, Any]
 """What can be written: a struct of `resources`, or a mapping where a struct would omit fields."""
 
 Patch = Mapping[str, Any] | list[dict[str, Any]]
-"""A merge patch, or the operations of a JSON patch."""
 
 
 class ListMeta(msgspec.Struct, rename="camel"):
@@ -170,10 +169,7 @@ class Client:
     async def create_subresource(
         self, kind: Kind[Any], key: ObjectKey, subresource: str, body: Mapping[str, Any], *, dry_run: bool = False
     ) -> dict[str, Any]:
-        """POST to a subresource, such as a pod's eviction or binding, and return the response undecoded.
-
-        A dry run changes nothing and gets the same response.
-        """
+        """POST to a subresource, such as a pod's eviction or binding; return the plain response. A dry run changes nothing."""
         answer = await self.connection.request(
             "POST",
             kind.path(key, subresource=subresource),

@@ -48,10 +48,7 @@ class NoToken:
 
 
 class TokenFile:
-    """A bearer token in a file that someone else replaces: a projected service account token, or a kubeconfig's tokenFile.
-
-    The file is checked before every request (one stat) and read again if it changed.
-    """
+    """A bearer token in a file that others replace (service account, tokenFile). Checked before each request by one stat."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -133,10 +130,7 @@ class Connection:
         content_type: str = "application/json",
         timeout_s: float = 30.0,
     ) -> bytes:
-        """Send one request and return the response body.
-
-        `timeout_s` covers everything: waiting for a connection, connecting, sending, reading. Raises ApiError.
-        """
+        """Send one request and return the response body. `timeout_s` covers everything, including connecting. Raises ApiError."""
         if self._requests is None:
             self._requests = self._session(self._pool().requests)
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
@@ -170,11 +164,7 @@ class Connection:
             yield self._split(response)
 
     def lend_session(self, *middlewares: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
-        """Lend a session with this connection's TLS and credentials to a library that makes its own requests.
-
-        Requests go through `middlewares` first. The session belongs to the running loop and to the caller, who sets timeouts and
-        closes it.
-        """
+        """Lend a session with TLS and credentials, through `middlewares`. The caller's loop owns it; the caller closes it."""
 
         async def authorize(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
             request.server_hostname = self._tls_server_name
@@ -323,7 +313,6 @@ class Connection:
 
 
 Connect = Callable[[], Awaitable[Connection]]
-"""Connects to the configured cluster."""
 
 
 def trust(ca_pem: str | None) -> ssl.SSLContext:

@@ -1,7 +1,7 @@
 """Retries: backoff, a bounded retry of one call, and an endless one.
 
-Owns backoff with jitter, pauses by key without jitter, and the list of transient failures. A Conflict is not transient: the
-caller must read again.
+Owns backoff with jitter, pauses by key without jitter, and the list of transient failures. After a Conflict the caller must read
+again.
 """
 
 import asyncio
@@ -19,24 +19,17 @@ K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")
 
 TRANSIENT = (TooManyRequests, ServerError, Unreachable)
-"""Failures that may pass on their own."""
 FORBIDDEN_S, FORBIDDEN_LONGEST_S = 5.0, 300.0
 """First and maximum backoff after a 403: a starting API server refuses everything, but a role must be fixed by a person."""
 
 
 def doubling_s(base_s: float, times: int, cap_s: float) -> float:
-    """`base_s` doubled `times` times, at most `cap_s`.
-
-    The exponent is bounded so that a failure lasting weeks does not overflow a float.
-    """
+    """`base_s` doubled `times` times, at most `cap_s`. The exponent is bounded: weeks of failures must not overflow a float."""
     return min(cap_s, base_s * 2.0 ** min(times, 60))
 
 
 class Backoff:
-    """Backoff that doubles from `base_s` up to `cap_s`, each time shortened at random by up to half.
-
-    The jitter keeps clients that failed together from retrying together.
-    """
+    """Backoff that doubles from `base_s` to `cap_s`, shortened at random by up to half so that clients do not retry together."""
 
     def __init__(self, clock: Clock, *, base_s: float, cap_s: float) -> None:
         self._clock = clock
@@ -77,10 +70,7 @@ class Pauses(Generic[K]):
         self.by_key: dict[K, Pause] = {}
 
     def begin(self, key: K, why: str) -> float:
-        """Start the key's next pause after a failure. Return its seconds.
-
-        A pause that has not ended goes on and is not extended.
-        """
+        """Start the key's next pause after a failure; a current pause goes on unchanged. Return the seconds."""
         if (left_s := self.left_s(key)) > 0:
             self.by_key[key] = self.by_key[key]._replace(why=why)
             return left_s
@@ -97,8 +87,7 @@ class Pauses(Generic[K]):
     def next_s(self, since_s: float) -> float:
         """Seconds until the first pause ends, of those that had not ended at `since_s`; infinite without any.
 
-        `since_s` is the monotonic time at which the caller began to look. A pause that ended since then gives 0: the caller still
-        saw it, and would otherwise not look again.
+        `since_s` is when the caller began to look. A pause that ended since then gives 0, since the caller still saw it.
         """
         now_s = self._clock.monotonic()
         ends = (each.until_s for each in self.by_key.values() if each.until_s > since_s)

@@ -38,13 +38,9 @@ log = structlog.get_logger()
 
 NOTE_BYTES = 1024
 CLUSTER_EVENTS_NAMESPACE = "default"
-"""The namespace of Events about cluster-scoped objects."""
 
 _REST, _LONGEST_REST_S = 2, 0.1
-"""After each post, rest this multiple of its duration, up to the second value.
-
-Events of many objects together must not slow down the real work, and a busy API server answers more slowly.
-"""
+"""Rest after each post, as a multiple of its duration, and the maximum: Events must not slow down work or a busy server."""
 _LONGEST_INSTANCE = 128  # of the reporting instance; a node's name may be longer
 _LONGEST_STEM = 230  # of an Event's name; the unique part comes after it
 
@@ -125,10 +121,7 @@ class EventRecorder:
         self._wake = asyncio.Event()
 
     def record(self, regarding: ObjectReference, *, type: EventType, reason: str, action: str, note: str) -> None:  # noqa: A002 - the field's name
-        """Report that something happened to `regarding`.
-
-        `reason` and `action` are CamelCase words for programs, `note` is a sentence for people, cut at 1024 bytes.
-        """
+        """Report an event of `regarding`: `reason` and `action` in CamelCase, `note` a sentence, cut at 1024 bytes."""
         now, at = self._clock.now(), self._clock.monotonic()
         self._forget_silent(at)
         subject = EventSubject(regarding, reason, action, type)

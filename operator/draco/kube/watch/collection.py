@@ -40,11 +40,7 @@ class WatchCounts(msgspec.Struct):
 
 
 class Collection(Generic[T]):
-    """The objects of a kind.
-
-    `synced` is set once the store has been filled for the first time, and stays set: later trouble makes the store outdated,
-    never wrong or empty.
-    """
+    """The objects of a kind. `synced` is set by the first fill and stays: later trouble makes the store outdated, not wrong."""
 
     def __init__(self, kind: Kind[T], *, clock: Clock, keep: Callable[[T], T] = lambda obj: obj) -> None:
         """`keep` transforms each object before it is stored; the result must be equal to the object."""
@@ -57,10 +53,7 @@ class Collection(Generic[T]):
         self._subscribers: list[Subscriber[T]] = []
         self._unserved_since: float | None = None
         self.steady_since: float | None = None
-        """Monotonic time since which the connection to the server was uninterrupted; None while it is not.
-
-        Before that the server may have been down for everybody, so a lack of changes means nothing.
-        """
+        """Monotonic time since which the connection was uninterrupted, or None. Silence before it proves nothing."""
         self._log = log.bind(kind=kind.kind)
 
     async def run(self) -> None:

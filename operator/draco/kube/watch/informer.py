@@ -175,7 +175,6 @@ class Informer(Collection[T]):
         super().take(listed)
 
     def _apply(self, step: watching.WatchStep[T]) -> None:
-        """Apply one event."""
         self._version = step.version or self._version
         self.apply(step.event)
 

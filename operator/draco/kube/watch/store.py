@@ -1,7 +1,6 @@
 """The objects of one collection, by key and by index.
 
-Owns the objects in memory and the changes between two states. An informer writes a store, reconcilers only read it, tests fill it
-by hand.
+Owns the objects in memory and the changes between two states. An informer writes a store, reconcilers only read it.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator

@@ -96,10 +96,7 @@ async def list_all(
     page_size: int = PAGE_SIZE,
     keep: Callable[[T], T] = lambda obj: obj,
 ) -> ListedCollection[T]:
-    """Read the current collection in pages, the first of `page_size` objects. `keep` transforms each object.
-
-    Raises ApiError; Expired if it took longer than the server keeps versions.
-    """
+    """Read the collection in pages, the first of `page_size`, each object through `keep`. Raises ApiError (Expired if slow)."""
     objects: dict[ObjectKey, T] = {}
     undecodable: list[Undecodable] = []
     version, limit = "", page_size

@@ -2,8 +2,7 @@
 
 A group without a place is asked about again when its basis has changed. `Basis` therefore holds everything that a question
 contains or that decides whether its answer is carried out, except what belongs to the group itself (`Wanted`). A missing entry
-leaves a group waiting forever beside free devices; for each entry a test removes it and checks this. `wakes` lists what triggers
-the decision.
+makes a group wait forever beside free devices; a test per entry checks this. `wakes` lists what triggers the decision.
 """
 
 from collections.abc import Mapping
@@ -25,10 +24,7 @@ class Basis(NamedTuple):
     nominations: int
     """Version of what is kept for groups of a higher priority."""
     writes: int
-    """Number of finished allocation writes.
-
-    Questions count a write in flight as made. A successful write then changes `fleet`; only this counter shows a failed one.
-    """
+    """Number of finished writes. A write in flight counts as made; only this counter shows when one failed."""
     owned: frozenset[GpuPlace]
     """GPUs that Draco may allocate."""
     withheld: frozenset[GpuPlace]
@@ -50,20 +46,14 @@ class Basis(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a group's placement depends on that belongs to the group: its pods and terms may change.
-
-    Unordered, because every watch event of a pod, even of its status alone, moves it to the end of its group.
-    """
+    """What a group's placement depends on in the group itself. Unordered: any event of a pod moves it to the group's end."""
 
     claims: frozenset[str]
     pods: Mapping[str, PodSpec]
     needed: int
     topology: str
     priority: int | None
-    """Decides which kept devices it may use and whom it may preempt.
-
-    A PodGroup's priority may change; a reservation's is found after its creation.
-    """
+    """A PodGroup's may change; a reservation's is found after its creation."""
     may_preempt: bool
 
     @classmethod

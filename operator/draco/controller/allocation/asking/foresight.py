@@ -39,8 +39,6 @@ class _Expected(msgspec.Struct, frozen=True):
 
 
 class _Foreseen(msgspec.Struct, frozen=True):
-    """A question, its basis, and the answer."""
-
     question: PlaceClaims
     basis: object
     placement: GroupPlacement

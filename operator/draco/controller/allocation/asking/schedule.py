@@ -22,10 +22,7 @@ _GROUPS_AT_ONCE: Final = 64
 _SOONEST_S: Final = 0.05
 _LATEST_S: Final = 1.0
 _REST: Final = 4
-"""Rest before asking again about a group without a place, after a change, as a multiple of the last answer's CPU time.
-
-Bounded by `_SOONEST_S` and `_LATEST_S`.
-"""
+"""Rest after a change, as a multiple of the last answer's CPU time, within `_SOONEST_S` and `_LATEST_S`."""
 SECOND_LOOK_S: Final = 60.0
 """Age at which an answer is checked again without a reason."""
 _CALM: Final = 20

@@ -209,7 +209,7 @@ class HandoverReconciler:
         return register
 
     async def _write(self, seen: Register, places: frozenset[GpuPlace]) -> Register:
-        """Make the register contain these places and this operator as leader; no write if it does already."""
+        """Make the register name these places and this leader, unless it does already."""
         entry = await self._leadership.entry()
         says_so = (seen.leader, seen.places) == (entry, places)
         written = seen if says_so else await self._store.write(seen, places, entry)
@@ -343,7 +343,6 @@ class HandoverReconciler:
 
 
 def _told(gpu_node: GpuNode | None) -> object:
-    """What an agent has reported about its GPUs, and in which GpuNode."""
     if gpu_node is None:
         return None
     return gpu_node.metadata.uid, gpu_node.status.driver, gpu_node.status.gpus, _can_read(gpu_node)

@@ -7,8 +7,8 @@ this problem. The chart does not create it, because an upgrade could empty it. U
 
 Also owns this operator's identity in it, and whether it still leads; both come from the API server. The policy compares the
 register's pod with the pod that the token is bound to, so the server is asked which pod it reads from this operator's token; the
-pod's environment is not used. Outside a pod the token names none: such an operator is entered without a pod, and refused while
-the register names one.
+pod's environment is not used. Outside a pod the token names none: such an operator has no pod in it, and is refused while it
+names one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -78,10 +78,7 @@ class RegisterStore:
     async def write(
         self, seen: Register, places: Iterable[GpuPlace], leader: RegisteredLeader | None = None
     ) -> Register:
-        """Replace the contents if it is still at the version of `seen`. Raises Conflict otherwise, or another ApiError.
-
-        The result has no leader if the CustomResourceDefinition is of a version without that field.
-        """
+        """Replace the contents at the version of `seen`. Raises Conflict, or another ApiError. An old CRD drops the leader."""
         pools = _pools(places)
         gone = dict.fromkeys(seen.pools - pools.keys())
         written = _counted(gone | pools)
@@ -98,7 +95,7 @@ def _pools(places: Iterable[GpuPlace]) -> dict[str, list[str]]:
 
 
 def _named(leader: RegisteredLeader | None) -> dict[str, str | None] | None:
-    """Includes empty fields, so that the previous leader's values are removed."""
+    """Includes empty fields, to remove the previous leader's values."""
     return None if leader is None else {"identity": leader.identity, "podUID": leader.pod_uid or None}
 
 

@@ -122,7 +122,6 @@ class PreemptionEvictions:
         return any(each.metadata.uid == meta.uid and each.waits for each in found)
 
     async def _others_leave(self, nomination: Nomination) -> bool:
-        """Whether pods other than the victims are terminating or gone, according to the API server."""
         staying: set[str] = set()
         for namespace in sorted({key.namespace for key in nomination.others.values()}):
             pods = await self._client.list(PODS, namespace=namespace)

@@ -50,9 +50,9 @@ _ACCEPTED_S = 30.0
 class Nomination(msgspec.Struct):
     """A group and the devices kept for it. `asked` are pods still to be evicted; `going` are evicted pods, by UID, with the time.
 
-    `unused` are reservation claims whose devices are still to be taken back. `counted` is the priority at which each pod or claim
-    leaves, by UID: a group's or a reservation's. `others` are pods of a lower priority, by UID, that also hold devices: the
-    victims must go only if these stay.
+    `unused` are reservation claims to take back yet. `counted` is the priority at which each pod or claim leaves, by UID: a
+    group's or a reservation's. `others` are pods of a lower priority that also hold devices: the victims must go only if these
+    stay.
     """
 
     waiting: WaitingGroup
@@ -150,21 +150,16 @@ class Preemptions:
         return self._is_entitled(waiting) and self._rest_s(waiting.uid) <= 0.0
 
     def due_s(self, waiting: WaitingGroup) -> float:
-        """Seconds until the group is due again without a change; infinite without a reason.
-
-        A group that nobody can leave for now is never due: the question would find nothing and delay all others.
-        """
+        """Seconds until the group is due without a change. Infinite if nobody can leave for it: asking would delay all others."""
         is_due = waiting.uid in self._timed and self._is_entitled(waiting)
         return max(0.0, self._rest_s(waiting.uid)) if is_due else float("inf")
 
     def _is_entitled(self, waiting: WaitingGroup) -> bool:
-        """Whether preemption could help the group now."""
         # If its pods were refused on the nodes they got, they do not lack devices.
         is_refused = any(member.without for member in waiting.group.members)
         return self.permitted and waiting.may_preempt and not is_refused
 
     def _rest_s(self, uid: str) -> float:
-        """Seconds until it may be planned for."""
         now_s, nomination = self._view.clock.monotonic(), self._nominations.get(uid)
         return max(self._next_s.get(uid, now_s) - now_s, self._leaving_s(nomination) if nomination else 0.0)
 
@@ -220,10 +215,7 @@ class Preemptions:
         self._spared_until_s.update((each.metadata.uid, until_s) for each in pods)
 
     def evicted(self, uid: str, going: Iterable[Pod], *, has_taken: bool = False) -> None:
-        """Record that the group's victims were evicted; `going` are now terminating.
-
-        With `has_taken`, devices were taken back from reservations: they are kept for the group even if no pod leaves.
-        """
+        """Record that `going` terminate for the group. If it `has_taken` back reserved devices, they are kept in any case."""
         nomination = self._nominations.get(uid)
         if nomination is None:
             return

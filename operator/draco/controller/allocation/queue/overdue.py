@@ -47,10 +47,7 @@ class OverdueGroups:
             self._let_go(self._limited, uid)
 
     def head(self, groups: Mapping[str, WaitingGroup], may_find_place: Callable[[str], bool]) -> tuple[str, float]:
-        """The UID of the group to keep devices for, or "". `groups` is in queue order.
-
-        Also returns the seconds until another group may be overdue.
-        """
+        """The UID of the group to keep devices for, or ""; and seconds until another may be overdue. `groups` is in order."""
         now, urgency, next_s = self._clock.now(), None, float("inf")
         for uid, each in groups.items():
             if uid in self._limited or not may_find_place(uid):

@@ -277,10 +277,7 @@ class WaitingGroups:
 
 
 def _is_for_later(claim: ResourceClaim, users: Sequence[Pod]) -> bool:
-    """Whether to allocate a claim that no pod waits for.
-
-    Pods held by other controllers' scheduling gates get nothing yet.
-    """
+    """Whether to allocate a claim that no pod waits for. Pods held by other controllers' gates get nothing yet."""
     is_made_for_others = any(owner.kind in {"Pod", "PodGroup"} for owner in claim.metadata.owner_references)
     return not is_made_for_others and not held_back(users)
 

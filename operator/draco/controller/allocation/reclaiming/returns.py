@@ -39,10 +39,7 @@ class AllocationReturns:
         return key in self._replaced
 
     def next_s(self, since_s: float) -> float:
-        """Seconds until an unanswered, refused or conflicting write may be retried; infinite without any.
-
-        `since_s` as in Pauses.
-        """
+        """Seconds until an unanswered, refused or conflicting write may be retried, or infinite. `since_s` as in Pauses."""
         dues = [until_s for _, until_s in self._replaced.values()]
         dues += [self._again_s] if self._again_s > since_s else []
         left_s = max(0.0, min(dues, default=float("inf")) - self._view.clock.monotonic())

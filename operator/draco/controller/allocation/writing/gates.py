@@ -26,10 +26,7 @@ from draco.resources.names import SCHEDULING_GATE
 log = structlog.get_logger(__name__)
 
 GATES_AT_ONCE: Final = 32
-"""Groups processed in parallel; a PodGroup counts as one.
-
-Pods of a group get their devices together and should start together.
-"""
+"""Groups in parallel, so that pods of a group start together. A PodGroup counts as one."""
 REQUESTS_AT_ONCE: Final = 64
 """Requests of all groups in parallel. More would delay the operator's other requests, including Lease renewals."""
 _AGAIN_S = 10.0
@@ -102,10 +99,7 @@ class SchedulingGates:
         return {_key_of(pod) for pod in self._view.pods.store.values() if _has_gate(pod)}
 
     async def reconcile(self, key: ObjectKey | GangKey) -> float | None:
-        """Remove the gate from the pod, or from the pods of the PodGroup, if it is time.
-
-        Returns seconds until the next look. Raises ApiError after all pods have been tried.
-        """
+        """Ungate the pod or PodGroup if due. Return seconds until the next look. Raises ApiError after all pods were tried."""
         ready = self._ready_of(key) if isinstance(key, GangKey) else self._ready(key)
         gated = [pod for pod in ready if _has_gate(pod) and pod.metadata.uid not in self._off]
         answers = await asyncio.gather(*map(self._take_off, gated), return_exceptions=True)

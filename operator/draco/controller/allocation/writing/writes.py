@@ -32,10 +32,7 @@ EVENT_ACTION = "Allocating"
 REMEDY = "set the chart's value operator.allocate to true, which gives it the right and the admission policies"
 
 _REFUSED_S, _REFUSED_LONGEST_S = 5.0, 60.0
-"""Backoff for a claim after the API server refused its allocation: a person must fix a role, but a policy may only be late.
-
-A refusal of one claim, for example by a policy for its namespace, says nothing about others.
-"""
+"""Backoff of the refused claim only: a person must fix a role, but a policy may be late, or apply to one namespace."""
 _OUTDATED_S, _OUTDATED_LONGEST_S = 0.05, 5.0
 """Backoff after a conflict or a deleted claim: the watch usually delivers the change in a moment."""
 _LONGEST_S = 10.0
@@ -280,12 +277,10 @@ class AllocationWrites:
         )
 
     def _is_last(self, seen: _Version) -> bool:
-        """Whether the watch has delivered nothing since."""
         claim = self._view.claims.store.get(seen.key)
         return claim is not None and claim.metadata.resource_version == seen.version
 
     def _waits(self, refused: _Refused) -> bool:
-        """Whether the claim still exists and waits."""
         claim = self._view.claims.store.get(refused.key)
         return claim is not None and claim.metadata.uid == refused.uid and claim.waits
 
