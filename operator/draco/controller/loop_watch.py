@@ -113,7 +113,7 @@ class CooperativeWork:
 
     @property
     def work_s(self) -> float:
-        """CPU work so far. A turn counts at most its length: more is a delay by the machine and would mislead callers."""
+        """Time worked so far. A turn counts at most `TURN_S`: more is a delay by the machine and would mislead callers."""
         return self._before_s + min(TURN_S, self._clock.monotonic() - self._began_s)
 
     @property

@@ -10,7 +10,7 @@ for an answer: callers get what is known, and are woken when it changes. The lim
 - Explanations are not made faster than their results are written: `backlog` says how many writes are pending.
 - Of a pod only its name and a digest of its question are kept; it is read when its question's turn comes. `forget` removes both,
   and takes the question out of the workers' queue if nobody else asks it.
-- Per namespace, at most `_ASKED_AT_ONCE` first questions and as many repeated ones are with the workers.
+- Per namespace, at most `_ASKED_AT_ONCE` first questions and `IN_A_ROW` repeated ones are with the workers.
 """
 
 import asyncio

@@ -5,7 +5,7 @@ Owns the order and each namespace's budget of CPU time. The laws:
 - What people wait for comes first (`QueuePriority`); among equally urgent questions, the namespace with the least usage.
 - A namespace's budget refills by `refill` CPU seconds per second, up to `burst_s`. Without budget its questions wait, so that no
   namespace can monopolize the workers.
-- Repeated questions (`AGAIN`) run only for namespaces with half their budget left, one at a time, on at most half a CPU.
+- Repeated questions (`AGAIN`) run only for namespaces with half their budget left, in one place, on at most half a CPU.
 - At most `most` questions of a namespace wait at one priority; further ones are refused, without effect on others.
 """
 

@@ -26,7 +26,7 @@ from draco.resources.names import SCHEDULING_GATE
 log = structlog.get_logger(__name__)
 
 GATES_AT_ONCE: Final = 32
-"""Groups in parallel, so that pods of a group start together. A PodGroup counts as one."""
+"""Pods or PodGroups that are ungated in parallel, so that the pods of a group start together."""
 REQUESTS_AT_ONCE: Final = 64
 """Requests of all groups in parallel. More would delay the operator's other requests, including Lease renewals."""
 _AGAIN_S = 10.0
