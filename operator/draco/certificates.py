@@ -1,8 +1,7 @@
-"""Certificates that endpoints show: read from a folder, as a Secret is mounted, and read again when they change there.
+"""Certificates of endpoints, read from a folder (a mounted Secret) and reloaded when they change.
 
-Owns the TLS context of an endpoint, and the sentences for a certificate that cannot be used or that clients refuse: what it
-is good for is found out as a client does, by a handshake with ourselves. Makes no certificates: they are the chart's, cert-
-manager's or the administrator's.
+Owns an endpoint's TLS context, and the messages about certificates that are unusable or that clients refuse, which a handshake in
+memory detects. Creates no certificates: the chart, cert-manager or the administrator does.
 """
 
 import asyncio
@@ -24,9 +23,9 @@ log = structlog.get_logger(__name__)
 _LOOK_EVERY_S = 1.0
 _SAID_EVERY = timedelta(days=1)
 _SOON = timedelta(days=14)
-"""Before its end, or in the last tenth of its life if that is shorter, a certificate should have been replaced."""
+"""A certificate should be replaced this long before its end, or in the last tenth of its life if that is shorter."""
 _NO_CHECK_TIME = 0x200000
-"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL: of a certificate that has expired, the time is to be told."""
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, to read the dates of an expired certificate too."""
 
 _RENEW = (
     "have it renewed: where cert-manager issues it, its Certificate says why it did not; one that the chart made is made again "
@@ -35,7 +34,7 @@ _RENEW = (
 
 
 class CertificateUnusable(DracoError):
-    """An endpoint has no certificate that it could show."""
+    """An endpoint has no usable certificate."""
 
 
 class CertificateProblem(StrEnum):
@@ -56,7 +55,7 @@ class CertificateFault(msgspec.Struct, frozen=True):
 
 
 class Validity(msgspec.Struct, frozen=True):
-    """What clients see of the certificate in a file. `fault` is why they refuse it whatever the time is."""
+    """The certificate in a file as clients see it. `fault` is why they refuse it at any time; None if they do not."""
 
     file: Path
     starts: datetime
@@ -64,7 +63,7 @@ class Validity(msgspec.Struct, frozen=True):
     fault: CertificateFault | None
 
     def finding(self, now: datetime) -> CertificateFault | None:
-        """What is the matter with it now."""
+        """The problem at this time; None if there is none."""
         if now >= self.ends:
             return CertificateFault(
                 CertificateProblem.EXPIRED, f"{self.file} expired at {self.ends:%Y-%m-%d %H:%M} UTC; {_RENEW}"
@@ -82,7 +81,7 @@ class Validity(msgspec.Struct, frozen=True):
 
 
 class CertificateMetrics:
-    """What is exported of the certificates of one program. `troubles` has a sentence for each use that has one."""
+    """The certificate metrics of one program. `troubles` has a sentence for each use with a problem."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.troubles: dict[str, str] = {}
@@ -100,7 +99,7 @@ class CertificateMetrics:
         )
 
     def show(self, use: str, validity: Validity | None, finding: CertificateFault | None) -> None:
-        """Export what was found."""
+        """Export the finding for one use."""
         if finding is not None:
             self.troubles[use] = f"The certificate of the endpoint for {use} is unfit: {finding.sentence}."
         else:
@@ -114,9 +113,8 @@ class CertificateMetrics:
 class Certificate:
     """A certificate and its key in a folder, as tls.crt and tls.key.
 
-    `use` says what shows it, and `name` is the DNS name under which it is asked for, "" where that is not known. Nothing is
-    shown until `load` or `reload` found one. With `client_ca`, only who shows a certificate of one of the authorities in that
-    file is listened to.
+    `use` names the endpoint in messages, `name` is the DNS name that clients ask for ("" if unknown). No certificate is shown
+    before `load` or `reload` succeeded. With `client_ca`, clients must show a certificate of one of its authorities.
     """
 
     def __init__(self, folder: Path, *, use: str, name: str = "", client_ca: Path | None = None) -> None:
@@ -133,13 +131,13 @@ class Certificate:
             self._require(client_ca)
 
     def load(self) -> None:
-        """Show what is in the folder. Raises CertificateUnusable."""
+        """Show the certificate in the folder. Raises CertificateUnusable."""
         self._seen = self._state()
         try:
-            # Into a context of its own first: a certificate without its key must not spoil the one in use.
+            # Load it into another context first: a certificate without its key must not spoil the one in use.
             validity = examine(*self._files, name=self._name)
             self.context.load_cert_chain(*self._files)
-        except OSError as error:  # SSLError is one
+        except OSError as error:  # includes SSLError
             raise CertificateUnusable(
                 f"cannot use {self._files[0]} with {self._files[1]} ({error.strerror or error}); put a certificate and its "
                 "private key there, both in PEM"
@@ -147,7 +145,7 @@ class Certificate:
         self._validity = validity
 
     def reload(self) -> None:
-        """Show what is in the folder now; what was shown before, if that cannot be used."""
+        """Show the certificate in the folder; keep the previous one if it is unusable."""
         if self._state() == self._seen:
             return
         try:
@@ -159,14 +157,14 @@ class Certificate:
             log.info("certificate.loaded", use=self.use, file=str(self._files[0]))
 
     def finding(self, now: datetime) -> CertificateFault | None:
-        """What is the matter: with what was put there last, or else with what is shown."""
+        """The problem of the latest files, or else of the certificate in use; None if there is none."""
         return self._unusable or (self._validity.finding(now) if self._validity else None)
 
     @asynccontextmanager
     async def kept_fresh(
         self, metrics: CertificateMetrics, *, sleep: Callable[[float], Awaitable[None]], now: Callable[[], datetime]
     ) -> AsyncIterator[None]:
-        """Reload when the files change, and say what is the matter with them, until left."""
+        """Reload on file changes and report problems, until the context ends."""
         looking = asyncio.create_task(self._look(metrics, sleep, now), name=f"certificate of {self.use}")
         try:
             yield
@@ -194,7 +192,7 @@ class Certificate:
     def _require(self, client_ca: Path) -> None:
         try:
             self.context.load_verify_locations(cafile=client_ca)
-        except OSError as error:  # SSLError is one
+        except OSError as error:  # includes SSLError
             raise CertificateUnusable(
                 f"cannot use the authorities in {client_ca} ({error.strerror or error}); put the certificate there, in PEM, of "
                 "the authority that signs the API server's client certificate for webhooks"
@@ -206,11 +204,11 @@ class Certificate:
 
 
 def examine(file: Path, key: Path, *, name: str) -> Validity:
-    """What clients see of a certificate that they ask for under that name, if there is one. Raises OSError."""
+    """Examine a certificate as a client that asks for `name` ("" for any). Raises OSError."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(file, key)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.load_verify_locations(cafile=file)  # who signed it is for clients to trust, not for us
+    client.load_verify_locations(cafile=file)  # whether the CA is trusted is up to clients
     client.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
     shown = _shown(server, client, "")
     starts, ends = (
@@ -233,14 +231,14 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
 
 
 def _shown(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> dict[str, object]:
-    """What a client is shown that asks for that name, "" for any, without a network. Raises SSLError."""
+    """The peer certificate that a client sees when it asks for `name` ("" for any), in memory. Raises SSLError."""
     client.check_hostname = bool(name)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = (
         client.wrap_bio(to_client, to_server, server_hostname=name or None),
         server.wrap_bio(to_server, to_client, server_side=True),
     )
-    for _ in range(4):  # messages go to and fro so often at most
+    for _ in range(4):  # a handshake takes at most four rounds
         for side in sides:
             with suppress(ssl.SSLWantReadError):
                 side.do_handshake()

@@ -1,8 +1,8 @@
-"""Connections to the ports of the operator and of the agent: how many there may be, and how long a client may take.
+"""Limits on connections to the ports of operator and agent: how many there are, and how long a client may take.
 
-Owns accepting and ending them. Anyone who reaches a port can open connections and leave it at that, so there are at most so many:
-one more ends the oldest of the address that has most. An address with few, as kubelet and the API server have, is always let in.
-What is answered is the application's business.
+Owns accepting and closing connections. Anyone who reaches a port can open connections and leave them idle, so their number is
+limited: one more closes the oldest connection of the address with the most. So an address with few, as kubelet and the API server
+have, is always admitted.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ log = structlog.get_logger(__name__)
 
 _BACKLOG = 128
 _PAUSE_S = 1.0
-"""Before the next attempt where the machine has no room for another connection."""
+"""Pause before the next accept if the machine is out of resources for connections."""
 _SAID_EVERY_S = 60.0
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What clients may take.
+    """Limits for clients.
 
-    `head_s` is for TLS, and again for the head of a request, counted from the last answer; `body_s` for a request's body, and
-    again for taking the answer.
+    `head_s` is for TLS, and again for a request's head, counted from the last answer; `body_s` for a request's body, and again
+    for reading the answer.
     """
 
     most: int = 512
@@ -41,7 +41,7 @@ USUAL = ConnectionLimits()
 
 
 def in_time(limits: ConnectionLimits) -> Middleware:
-    """Middleware that ends connections on which a request is not sent, or its answer not taken, in time."""
+    """Middleware that closes a connection if the request is not sent, or the answer not read, in time."""
 
     @web.middleware
     async def timed(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -64,7 +64,7 @@ def in_time(limits: ConnectionLimits) -> Middleware:
 
 
 async def listening(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen there; without a host on every address. Raises OSError."""
+    """Listening sockets; on every address if `host` is "". Raises OSError."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
     try:
@@ -77,7 +77,7 @@ async def listening(host: str, port: int) -> list[socket.socket]:
 
 
 class Connections:
-    """The connections to one server, each with the task that serves it."""
+    """The connections to one server, each with its task."""
 
     def __init__(
         self, protocol: Callable[[], asyncio.Protocol], limits: ConnectionLimits, tls: ssl.SSLContext | None
@@ -85,12 +85,12 @@ class Connections:
         self._protocol = protocol
         self._limits = limits
         self._tls = tls
-        self._open: defaultdict[str, dict[asyncio.Task[None], None]] = defaultdict(dict)  # the oldest first
+        self._open: defaultdict[str, dict[asyncio.Task[None], None]] = defaultdict(dict)  # oldest first
         self._said_at: float | None = None
 
     @asynccontextmanager
     async def accepting(self, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
-        """Accept connections until left. What is open then stays open."""
+        """Accept connections until the context ends. Open ones stay open."""
         tasks = [asyncio.create_task(self._accept(each), name="accept") for each in sockets]
         try:
             yield
@@ -102,7 +102,7 @@ class Connections:
                 each.close()
 
     async def end(self) -> None:
-        """End all that are open."""
+        """Close all open connections."""
         tasks = [task for tasks in self._open.values() for task in tasks]
         for task in tasks:
             task.cancel()
@@ -143,7 +143,7 @@ class Connections:
     async def _serve(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
-        with suppress(OSError):  # TLS that fails or takes too long is one
+        with suppress(OSError):  # includes TLS failures and timeouts
             transport, _ = await loop.connect_accepted_socket(
                 lambda: _Watched(self._protocol(), ended),
                 connection,
@@ -153,14 +153,14 @@ class Connections:
             try:
                 await ended
             except asyncio.CancelledError:
-                # A TLS transport of Python 3.11 that was closed twice has forgotten what to abort, and ends on its own.
+                # A TLS transport of Python 3.11 that was closed twice has nothing left to abort, and ends without it.
                 with suppress(AttributeError):
                     transport.abort()
                 raise
 
 
 class _Watched(asyncio.Protocol):
-    """A protocol, and a future that is done when its connection has ended."""
+    """A protocol with a future that completes when its connection ends."""
 
     def __init__(self, watched: asyncio.Protocol, ended: asyncio.Future[None]) -> None:
         self._lost = watched.connection_lost
@@ -169,7 +169,7 @@ class _Watched(asyncio.Protocol):
             setattr(self, passed_on, getattr(watched, passed_on))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass it on, and say so."""
+        """Forward the call, then complete the future."""
         self._lost(exc)
         if not self._ended.done():
             self._ended.set_result(None)

@@ -1,8 +1,7 @@
-"""The HTTP endpoints of the operator and of the agent: /livez, /readyz and /metrics.
+"""The HTTP endpoints of operator and agent: /livez, /readyz and /metrics.
 
-Owns the server, which the webhook uses too, and the wording of its answers. What counts as alive and ready is asked of the
-program, each time; who may read metrics that are served over TLS is decided elsewhere. Why they are not Kopf's:
-docs/design/0001-kopf.md.
+Owns the server, which the webhook uses too, and the wording of its answers. Asks the program on each request whether it is alive
+and ready; an Authorizer decides who may read metrics over TLS. Why this is not Kopf's server: docs/design/0001-kopf.md.
 """
 
 import logging
@@ -24,11 +23,11 @@ from draco.resources.errors import DracoError
 log = structlog.get_logger(__name__)
 
 Check = Callable[[], list[str]]
-"""What is wrong, one clause or sentence each; empty when all is well."""
+"""What is wrong, one clause or sentence each; empty if nothing is."""
 
 
 class Refusal(NamedTuple):
-    """Why somebody is not answered: the status of HTTP, and one sentence."""
+    """Why a request is refused: the HTTP status, and one sentence."""
 
     status: int
     sentence: str
@@ -39,27 +38,27 @@ class Authorizer(Protocol):
     """Decides who is answered."""
 
     async def __call__(self, *, authorization: str, address: str, verb: str, path: str) -> Refusal | None:
-        """Why the caller is refused; None where it is not."""
+        """Why the caller is refused; None if it is not."""
         ...
 
 
 _LARGEST_BYTES = 1024
-"""Nobody has anything to send to these endpoints."""
+"""Most bytes of a request; these endpoints expect no body."""
 _LINGER_S = 1.0
-"""How long what is sent after an answer is still taken, so that the client gets to see the answer."""
+"""How long to keep reading after an answer, so that the client receives it."""
 
 
 _server_log = logging.getLogger(__name__)
 _server_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
-"""Without what clients do wrong: they are told, and must not fill the log."""
+"""Drop clients' protocol errors: clients get an answer, and must not fill the log."""
 
 
 class PortTaken(DracoError):
-    """A port to serve on cannot be had."""
+    """The port to serve on is not available."""
 
 
 def http_app(metrics: Callable[[], CollectorRegistry] | None, *, alive: Check, ready: Check) -> web.Application:
-    """The probes as an application, and the metrics, for anyone, unless None. `metrics` is called for each scrape."""
+    """The probes, and the metrics without authorization unless None. `metrics` is called on each scrape."""
 
     async def livez(_: web.Request) -> web.Response:
         return _verdict(alive())
@@ -78,7 +77,7 @@ def http_app(metrics: Callable[[], CollectorRegistry] | None, *, alive: Check, r
 
 
 def metrics_app(metrics: Callable[[], CollectorRegistry], authorizer: Authorizer) -> web.Application:
-    """The metrics as an application, for those who may read them."""
+    """The metrics, for authorized callers only."""
 
     async def scrape(request: web.Request) -> web.Response:
         refusal = await authorizer(
@@ -105,9 +104,9 @@ async def serving(
     option: str = "--listen",
     limits: ConnectionLimits = USUAL,
 ) -> AsyncIterator[int]:
-    """Serve `what` until left; yields the port. Without a host on every address.
+    """Serve `what` until the context ends; yields the port. An empty host means every address.
 
-    Raises PortTaken, which names the option that chooses another.
+    Raises PortTaken, which names the option that selects another port.
     """
     app.middlewares.append(in_time(limits))
     runner = web.AppRunner(
@@ -141,7 +140,7 @@ async def serving(
 
 
 def _words(error: OSError) -> str:
-    # What asyncio puts into strerror repeats the address.
+    # asyncio's strerror repeats the address.
     return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
 
 

@@ -1,7 +1,7 @@
-"""How the programs write their logs: events with fields, one line each, on standard error.
+"""The log format of the programs: events with fields, one line each, on standard error.
 
-Owns the set-up, for our own events and for what libraries say through the standard library. People at a terminal get columns,
-everything else gets JSON.
+Owns the set-up, for Draco's events and for libraries that use the standard library's logging. A terminal gets columns, everything
+else JSON.
 """
 
 import logging
@@ -17,7 +17,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def configure_log(level: str, *, stream: TextIO | None = None) -> None:
-    """Write events of `level` (one of LEVELS) and above to `stream`."""
+    """Write events of `level` (one of LEVELS) and above to `stream`, by default standard error."""
     stream = stream or sys.stderr
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
@@ -43,15 +43,15 @@ def configure_log(level: str, *, stream: TextIO | None = None) -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(max(number, logging.WARNING))  # libraries speak only when something is wrong
+    root.setLevel(max(number, logging.WARNING))  # libraries log only problems
 
 
 def _printable(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Keep what others wrote from steering a terminal; JSON escapes it anyway."""
+    """Escape control characters of others' texts for a terminal; JSON escapes them anyway."""
     return {name: shown(value) if isinstance(value, str) else _fit(value) for name, value in event.items()}
 
 
 def _fit(value: object) -> object:
-    """A value that is written with its str() or repr(), as that."""
+    """A value that would be rendered with str() or repr(), as escaped text."""
     plain = isinstance(value, int | float | bool | tuple | BaseException | None)
     return value if plain else shown(str(value))

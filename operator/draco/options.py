@@ -1,6 +1,6 @@
-"""Options that more than one command takes, and kinds of values.
+"""Options that several commands share, and their value types.
 
-Owns what is accepted and how a wrong one is refused: with one sentence, before the command has done anything.
+Owns validation: wrong values are refused with one sentence before the command does anything.
 """
 
 import math
@@ -20,7 +20,7 @@ _LONGEST_S = 365 * 24 * 3600
 
 
 def _names_a_host(text: str) -> bool:
-    """Whether a resolver would take it. It need not know it."""
+    """Whether a resolver would accept the text as a name, known or not."""
     try:
         text.encode("idna")
     except UnicodeError:
@@ -29,7 +29,7 @@ def _names_a_host(text: str) -> bool:
 
 
 class Seconds(click.FloatRange):
-    """A time: a number that is one, from `min` on, of at most a year."""
+    """A finite number of seconds, from `min` to one year."""
 
     name = "seconds"
 
@@ -37,7 +37,7 @@ class Seconds(click.FloatRange):
         super().__init__(min=min, max=_LONGEST_S, min_open=min_open)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Check. Raises BadParameter."""
+        """Raises BadParameter."""
         read: float = super().convert(value, param, ctx)
         if not math.isfinite(read):
             self.fail(f"{value!r} is not a number of seconds, such as 2.5.", param, ctx)
@@ -45,14 +45,14 @@ class Seconds(click.FloatRange):
 
 
 class ListenAddress(click.ParamType[tuple[str, int]]):
-    """HOST:PORT, with [HOST] for IPv6; without HOST, which is then "", every address of the machine."""
+    """HOST:PORT, with [HOST] for IPv6; an empty HOST means every address."""
 
     name = "host:port"
 
     def convert(
         self, value: str | tuple[str, int], param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, int]:
-        """Split and check. Raises BadParameter."""
+        """Raises BadParameter."""
         if isinstance(value, tuple):
             return value
         host, colon, port = value.rpartition(":")
@@ -62,12 +62,12 @@ class ListenAddress(click.ParamType[tuple[str, int]]):
 
 
 class DriverName(click.ParamType[str]):
-    """The name of a DRA driver, as the API server takes it for `spec.driver` of a ResourceSlice."""
+    """A DRA driver's name, as the API server accepts it in `spec.driver` of a ResourceSlice."""
 
     name = "driver"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check. Raises BadParameter."""
+        """Raises BadParameter."""
         if len(value) > _LONGEST_DRIVER or not _DRIVER.fullmatch(value):
             self.fail(
                 f"{value!r} cannot name a driver: use a DNS subdomain (lower-case letters, digits, '-' and '.') of at most "
@@ -81,8 +81,8 @@ class DriverName(click.ParamType[str]):
 class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where metrics are served over TLS.
 
-    `certificates` is a folder with tls.crt and tls.key, as a Secret is mounted; `name` is the DNS name that scrapers
-    expect there, "" where that is not known.
+    `certificates` is a folder with tls.crt and tls.key (a mounted Secret); `name` is the DNS name that scrapers use, "" if
+    unknown.
     """
 
     host: str = "0.0.0.0"  # noqa: S104 - scrapes come from other hosts
@@ -92,13 +92,13 @@ class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def option(name: str, *names: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An option of a program in the cluster, which the environment may give as well: --cdi-dir as DRACO_CDI_DIR."""
+    """An option that can also be set in the environment: --cdi-dir as DRACO_CDI_DIR."""
     variable = "DRACO_" + name.removeprefix("--").replace("-", "_").upper()
     return click.option(name, *names, envvar=variable, **settings)
 
 
 def both_or_neither(**options: object) -> bool:
-    """Whether options that mean something only together were given. Raises UsageError."""
+    """Whether all of these options, which need each other, were given. Raises UsageError if only some were."""
     given = [value is not None for value in options.values()]
     if any(given) and not all(given):
         names = " and ".join(f"--{name.replace('_', '-')}" for name in options)
@@ -107,7 +107,7 @@ def both_or_neither(**options: object) -> bool:
 
 
 def with_metrics(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a click command the options of metrics over TLS. It gets them as `metrics`, which is None without them."""
+    """Give a click command the options of metrics over TLS, as its argument `metrics`, which is None without them."""
 
     @option(
         "--metrics-listen",

@@ -1,7 +1,7 @@
-"""The command line: `draco`, and the same program as `kubectl draco`.
+"""The command line: `draco`, also installed as `kubectl draco`.
 
-Owns the list of commands and how a failure is reported: `main` never lets a traceback out. A module holds its command
-as `command` and is imported only when that is asked for, so that `draco --help` and shell completion stay quick. Packages add
+Owns the list of commands and the reporting of failures: `main` never lets a traceback out. A module holds its command as
+`command` and is imported only when that command runs, so that `draco --help` and shell completion stay fast. Packages add
 commands as entry points of the group `draco.commands`, each a mapping like `COMMANDS`. Must not do a command's work.
 """
 
@@ -48,7 +48,7 @@ COMMANDS: Final = MappingProxyType(
         "withdraw": ("draco.cli.withdraw.command", "Take back what Draco has written, before it is uninstalled."),
     }
 )
-"""By name: the module of a command, and what `draco --help` says of it, kept here so that saying it imports nothing."""
+"""By command name: its module and its line in `draco --help`, kept here so that help imports no command."""
 
 _OF_LOCAL: Final = frozenset({"cluster", "demo"})
 
@@ -58,7 +58,7 @@ EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 
 @functools.cache
 def all_commands() -> Mapping[str, tuple[str, str]]:
-    """Our commands and those that installed packages add, as in `COMMANDS`. Ours win."""
+    """Draco's commands and those of installed packages, as in `COMMANDS`. Draco's take precedence."""
     import importlib.metadata  # noqa: PLC0415 - a tenth of a second, and most command lines name one of ours
 
     found: dict[str, tuple[str, str]] = {}
@@ -68,14 +68,14 @@ def all_commands() -> Mapping[str, tuple[str, str]]:
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are modules imported on first use."""
+    """A click group that imports each command's module on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands in the order in which help shows them."""
+        """Command names in the order of the help text."""
         return sorted(all_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return one command; None when there is none of this name."""
+        """Import and return a command; None if it does not exist."""
         found = COMMANDS.get(cmd_name) or all_commands().get(cmd_name)
         if found is None:
             return None
@@ -85,7 +85,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that was meant; of one that does not exist, name the nearest that does."""
+        """Resolve the command; for an unknown name, the error suggests the nearest known one."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str], *, program: str = "draco") -> int:
-    """Run one command line and return its exit status; `program` is what usage lines call it."""
+    """Run one command line and return its exit status. `program` is its name in usage lines."""
     try:
         status = root.main(args=list(arguments), prog_name=program, standalone_mode=False)
         if sys.stdout is not None:  # as with `draco … >&-`
@@ -144,13 +144,13 @@ def run(arguments: Sequence[str], *, program: str = "draco") -> int:
         return EXIT_FAILED
     except SystemExit as ending:
         return _status_of(ending)
-    except BaseException as error:  # noqa: BLE001 - the outermost edge: whatever it is, a person gets one sentence
+    except BaseException as error:  # noqa: BLE001 - outermost handler: every failure becomes one sentence
         return _report(error)
     return status if isinstance(status, int) else 0
 
 
 def _report(error: BaseException) -> int:
-    """Tell a person how it ended; a defect's traceback goes to a file, or to the screen when DRACO_DEBUG is set."""
+    """Print why the command failed; a defect's traceback goes to a file, or to the screen if DRACO_DEBUG is set."""
     causes = list(leaves(error))
     if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
         _say("Interrupted.")
@@ -169,7 +169,7 @@ def _report(error: BaseException) -> int:
 
 
 def _sentence(error: BaseException) -> str | None:
-    """What to tell a person about an error that they or their machine caused; None for a defect of ours."""
+    """The message for an error that the user or their machine caused; None for a defect of Draco."""
     match error:
         case DracoError():
             return _whole(str(error))
@@ -184,9 +184,9 @@ def _sentence(error: BaseException) -> str | None:
 
 
 def _whole(text: str) -> str:
-    """The message as a sentence of its own, however the layer that raised it began and ended it."""
+    """The message with a capital letter and a full stop."""
     word = text.partition(" ")[0]
-    # A name keeps its form: gpu-node-0, /path, "quoted", kube-scheduler.
+    # Names keep their case: gpu-node-0, /path, "quoted", kube-scheduler.
     began = f"{word.capitalize()}{text[len(word) :]}" if word.isalpha() and word.islower() else text
     return began if began.endswith((".", "!", "?", "…")) else f"{began}."
 
@@ -198,14 +198,14 @@ def _brief(error: BaseException) -> str:
 
 
 def _where_written(error: BaseException) -> str:
-    """Write the traceback to a file of its own and say where; never fails."""
+    """Write the traceback to a file and return the sentence that names it; never fails."""
     text = "".join(traceback.format_exception(error))
     try:
         folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "draco" / "crashes"
         file = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}.log"
         folder.mkdir(parents=True, exist_ok=True)
         file.write_text(f"draco {__version__}: {' '.join(sys.argv)}\n{text}", encoding="utf-8", errors="replace")
-    except (OSError, RuntimeError):  # or there is no home
+    except (OSError, RuntimeError):  # RuntimeError: there is no home directory
         return "run it again with DRACO_DEBUG=1 to see the traceback."
     return f"the traceback is in {file}."
 
@@ -222,7 +222,7 @@ def _say(line: str) -> None:
 
 
 def _discard_stdout() -> None:
-    """The reader of our output is gone: keep the interpreter's own flush at exit from complaining about it."""
+    """Redirect stdout to /dev/null after its reader has gone, so that the interpreter's flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

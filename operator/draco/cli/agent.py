@@ -1,7 +1,4 @@
-"""`draco agent`: the program of a GPU node's DaemonSet.
-
-Owns the command. Everything it does is `draco.agent`'s.
-"""
+"""`draco agent`: the program of a GPU node's DaemonSet. The work is done by `draco.agent`."""
 
 from typing import Any
 
@@ -13,10 +10,10 @@ from draco.kube.connect.incluster import connect_in_cluster
 
 
 async def connect(access: ApiServerAccess) -> Connection:
-    """Connect to the API server. The library that reads kubeconfigs is loaded only for one."""
+    """Connect to the API server; imports the kubeconfig library only if a kubeconfig is given."""
     if access.kubeconfig is None:
         return connect_in_cluster(mount=access.service_account)
-    from draco.kube.connect import kubeconfig  # noqa: PLC0415 - costs memory that an agent in a pod does not have to spend
+    from draco.kube.connect import kubeconfig  # noqa: PLC0415 - would cost memory in an agent that runs in a pod
 
     return await kubeconfig.connect(access.kubeconfig)
 

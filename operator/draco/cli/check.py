@@ -1,7 +1,4 @@
-"""`draco check`: whether Draco is installed and at work.
-
-Owns the options, the reading and the screen. What is judged, and how, is `overview.installation`. `helm test` runs it.
-"""
+"""`draco check`: whether Draco is installed and works, as `overview.installation` judges. `helm test` runs this command."""
 
 import asyncio
 from datetime import UTC, datetime

@@ -1,7 +1,4 @@
-"""`draco operator`: watch the whole cluster's GPUs and claims.
-
-Owns options, environment, logs and signals of the process. What the operator does is `draco.controller`.
-"""
+"""`draco operator`: options, environment, logs and signals of the process. The operator itself is `draco.controller`."""
 
 import asyncio
 import os
@@ -34,7 +31,7 @@ _DEFAULT = OperatorSettings(identity="")
 
 
 def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The option of a field of the settings."""
+    """The option of one settings field, with the field's default."""
     return option(name, field, default=getattr(_DEFAULT, field), **more)
 
 
@@ -214,7 +211,7 @@ def command(
             mode=AdmissionMode(webhook_mode),
         )
     made = OperatorSettings(
-        identity=f"{identity}_{secrets.token_hex(4)}",  # a container restarts under the name of its pod
+        identity=f"{identity}_{secrets.token_hex(4)}",  # a restarted container has the same pod name
         http_host=listen[0] or _DEFAULT.http_host,
         http_port=listen[1],
         confirm_s=min(settings["rediscover_s"], _DEFAULT.confirm_s),
@@ -235,12 +232,12 @@ def command(
         lost = _within(group, LeadershipLost)
         if lost is None:
             raise
-        log.error("operator.leadership_lost", error=str(lost))  # noqa: TRY400 - its sentence says it all
+        log.error("operator.leadership_lost", error=str(lost))  # noqa: TRY400 - the sentence is enough, without a traceback
         raise click.exceptions.Exit(1) from None
 
 
 def start_anew() -> NoReturn:
-    """Become what this process was when it started; a pod's container goes on, and nobody waits before it starts the next."""
+    """Restart this process in place. The pod's container keeps running, so there is no restart backoff."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command line
@@ -259,5 +256,5 @@ E = TypeVar("E", bound=Exception)
 
 
 def _within(group: ExceptionGroup[Exception], kind: type[E]) -> E | None:
-    """Such an error in the group, however deep."""
+    """The first error of this type in the group, at any depth."""
     return next((error for error in leaves(group) if isinstance(error, kind)), None)

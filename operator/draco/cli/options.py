@@ -1,6 +1,6 @@
-"""Options that belong together: how a command gets them as one argument, and those that say which cluster is meant.
+"""Groups of options: passed to a command as one argument, and the options that select a cluster.
 
-Owns no choice that an option leaves open: the function that takes the argument decides.
+Owns no defaults that depend on other options: the function that takes the argument decides.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,12 +15,12 @@ Command = Callable[..., Any]
 Options = Sequence[Callable[[Command], Command]]
 
 RELEASES: Final = (34, 35, 36, 37)
-"""Minor versions of Kubernetes that serve resource.k8s.io/v1 and whose rules and language are known."""
+"""Minor versions of Kubernetes that serve resource.k8s.io/v1 and whose rules and CEL environment Draco knows."""
 
 verbose_option: Final = click.option(
     "-v", "--verbose", is_flag=True, help="Say all: each request, each node, all that would help."
 )
-"""Asks for all that is known, where five lines are said of each otherwise."""
+"""Shows everything instead of about five lines each."""
 CLUSTER_OPTIONS: Options = (
     click.option(
         "--kubeconfig",
@@ -32,7 +32,7 @@ CLUSTER_OPTIONS: Options = (
 
 
 def cluster_option(enough: str) -> Callable[[Command], Command]:
-    """The option that says whether files stand alone; by default where they bring objects of the kind that is `enough`."""
+    """The option that says whether files are used without a cluster: by default if they hold objects of the kind `enough`."""
     return click.option(
         "--cluster/--no-cluster",
         default=None,
@@ -42,17 +42,17 @@ def cluster_option(enough: str) -> Callable[[Command], Command]:
 
 
 def output_option(*formats: str, text: str = "Output format.") -> Callable[[Command], Command]:
-    """The option that says how the answer is written: by default in the first of the formats."""
+    """The option for the output format; the first format is the default."""
     return click.option("-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True, help=text)
 
 
 def with_cluster(command: Command) -> Command:
-    """Add the options that say which cluster is meant: `kubeconfig` and `context`."""
+    """Add the options that select a cluster: `kubeconfig` and `context`."""
     return _with(CLUSTER_OPTIONS, command)
 
 
 def gathered(into: type[msgspec.Struct], options: Options) -> Callable[[Command], Command]:
-    """Add options to a command, which gets them as its argument `sources`, a struct with a field for each."""
+    """Add options to a command, which gets them as its argument `sources`, a struct with a field per option."""
 
     def decorated(command: Command) -> Command:
         @wraps(command)

@@ -1,7 +1,7 @@
-"""How commands print: texts for people, documents for `-o json` and `-o yaml`, and lines of JSON.
+"""How commands print: text for people, documents for `-o json` and `-o yaml`, and JSON lines.
 
-Owns that nothing that others wrote steers a person's terminal, the form of documents, and that no line of JSON, however long, is
-held whole, with one answer a line out as soon as it is known. Prints nothing.
+Owns that text from other sources cannot control a terminal, the form of documents, and the streaming of JSON lines: each answer
+is flushed as soon as it is known, and no overlong line is held in memory.
 """
 
 import sys
@@ -20,28 +20,28 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class CommandError(DracoError):
-    """What is asked of a command cannot be done; says why, and what to do."""
+    """The command cannot be carried out; the message gives the reason and the remedy."""
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print text, whose line breaks are ours."""
+    """Print text whose line breaks are ours; other control characters are escaped."""
     click.echo(shown_lines(str(text)), err=err, nl=nl)
 
 
 def echo_lines(lines: Iterable[object]) -> None:
-    """Print each on a line of its own."""
+    """Print each item on its own line."""
     for each in lines:
         echo(each)
 
 
 def warn(sentences: Iterable[str]) -> None:
-    """Print them to standard error, a line each."""
+    """Print each sentence on its own line of standard error."""
     for each in sentences:
         echo(each, err=True)
 
 
 def ask(question: str, effect: str, remedy: str) -> None:
-    """Have a person agree to an effect. Raises CommandError, with what to write, where nobody is there; Abort for no."""
+    """Ask for confirmation. Raises CommandError with the remedy if standard input is no terminal, and click.Abort for "no"."""
     if not sys.stdin.isatty():
         raise CommandError(f"{effect}, and nobody can be asked here: {remedy}.")
     click.confirm(question, abort=True, err=True)
@@ -63,12 +63,12 @@ def _visible(value: Any) -> Any:
 
 
 def written(document: Any) -> str:
-    """The document as text."""
+    """The document as JSON text."""
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
 
 
 def print_document(document: Any) -> None:
-    """Print it to standard output."""
+    """Print it to standard output as JSON."""
     click.echo(shown_document(written(document)))
 
 
@@ -84,7 +84,7 @@ def print_as(form: str, document: Any) -> None:
 
 
 def lines_of(stream: IO[bytes], longest: int) -> Iterator[bytes]:
-    """The lines of a stream as they come; of one that is too long only so much that this can be seen."""
+    """The lines of a stream as they arrive. An overlong line is cut just above `longest`, so that the caller can detect it."""
     while line := stream.readline(longest + 1):
         rest = line
         while len(rest) > longest and not rest.endswith(b"\n"):
@@ -93,7 +93,7 @@ def lines_of(stream: IO[bytes], longest: int) -> Iterator[bytes]:
 
 
 def answer_lines(file: Path, longest: int, answers: Callable[[Iterable[bytes]], Iterator[bytes]]) -> None:
-    """Write one line for each line of the file (- is standard input)."""
+    """Write one answer per line of the file; "-" is standard input."""
     with click.open_file(str(file), "rb") as stream:
         for line in answers(lines_of(stream, longest)):
             sys.stdout.buffer.write(line)

@@ -1,6 +1,6 @@
-"""Tables and screens as kubectl prints them: a row is one line, which a narrow terminal breaks, so that lines can be searched.
+"""Tables and screens as kubectl prints them: one line per row, which the terminal wraps, so that lines can be searched.
 
-Owns that texts are shown as they are: none is read as rich's markup, since others may have written it.
+Cell texts are never parsed as rich markup, because others may have written them.
 """
 
 import re
@@ -17,7 +17,7 @@ _PADDING: Final = re.compile(r"(?: |\x1b\[[0-9;]*m)+$")
 
 
 def table(*columns: str | Text, numbers: Collection[int] = ()) -> Table:
-    """A table without lines; `numbers` are the indices of columns of numbers."""
+    """A table without borders. `numbers` are the indices of numeric columns."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(columns):
         made.add_column(column, justify="right" if index in numbers else "left", no_wrap=True)
@@ -30,7 +30,7 @@ def print_table(made: Table) -> None:
 
 
 def print_screen(show: Callable[[Console], None]) -> None:
-    """Print what `show` writes, whose lines may be as long as they are."""
+    """Print what `show` writes, with lines of any length."""
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=_WIDTH)
     with console.capture() as screen:
         show(console)
@@ -39,5 +39,5 @@ def print_screen(show: Callable[[Console], None]) -> None:
 
 
 def trimmed(line: str) -> str:
-    """Without the padding to a table's full width, which fills lines of their own on narrow terminals."""
+    """The line without a table's padding, which would wrap into blank lines on narrow terminals."""
     return _PADDING.sub(lambda end: end[0].replace(" ", ""), line)

@@ -1,6 +1,6 @@
-"""Objects of ours that commands write: as manifests, created, and what is said where the server refuses.
+"""Writes objects of Draco's kinds for commands: as manifests, and by creating them.
 
-Owns the translation of the API server's answers into sentences with a fix. What is to be written is decided elsewhere.
+Owns turning the API server's refusals into sentences with a fix. What to write is decided elsewhere.
 """
 
 import re
@@ -22,7 +22,7 @@ _UNKNOWN_FIELDS: Final = re.compile(r'unknown field "([^"]+)"')
 
 
 def manifest(kind: Kind[Any], key: ObjectKey, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The object as `kubectl apply` takes it."""
+    """The object as a manifest for `kubectl apply`."""
     metadata = {"name": key.name} | ({"namespace": key.namespace} if key.namespace else {})
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": dict(spec)}
 
@@ -37,9 +37,9 @@ async def create(
     taken: str,
     dry_run: bool = False,
 ) -> T:
-    """Create an object, every field of which the server has to know. Raises CommandError or KubeError.
+    """Create an object with strict field validation. Raises CommandError or KubeError.
 
-    `roles` permit it, and `taken` says what to do where there is one of this name.
+    `roles` are the ClusterRoles that permit it; `taken` says what to do if the name exists.
     """
     params = {"fieldManager": "draco", "fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
     path, body = kind.path(namespace=key.namespace), msgspec.json.encode(manifest(kind, key, spec))
@@ -56,7 +56,7 @@ async def create(
 
 
 def refused(client: Client, error: ApiError, kind: Kind[Any], what: str, roles: str) -> DracoError:
-    """What to say of a write that the server refused."""
+    """The error for a write that the server refused."""
     if isinstance(error, Forbidden):
         return CommandError(
             f"these credentials may not {what} {kind.plural} ({error}). Have an administrator bind to you the "
@@ -67,6 +67,6 @@ def refused(client: Client, error: ApiError, kind: Kind[Any], what: str, roles: 
             f"this cluster's {kind.kind} does not know {', '.join(unknown)}: its CRD is of an older Draco. Apply crds/ and "
             "upgrade the operator, or leave out what it does not know."
         )
-    if isinstance(error, NotFound) and "could not find" in str(error):  # the kind, not its namespace
+    if isinstance(error, NotFound) and "could not find" in str(error):  # the kind, not the namespace, is missing
         return without_kinds(client, kind)
     return error

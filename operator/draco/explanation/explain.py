@@ -1,7 +1,7 @@
 """Explains why the claims of a pod are not allocated: the entry point of the package.
 
-Owns the order of questions: what is allocated already, where the pod may go, what the allocator says of each node, what stands
-in the way of each device. Decides nothing.
+Owns the order of questions: what is allocated already, which nodes the pod may use, the allocator's verdict on each node, and the
+obstacle of each device. Decides nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,9 +47,9 @@ _WAITED_FOR: Final = frozenset(
         PendingReason.NOT_TOGETHER,
     }
 )
-"""Reasons that may be others' use of devices."""
+"""Reasons that others' use of devices may cause."""
 _THOUGH_IT_FITS: Final = frozenset({ProblemKind.CONFIGURATION_REFUSED})
-"""What keeps a pod from starting with what its claims can have."""
+"""Problems that keep a pod from starting although its claims fit."""
 _MAX_ALONE: Final = 8
 """Kinds of nodes on which a request is tried alone."""
 
@@ -63,11 +63,11 @@ def explain(
     ended: Pod | None = None,
     minor: int | None = None,
 ) -> Explanation:
-    """Why the claims (all of a pod, or one) are not allocated, or that they can be, or are.
+    """Why the claims (all of a pod, or one) are not allocated; or that they can be, or are.
 
-    Without a pod the claims are looked at as those of one that asks nothing of its node. `scheduler` is what kube-scheduler says
-    of the pod. `ended` is one that has used the claim to its end and is still there, where none waits for it. With `minor`, as in
-    Kubernetes 1.`minor`, bugs of that scheduler are named that concern such claims.
+    Without a pod, any node is allowed. `scheduler` is kube-scheduler's message about the pod. `ended` is a completed pod that
+    used the claim and still exists, if no pod waits for it. `minor` is the Kubernetes release 1.`minor`, whose known scheduler
+    bugs are named if they concern such claims.
     """
     explanation = _explain(fleet, [as_judged(claim, fleet.classes) for claim in claims], pod)
     waiting = [claim for claim in claims if claim.status.allocation is None] or claims
@@ -128,7 +128,7 @@ def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> 
 
 
 def _room_for(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> list[str]:
-    """Where the claims fit beside what they have now: there they can go once they are allocated again."""
+    """The nodes on which the claims would fit beside what they hold now, if they were allocated again."""
     anew = [replace(each, status=replace(each.status, allocation=None, reserved_for=[])) for each in claims]
     return _of_waiting(fleet, anew, nodes_for(fleet, None if pod is None else unbound(pod)).open).fits_on
 
@@ -152,7 +152,7 @@ def _hopeless(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) ->
 
 
 def _gated(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod) -> str:
-    """Which of its scheduling gates is in the way, "" for Draco's as long as something is still to be allocated."""
+    """The scheduling gate that blocks the pod; "" for Draco's own while a claim is still to be allocated."""
     others = [gate.name for gate in pod.spec.scheduling_gates if gate.name != SCHEDULING_GATE]
     if others:
         return (
@@ -176,7 +176,7 @@ def _gated(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod) -> str:
 
 
 def _of_waiting(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> Explanation:
-    """Of claims that are not allocated, on these nodes."""
+    """The explanation of unallocated claims on these nodes."""
     try:
         match = matcher(fleet.inventory.selectors, Node())
         expanded = [expand(claim, fleet.classes, (), match) for claim in claims]
@@ -206,9 +206,9 @@ def _of_waiting(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[st
 def _with_what_stays(
     fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node], explanation: Explanation
 ) -> Explanation:
-    """With the cause that would be left if all that is in use were free: that one decides, and what helps against it."""
+    """The explanation with the cause that would remain if all devices in use were free, because that one decides what helps."""
     if explanation.error or any(each.fatal for each in explanation.problems):
-        return explanation  # what decides is in the way whoever has the devices
+        return explanation  # this cause does not depend on who has the devices
     if (alone := emptied(fleet, claims, nodes)) is None:
         return explanation
     left = _of_waiting(alone, claims, alone.nodes)
@@ -247,7 +247,7 @@ def _lacks_class(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:
 
 
 def _bugs(fleet: Fleet, claims: Sequence[ResourceClaim], minor: int) -> list[str]:
-    """For what the scheduler of that release is known to refuse such claims on such devices though they fit."""
+    """Scheduler bugs of the release that refuse such claims on such devices although they fit."""
     used = _areas(fleet, claims)
     return [bug.what for bug in bugs_of(minor) if bug.refuses and bug.concerns(used)]
 
@@ -259,7 +259,7 @@ def _areas(fleet: Fleet, claims: Sequence[ResourceClaim]) -> set[AffectedArea]:
     concerned = {
         AffectedArea.SHARED_COUNTERS: draws,
         AffectedArea.SAME_POOL_NAMES: draws and _two_drivers_name_a_pool_alike(fleet),
-        AffectedArea.LIST_ATTRIBUTES: fleet.inventory.columns.irregular,  # but for lists, hardly any device is
+        AffectedArea.LIST_ATTRIBUTES: fleet.inventory.columns.irregular,  # mostly, irregular devices are those with lists
         AffectedArea.SEVERAL_CLAIMS: len(claims) > 1,
         AffectedArea.NAMES_TWICE: bool(+fleet.inventory.columns.twice),
         AffectedArea.CONSTRAINTS: any(claim.spec.devices.constraints for claim in claims),
@@ -276,7 +276,7 @@ def _two_drivers_name_a_pool_alike(fleet: Fleet) -> bool:
 
 
 def _draw_from_counters(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:
-    """Whether some device that is selected for the claims does."""
+    """Whether any device selected for the claims draws from shared counters."""
     drawing = bytes(fleet.inventory.drawing)
     if 1 not in drawing:
         return False

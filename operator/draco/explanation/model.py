@@ -1,9 +1,9 @@
-"""What an explanation is made of, ready to be written as JSON.
+"""The structs of an explanation, ready to be written as JSON.
 
-Owns the structs and the closed sets of words in them; fields are only ever added. Computes nothing but what a struct says of
-itself. `explain` fills Explanation, RequestExplanation, CauseCount and the node causes that are about devices; `verdicts` fills
-DeviceVerdict and its parts; `placement` the node causes that are about the pod; `problems.claims` Problem; `nearest` NearestMiss;
-`unmet` UnmetRequest; `standing` UseObstacle.
+Owns the structs and their closed sets of words; fields are only added. Computes only properties of single structs. `explain`
+fills Explanation, RequestExplanation, CauseCount and NodeCauses of devices; `placement` NodeCauses of the pod's rules; `verdicts`
+DeviceVerdict and its parts; `problems.claims` Problem; `nearest` NearestMiss; `unmet` UnmetRequest; `held_allocations`
+UseObstacle.
 """
 
 from collections.abc import Sequence
@@ -12,26 +12,25 @@ from enum import StrEnum
 from draco.resources.api.base import OutputStruct
 
 SCHEMA = "draco.dev/explanation/v1"
-"""Name of the JSON document. Fields are only ever added under one name."""
+"""Schema of the JSON document. Fields are only added under one name."""
 
 
 class Cause(StrEnum):
-    """What stands in the way of one device for one request; of several, the first in this order. No device is left out."""
+    """What blocks one device for one request; if several causes apply, the first in this order."""
 
     NOT_SELECTED = "NotSelected"
-    """A selector of the class or of the claim answers false."""
+    """A selector of the class or the claim is false."""
     POOL_OBSOLETE = "PoolObsolete"
     """Its slice is older than the pool's newest generation."""
     POOL_INCOMPLETE = "PoolIncomplete"
-    """Not all slices of the pool's newest generation are there."""
+    """Slices of the pool's newest generation are missing."""
     POOL_INVALID = "PoolInvalid"
-    """The pool contradicts itself: two devices or counter sets of one name, or a counter that it does not have."""
+    """The pool contradicts itself: duplicate devices or counter sets, or an undefined counter."""
     NO_NODE = "NoNode"
-    """No node that exists can reach it."""
+    """No existing node can reach it."""
     NODE_RULES = "NodeRules"
-    """The pod may go to no node that can reach it."""
+    """The pod may use no node that can reach it."""
     IN_USE = "InUse"
-    """Another claim holds it."""
     SELECTOR_FAILED = "SelectorFailed"
     """A selector fails on it, which fails the pod on every node."""
     TAINTED = "Tainted"
@@ -39,74 +38,71 @@ class Cause(StrEnum):
     COUNTERS_SHORT = "CountersShort"
     """Partitions in use leave too little of a shared counter."""
     CAPACITY_SHORT = "CapacityShort"
-    """It lacks a capacity that is asked for, may not be asked for so much, or has too little left of it."""
+    """It lacks a requested capacity, does not permit the amount, or has too little left."""
     CONSTRAINT = "Constraint"
     """It lacks an attribute that a constraint of the claim compares."""
     FREE = "Free"
-    """Nothing: it would do on its own."""
+    """Nothing: alone, it would do."""
 
 
 class PendingReason(StrEnum):
-    """Why claims wait, in one word: the main cause. The label of the metric `draco_claim_pending`."""
+    """The main cause why claims wait. Label of the metric `draco_claim_pending`."""
 
     CLASS_MISSING = "ClassMissing"
-    """A DeviceClass does not exist."""
     INVALID = "Invalid"
-    """A claim asks for something that cannot be understood, or for more devices than a claim may have."""
+    """A claim cannot be interpreted, or asks for more devices than a claim may have."""
     SELECTOR_ERROR = "SelectorError"
-    """A selector does not compile, or fails on a device: the scheduler gives the pod up on every node."""
+    """A selector does not compile, or fails on a device: the scheduler gives up on every node."""
     NO_DEVICES = "NoDevices"
     """Nothing is published at all."""
     NOTHING_SELECTED = "NothingSelected"
-    """No device is selected by the class and the claim."""
+    """The class and the claim select no device."""
     POOL_BROKEN = "PoolBroken"
-    """The devices are in pools that are incomplete, obsolete or invalid."""
+    """The devices are in incomplete, obsolete or invalid pools."""
     NO_NODE = "NoNode"
     """The devices belong to nodes that do not exist."""
     NODE_RULES = "NodeRules"
-    """The devices are on nodes to which the pod may not go."""
+    """The devices are on nodes that the pod may not use."""
     IN_USE = "InUse"
-    """Other claims hold the devices."""
     TAINTED = "Tainted"
-    """The devices are tainted."""
     COUNTERS_SHORT = "CountersShort"
     """Partitions in use leave too little of their GPUs."""
     CAPACITY_SHORT = "CapacityShort"
-    """Too little is left of shared devices."""
+    """Shared devices have too little left."""
     CONSTRAINT = "Constraint"
-    """There are free devices enough, but a constraint does not let them be used together."""
+    """Enough devices are free, but a constraint forbids using them together."""
     NOT_ENOUGH_ON_ONE_NODE = "NotEnoughOnOneNode"
-    """There are free devices, but no node has as many as are wanted."""
+    """Devices are free, but no node has enough."""
     NOT_TOGETHER = "NotTogether"
-    """Each request fits alone, but they need the same devices or are served by different nodes."""
+    """Each request fits alone, but they compete for devices or need different nodes."""
     SEARCH_TOO_LONG = "SearchTooLong"
     """There are too many combinations to try."""
     FITS = "Fits"
-    """The claims can be allocated now: kube-scheduler has not done so yet, or the pod may wait for something else."""
+    """The claims can be allocated: kube-scheduler has not done so yet, or the pod waits for something else."""
     RESERVED_BY_OTHERS = "ReservedByOthers"
-    """A claim is allocated, and as many pods use it as may."""
+    """An allocated claim has its maximum number of users."""
     WAITING_FOR_BINDING = "WaitingForBinding"
-    """A claim is allocated, and devices are being made ready, or have failed to be."""
+    """A claim is allocated, but devices are being prepared or have failed (binding conditions)."""
     BOUND_ELSEWHERE = "BoundElsewhere"
-    """A claim is allocated, and the pod may go to no node that can reach its devices."""
+    """A claim is allocated, but the pod may use no node that can reach its devices."""
     DEVICE_UNUSABLE = "DeviceUnusable"
-    """Every claim is allocated, and the pod cannot use a device: it is gone, allocated twice, tainted, or refused to kubelet."""
+    """All claims are allocated, but a device is gone, allocated twice, tainted, or refused to kubelet."""
     ALLOCATED = "Allocated"
-    """Every claim is allocated, and nothing is known to be in the pod's way."""
+    """All claims are allocated, and no obstacle is known."""
     CLAIM_MISSING = "ClaimMissing"
-    """A claim does not exist, or has not been made from its template yet."""
+    """A claim does not exist, or has not been created from its template yet."""
     BYPASSES_SCHEDULER = "BypassesScheduler"
-    """The pod names its node itself, so that it never comes to the scheduler, and nobody else allocates claims."""
+    """The pod sets spec.nodeName, so the scheduler never sees it, and nothing else allocates claims."""
     GATED = "SchedulingGated"
-    """The pod has a scheduling gate, and it is not devices of its own from Draco that it waits for."""
+    """The pod has another scheduling gate than Draco's, or Draco's although none of its own claims waits for Draco."""
     LIMIT_REACHED = "LimitReached"
-    """A claim of Draco's has devices to go to, and a DeviceLimit forbids it to take them."""
+    """Draco could allocate the claim, but a DeviceLimit forbids it."""
     CLAIM_DELETING = "ClaimDeleting"
-    """A claim is being deleted; it is not allocated any more."""
+    """A claim is being deleted, so it will not be allocated."""
 
 
 class SelectorRef(OutputStruct, frozen=True, kw_only=True):
-    """A selector: `source` is "class NAME" or "claim NAMESPACE/NAME" (or "claim template …"), `index` its place there."""
+    """A selector: `source` is "class NAME" or "claim NAMESPACE/NAME" (or "claim template …"), `index` its position there."""
 
     source: str
     index: int
@@ -114,13 +110,13 @@ class SelectorRef(OutputStruct, frozen=True, kw_only=True):
 
     @property
     def class_name(self) -> str:
-        """The DeviceClass that it is a selector of; "" for one of a claim."""
+        """The DeviceClass of the selector; "" if it is a claim's."""
         kind, _, name = self.source.partition(" ")
         return name if kind == "class" else ""
 
 
 class SeenValue(OutputStruct, frozen=True, kw_only=True):
-    """A value that a selector or constraint met: `path` as it is written in a selector, `value` "" where there is none."""
+    """A value that a selector or constraint read: `path` in selector syntax, `value` "" if the device has none."""
 
     path: str
     value: str
@@ -132,43 +128,43 @@ class Holder(OutputStruct, frozen=True, kw_only=True):
 
     claim: str
     consumers: list[str] = []
-    """Who it is reserved for: "pod NAME", in the claim's namespace."""
+    """"pod NAME" of each user, in the claim's namespace."""
     idle: bool = False
     devices: int = 1
 
 
 class Shortage(OutputStruct, frozen=True, kw_only=True):
-    """Too little of a counter ("set/counter") or a capacity. Quantities as they are written in manifests."""
+    """Too little of a counter ("set/counter") or a capacity. Quantities in manifest syntax."""
 
     name: str
     needed: str
     left: str
     total: str = ""
     takers: list[str] = []
-    """Devices in use that take of it, as "device (claim)"; the biggest first."""
+    """Devices in use that draw from it, as "device (claim)"; the largest first."""
 
 
 class TaintSeen(OutputStruct, frozen=True, kw_only=True):
-    """A taint that is not tolerated; `rule` names the DeviceTaintRule, "" for the driver's own."""
+    """An untolerated taint. `rule` names its DeviceTaintRule; "" if the driver sets it."""
 
     taint: str
     rule: str = ""
 
 
 class CauseCount(OutputStruct, frozen=True, kw_only=True):
-    """Devices with one cause, in one respect: one selector, one taint, one counter.
+    """Devices with one cause and one detail: one selector, one taint, one counter.
 
-    Which of the fields after `text` are filled depends on the cause. Lists are bounded; the most frequent come first.
+    The cause determines which fields after `text` are set. Lists are bounded; the most frequent come first.
     """
 
     cause: Cause
     devices: int
     nodes: int
-    """On how many nodes they are; devices that many nodes reach count for none."""
+    """Number of nodes they are on; devices that several nodes reach do not count."""
     text: str
     """In words, without the number: "not selected by …"."""
     example: str = ""
-    """One of the devices, "driver/pool/device"."""
+    """One of the devices, as driver/pool/device."""
     node_names: list[str] = []
     selector: SelectorRef | None = None
     error: str = ""
@@ -176,31 +172,31 @@ class CauseCount(OutputStruct, frozen=True, kw_only=True):
     holders: list[Holder] = []
     holders_total: int = 0
     dedicated: bool = False
-    """In use, and a part would do: their driver publishes them for one claim at a time."""
+    """In use; the request asks only for a share, but the driver publishes the devices for one claim at a time."""
     taints: list[TaintSeen] = []
     shortage: Shortage | None = None
     pools: list[str] = []
     newer: str = ""
-    """Where the newer generation of such a pool comes from, if from another node."""
+    """Node that publishes a newer generation of the pool, if not the device's own."""
     constraint: str = ""
 
 
 class RequestExplanation(OutputStruct, frozen=True, kw_only=True):
-    """One request, or one alternative of it: every published device, counted once by what stands in its way."""
+    """One request, or one alternative of it: every published device, counted once by its cause."""
 
     claim: str
     request: str
-    """"name", or "name/alternative"."""
+    """As name, or name/alternative."""
     device_class: str
     mode: str = "ExactCount"
     wanted: int = 1
     admin_access: bool = False
     devices: int = 0
-    """Every device that is published: the sum of all counts."""
+    """All published devices: the sum of all counts."""
     causes: list[CauseCount] = []
     """Most useful first; Cause.FREE last."""
     free: int = 0
-    """Devices that would do, each on its own."""
+    """Devices that would do, each alone."""
     most_free_on_one_node: int = 0
     best_node: str = ""
     fits_alone: bool = False
@@ -213,7 +209,7 @@ class RequestExplanation(OutputStruct, frozen=True, kw_only=True):
 
 
 def alternatives(requests: Sequence[RequestExplanation]) -> list[list[int]]:
-    """The places of requests, those together that are alternatives of one request."""
+    """The positions of requests, grouped if they are alternatives of one request."""
     found: dict[tuple[str, str], list[int]] = {}
     for number, each in enumerate(requests):
         found.setdefault((each.claim, each.request.partition("/")[0]), []).append(number)
@@ -221,7 +217,7 @@ def alternatives(requests: Sequence[RequestExplanation]) -> list[list[int]]:
 
 
 class NodeReason(StrEnum):
-    """Why a node will not do."""
+    """Why a node does not fit."""
 
     NODE_NAME = "NodeName"
     UNSCHEDULABLE = "Unschedulable"
@@ -232,25 +228,25 @@ class NodeReason(StrEnum):
     ALLOCATION = "Allocation"
     """An allocated claim of the pod is bound to other nodes."""
     NO_DEVICES = "NoDevices"
-    """It reaches no device that is free and selected."""
+    """It reaches no free selected device."""
     NOT_ENOUGH = "NotEnough"
-    """It has some, but fewer than are wanted."""
+    """It has fewer than wanted."""
     CONSTRAINT = "Constraint"
-    """It has enough, but a constraint does not let them be used together."""
+    """It has enough, but a constraint forbids using them together."""
     COUNTERS_SHORT = "CountersShort"
-    """Each of its free partitions would do, but not that many of them: they draw from the same counters."""
+    """It has enough free partitions, but together they overdraw their counters."""
     NOT_TOGETHER = "NotTogether"
     """Each request fits there alone."""
     ALL_MODE = "AllMode"
-    """A request wants every matching device of the node, and one of them is not to be had."""
+    """A request wants all matching devices of the node, and one of them is unavailable."""
     POOL_BROKEN = "PoolBroken"
     ERROR = "Error"
 
 
 class NodeCause(OutputStruct, frozen=True, kw_only=True):
-    """Nodes that will not do, all in one way. Each node is in one of these or in `fits_on`.
+    """Nodes that do not fit for one cause. Every node is in one NodeCause or in `fits_on`.
 
-    `placement` fills those of the pod's rules, `explain` those of devices.
+    `placement` fills causes of the pod's rules, `explain` those of devices.
     """
 
     reason: NodeReason
@@ -258,12 +254,11 @@ class NodeCause(OutputStruct, frozen=True, kw_only=True):
     """In words, to follow "3 nodes are" or "node a is": "without the label …"."""
     nodes: int
     names: list[str] = []
-    """Bounded; the nearest to fitting, or the first by name."""
+    """Bounded; the closest to fitting first, or by name."""
     request: str = ""
     free: int = 0
     wanted: int = 0
     names_subject: bool = False
-    """As in Explanation."""
 
 
 class ProblemKind(StrEnum):
@@ -281,12 +276,12 @@ class ProblemKind(StrEnum):
     UNKNOWN_REQUEST = "UnknownRequest"
     TOO_MANY_DEVICES = "TooManyDevices"
     CONFIGURATION_REFUSED = "ConfigurationRefused"
-    """It can be allocated, and Draco's agent refuses to prepare it as it is configured."""
+    """It can be allocated, but Draco's agent refuses to prepare its configuration."""
     INVALID = "Invalid"
 
 
 class Problem(OutputStruct, frozen=True, kw_only=True):
-    """Something wrong with a claim. `problems.claims` fills it."""
+    """A defect of a claim."""
 
     kind: ProblemKind
     text: str
@@ -297,13 +292,12 @@ class Problem(OutputStruct, frozen=True, kw_only=True):
     remedy: str = ""
     """What to write instead."""
     fatal: bool = False
-    """Whether the claim cannot be allocated on any node while it is so."""
+    """Whether it keeps the claim from being allocated on any node."""
     names_subject: bool = False
-    """As in Explanation."""
 
 
 class ChangeKind(StrEnum):
-    """What a nearest miss would change, from small to big: what helps without taking anything from anybody comes first."""
+    """The change of a nearest miss, from small to large: changes that take nothing from others come first."""
 
     OTHER_CLASS = "OtherClass"
     FREE_IDLE_CLAIM = "FreeIdleClaim"
@@ -316,31 +310,30 @@ class ChangeKind(StrEnum):
     LOWER_CAPACITY = "LowerCapacity"
     LOWER_COUNT = "LowerCount"
     LOWER_OTHERS = "LowerOthers"
-    """Another claim takes of a capacity what it does not ask for."""
+    """Another claim holds an amount of a capacity that it did not request."""
     FREE_CLAIM = "FreeClaim"
     DROP_CONSTRAINT = "DropConstraint"
     DROP_SELECTOR = "DropSelector"
 
 
 class NearestMiss(OutputStruct, frozen=True, kw_only=True):
-    """A single change with which the claims would be allocated: tried out with the allocator. `nearest` fills it."""
+    """A single change that lets the claims be allocated, as tried with the allocator."""
 
     kind: ChangeKind
     text: str
     """What to do, as an imperative: "lift the taint … from …"."""
     node: str = ""
-    """Where it would then fit; one of the nodes, if there are more."""
+    """Where it would fit then; one node if there are several."""
     devices: list[str] = []
     claim: str = ""
-    """The claim that would have to go or to change."""
+    """The claim that would have to go or change."""
     names_subject: bool = False
-    """As in Explanation."""
 
 
 class UnmetRequest(OutputStruct, frozen=True, kw_only=True):
-    """A request that no node could meet even if nobody used it. `remedies.unmet` fills it.
+    """A request that no node could meet even if nothing were in use.
 
-    `product` and `profile` are "" where the request leaves them open.
+    `product` and `profile` are "" if the request leaves them open.
     """
 
     claim: str
@@ -348,19 +341,19 @@ class UnmetRequest(OutputStruct, frozen=True, kw_only=True):
     device_class: str
     product: str = ""
     profile: str = ""
-    """Of a MIG partition."""
+    """MIG profile."""
     count: int
     published: int = 0
-    """Devices that it selects in all of the cluster. With none, product and profile are what the claim or class says."""
+    """Devices that it selects in the whole cluster. If 0, product and profile are those named by the claim or class."""
 
 
 class DeviceVerdict(OutputStruct, frozen=True, kw_only=True):
-    """One device and one request: why not. `verdicts` fills it."""
+    """Why one device is unsuitable for one request."""
 
     device: str
-    """"driver/pool/device"."""
+    """As driver/pool/device."""
     node: str = ""
-    """The node it belongs to; "" for devices that several nodes may reach."""
+    """The node it belongs to; "" if several nodes may reach it."""
     claim: str
     request: str
     cause: Cause
@@ -372,52 +365,51 @@ class DeviceVerdict(OutputStruct, frozen=True, kw_only=True):
     taints: list[TaintSeen] = []
     shortage: Shortage | None = None
     binding_conditions: list[str] = []
-    """Conditions that must become true once it is allocated, before the pod is bound."""
+    """Conditions that must become true after allocation before the pod is bound."""
 
 
 class ObstacleKind(StrEnum):
-    """What keeps a device that is allocated from being used."""
+    """Why an allocated device cannot be used."""
 
     NODE_GONE = "NodeGone"
-    """Its node does not exist."""
     DRIVER_SILENT = "DriverSilent"
     """Nothing is published for its pool."""
     NOT_PUBLISHED = "NotPublished"
     """Its pool is published without it."""
     OTHER_BOARD = "OtherBoard"
-    """Its name is that of another board now, or of another machine's: not of the one on which the claim was prepared."""
+    """Its name now belongs to another board than the one on which the claim was prepared."""
     GIVEN_TWICE = "GivenTwice"
     """Another claim has it too, or a device of the same hardware."""
     TAINTED = "Tainted"
     """It has a taint that its claim does not tolerate."""
     CONFIGURATION_REFUSED = "ConfigurationRefused"
-    """Draco's agent refuses to prepare it as it is configured."""
+    """Draco's agent refuses to prepare its configuration."""
 
 
 class UseObstacle(OutputStruct, frozen=True, kw_only=True):
-    """What keeps a pod from using a device of its claim; `device` is "" where it is about the claim. `standing` fills it."""
+    """Why a pod cannot use a device of its claim; `device` is "" if the whole claim is concerned."""
 
     kind: ObstacleKind
     claim: str
     device: str = ""
     text: str
-    """What is so, as the end of a sentence."""
+    """The obstacle, as the end of a sentence."""
     remedy: str
     """What to do, as an imperative."""
 
 
 class AllocatedClaim(OutputStruct, frozen=True, kw_only=True):
-    """A claim of the pod that is allocated already."""
+    """An allocated claim of the pod."""
 
     claim: str
     devices: list[str] = []
     consumers: list[str] = []
     waiting_for: list[str] = []
-    """Binding conditions that are not true yet, "device: condition"."""
+    """Binding conditions that are not true yet, as "device: condition"."""
     failed: list[str] = []
     """Binding failure conditions that are true."""
     nodes: str = ""
-    """Where its devices can be reached, in words; "" for everywhere."""
+    """Where its devices are reachable, in words; "" if everywhere."""
 
 
 class Explanation(OutputStruct, frozen=True, kw_only=True):
@@ -427,53 +419,54 @@ class Explanation(OutputStruct, frozen=True, kw_only=True):
     claims: list[str] = []
     pod: str = ""
     node: str = ""
-    """The pod's, where it has one already."""
+    """The pod's node; "" if it has none yet."""
     reason: PendingReason
     summary: str = ""
     """One paragraph: the decisive cause, the fix, counts. At most 1000 characters, and 300 in ordinary cases."""
     names_subject: bool = False
-    """Whether the summary names the pod or one of its claims, so that it is true of no other pod that asks for the same."""
+    """Whether the summary names the pod or its claim, so that it does not apply to other pods with equal requests."""
     names_group: bool = False
-    """Whether it names the pod's group, so that it is true of pods of that group only."""
+    """Whether it names the pod's group, so that it applies to pods of that group only."""
     fits: bool = False
-    """Whether the scheduler could allocate all claims now: some node does, and no device makes a selector fail."""
+    """Whether the scheduler could allocate all claims now: some node fits, and no selector fails on a device."""
     fits_on: list[str] = []
-    """Nodes on which the claims can be allocated together; the first ones, of `fits_on_total`."""
+    """Nodes on which the claims fit together; the first of `fits_on_total`."""
     fits_on_total: int = 0
     error: str = ""
-    """What makes the scheduler give up on every node, in its words."""
+    """The error that makes the scheduler give up on every node."""
     nodes_total: int = 0
     devices_total: int = 0
     requests: list[RequestExplanation] = []
     nodes: list[NodeCause] = []
-    """Why the other nodes will not do, most useful first."""
+    """Why the other nodes do not fit, most useful first."""
     problems: list[Problem] = []
     nearest: list[NearestMiss] = []
     stays: str = ""
-    """What would be in the way if nobody else had any device: waiting does not mend it. "" where nothing would."""
+    """What would still block if nothing were in use, so waiting does not help. "" if nothing would."""
     unmet: list[UnmetRequest] = []
-    """What no node of the cluster could give, and a new one would have to have."""
+    """What no node of the cluster could provide, so a new node must."""
     counted_on: str = ""
-    """The node on which Karpenter counts for the pod, whose devices are tainted: it knows no taints of devices, and adds none."""
+    """The node that Karpenter wrongly counts on: its devices are tainted, but Karpenter ignores device taints and adds no node.
+    """
     allocated: list[AllocatedClaim] = []
     obstacles: list[UseObstacle] = []
-    """What keeps the pod from using what its claims have."""
+    """Why the pod cannot use what its claims have."""
     room_on: list[str] = []
-    """Nodes on which the claims of such a pod could be allocated again; the first ones."""
+    """Nodes on which the claims of such a pod would fit if allocated again; the first ones."""
     upstream_bugs: list[str] = []
-    """Bugs of the cluster's scheduler that may make it decide otherwise."""
+    """Known bugs of the cluster's scheduler that may change its decision."""
     scheduler: str = ""
-    """What kube-scheduler last said of the pod."""
+    """kube-scheduler's last message about the pod."""
     by_draco: bool = False
-    """Whether one of those that wait is Draco's to allocate: kube-scheduler allocates none of a pod's before."""
+    """Whether Draco allocates a waiting claim; kube-scheduler allocates the pod's other claims only after that."""
     ended: str = ""
-    """A pod that has used the claims to its end and is not deleted: for it Kubernetes takes back what Draco allocates."""
+    """A completed pod that used the claims and still exists: Kubernetes revokes what Draco allocates while it does."""
     group: str = ""
-    """The group of pods that the pod starts together with, where Draco allocates; "PodGroup default/train"."""
+    """The group that the pod starts with, if Draco allocates: "PodGroup default/train"."""
     preemption: str = ""
-    """Whether pods of a lower priority are evicted for the pod, where Draco allocates and others have the devices."""
+    """The state of preemption for the pod, if Draco allocates and others have the devices."""
     devices: list[DeviceVerdict] = []
-    """Only where asked for."""
+    """Only on request."""
 
     def __str__(self) -> str:
         return self.summary

@@ -1,7 +1,7 @@
 """The note of an Event: the decisive cause, then the one fix, then counts.
 
-Owns what is said in one paragraph and what is left to `draco explain`. Decides nothing: which cause is decisive, and what would
-help, is in the explanation. What it says of devices and nodes is `wording`'s.
+Owns what the paragraph says and what is left to `draco explain`. Decides nothing: the explanation already has the decisive cause
+and the changes that help. `wording` phrases devices and nodes.
 """
 
 from collections import Counter
@@ -26,10 +26,10 @@ from draco.explanation.wording import capital, core_of_error, is_of_no_concern, 
 from draco.resources.texts import NAMED, are, counted, listed, sentence, shortened
 
 MAX_NOTE: Final = 1000
-"""Characters of an Event's note, less some; ordinary notes have 300 at most."""
+"""Somewhat below the limit of an Event's note; ordinary notes have at most 300 characters."""
 _ROOM: Final = 300
 _SAID: Final = 2
-"""Causes of one request that are said in full. Of more there are counts."""
+"""Causes of one request that are spelled out; more are only counted."""
 _COUNTED: Final[Mapping[Cause, str]] = MappingProxyType(
     {
         Cause.NOT_SELECTED: "not selected",
@@ -50,9 +50,9 @@ _COUNTED: Final[Mapping[Cause, str]] = MappingProxyType(
 
 
 class _NoteParts(NamedTuple):
-    """What is said of an explanation; `counts` is left out where the cause has counted already.
+    """The parts of a summary. `counts` is "" if the cause has counted already.
 
-    `names_subject`: one of the texts names the pod or a claim of its own.
+    `names_subject`: a text names the pod or one of its own claims.
     """
 
     cause: str
@@ -62,7 +62,7 @@ class _NoteParts(NamedTuple):
 
 
 def with_summary(explanation: Explanation) -> Explanation:
-    """The explanation with its paragraph, and of whom that is true."""
+    """The explanation with its summary, `names_subject` and `names_group`."""
     names_subject = explanation.names_subject
     if explanation.stays:
         text = f"Waiting does not help: {explanation.stays[:1].lower()}{explanation.stays[1:]}"
@@ -83,21 +83,21 @@ def with_summary(explanation: Explanation) -> Explanation:
 
 
 def cause_and_fix(explanation: Explanation) -> tuple[str, bool]:
-    """The same without counts, and whether it names the pod or one of its claims."""
+    """The summary without counts, and whether it names the pod or one of its claims."""
     said = _said(explanation)
     return _sentences(explanation, said), said.names_subject
 
 
 def _sentences(explanation: Explanation, said: _NoteParts) -> str:
     said_too = ""
-    if explanation.counted_on:  # this keeps Karpenter from helping, though it says that it found a place
+    if explanation.counted_on:  # Karpenter will not help, although it reports a place
         said_too = f"Karpenter ignores device taints and treats {explanation.counted_on} as free; it may not add a node"
     return " ".join(sentence(capital(each)) for each in (said.cause, said.fix, said_too) if each)
 
 
 def _said(explanation: Explanation) -> _NoteParts:
     allocated = _ALLOCATED.get(explanation.reason)
-    if allocated is not None:  # all but one of these say which claim it is
+    if allocated is not None:  # all but one of these name the claim
         return allocated(explanation)._replace(names_subject=explanation.reason is not PendingReason.ALLOCATED)
     if explanation.reason in {
         PendingReason.CLAIM_MISSING,
@@ -120,7 +120,7 @@ def _said(explanation: Explanation) -> _NoteParts:
         )
     if explanation.error and explanation.reason is not PendingReason.POOL_BROKEN:
         cause = f"the scheduler gives up on every node: {core_of_error(explanation.error)}"
-        # The allocator says whose request it is about, unless it has tried too long.
+        # The error names the request, unless the search took too long.
         is_named = explanation.reason is not PendingReason.SEARCH_TOO_LONG
         return _NoteParts(cause, _fix(explanation), names_subject=is_named)
     return _unfit(explanation)
@@ -132,11 +132,11 @@ _UNTRIED: Final[Mapping[PendingReason, str]] = MappingProxyType(
         PendingReason.NO_NODE: "start the node; if it does not come back, delete its ResourceSlices",
     }
 )
-"""What to do where no change can be tried."""
+"""What to do if no change can be tried."""
 
 
 def _fix(explanation: Explanation) -> str:
-    """The change with which it would fit, "" where none was found."""
+    """The change with which it would fit; "" if none was found."""
     if explanation.nearest:
         return explanation.nearest[0].text
     return _UNTRIED.get(explanation.reason, "")
@@ -147,7 +147,7 @@ def _fix_names_subject(explanation: Explanation) -> bool:
 
 
 def _or_added(explanation: Explanation, fix: str) -> str:
-    """The fix, or a node that would do: for who adds nodes, which may be an autoscaler."""
+    """The fix, or the node to add, for whoever adds nodes (perhaps an autoscaler)."""
     if not explanation.unmet:
         return fix
     unmet = explanation.unmet[0]
@@ -157,8 +157,6 @@ def _or_added(explanation: Explanation, fix: str) -> str:
     added = f"add a node with {unmet.count} {what}"
     return f"{fix}, or {added}" if fix else added
 
-
-# What is wrong with the claim itself
 
 _OF_THE_CLAIM: Final = frozenset(
     {
@@ -171,17 +169,14 @@ _OF_THE_CLAIM: Final = frozenset(
         PendingReason.CONSTRAINT,
     }
 )
-"""Reasons that a problem of the claim may be behind."""
+"""Reasons behind which a problem of the claim may be."""
 
 
 def _decisive_problem(explanation: Explanation) -> Problem | None:
-    """The problem that alone explains it, one that is fatal if there is one."""
+    """The problem that alone explains it, preferably a fatal one; None if there is none."""
     if explanation.reason not in _OF_THE_CLAIM:
         return next((each for each in explanation.problems if each.fatal), None)
     return min(explanation.problems, key=lambda each: not each.fatal, default=None)
-
-
-# What is in the way of the devices
 
 
 def _unfit(explanation: Explanation) -> _NoteParts:
@@ -213,13 +208,13 @@ def _unfit(explanation: Explanation) -> _NoteParts:
 
 
 def _nodes_name_subject(explanation: Explanation) -> bool:
-    # What of a node is not free may be what another claim of the pod has.
+    # A device that is not free may be held by another claim of the pod.
     has_devices = bool(explanation.allocated)
     return any(each.names_subject or (has_devices and each.reason is NodeReason.ALL_MODE) for each in explanation.nodes)
 
 
 def _is_held_by_own(request: RequestExplanation, explanation: Explanation) -> bool:
-    """Whether a claim of the pod itself may be named that has devices of the request, or a share of them."""
+    """Whether another claim of the pod may be named as holding the request's devices, or a share of them."""
     return any(
         (count.shortage is not None and bool(explanation.allocated))
         or any(holder.claim in explanation.claims for holder in count.holders)
@@ -228,7 +223,7 @@ def _is_held_by_own(request: RequestExplanation, explanation: Explanation) -> bo
 
 
 def _split(explanation: Explanation) -> str:
-    """What helps where each request fits, and all of them do not."""
+    """What helps if each request fits alone but not all together."""
     if explanation.reason is not PendingReason.NOT_TOGETHER:
         return ""
     fewer = "ask for fewer devices, or " if _nodes(explanation) else ""
@@ -236,14 +231,14 @@ def _split(explanation: Explanation) -> str:
 
 
 def _apart(explanation: Explanation) -> str:
-    """Requests that fit, but not on the same node."""
+    """The text for requests that each fit, but on different nodes."""
     requests = explanation.requests
     places = [f"{_named(each, requests)} fits on {each.best_node}" for each in requests if each.best_node]
     return f"no node has devices for all requests: {', '.join(places)}"
 
 
 def _decisive_request(explanation: Explanation) -> RequestExplanation | None:
-    """The first request that no node can meet, or else the first; of its alternatives the one that selects most."""
+    """The first request that no node can meet, else the first; of its alternatives, the one that selects most."""
     requests = [[explanation.requests[number] for number in each] for each in alternatives(explanation.requests)]
     short = (each for each in requests if all(one.most_free_on_one_node < one.wanted for one in each))
     decisive = next(short, requests[0] if requests else [])
@@ -251,7 +246,7 @@ def _decisive_request(explanation: Explanation) -> RequestExplanation | None:
 
 
 def _none_free(request: RequestExplanation, name: str) -> str:
-    """Every device that the request selects, by what is in its way."""
+    """The devices that the request selects, by cause."""
     causes = _of_concern(request)
     if {each.cause for each in causes} == {Cause.NOT_SELECTED}:
         any_of = "the only device" if request.devices == 1 else f"any of the {request.devices} devices"
@@ -278,12 +273,12 @@ def _one(count: CauseCount) -> str:
 
 
 def _of_concern(request: RequestExplanation) -> Sequence[CauseCount]:
-    """Without what the class does not mean, if it means anything."""
+    """The causes, without devices that the class is not meant for, unless that leaves none."""
     return [each for each in request.causes if not is_of_no_concern(each)] or request.causes
 
 
 def _counts(request: RequestExplanation) -> str:
-    """Devices by what is in their way: "16 devices: 14 free, 2 in use"; "" where the cause says it all."""
+    """Devices by cause: "16 devices: 14 free, 2 in use"; "" if the cause says it all."""
     counts: Counter[str] = Counter()
     causes = _of_concern(request)
     if not request.free and len({each.cause for each in causes}) == 1:
@@ -299,16 +294,13 @@ def _nodes(explanation: Explanation) -> str:
 
 
 def _named(request: RequestExplanation, among: Sequence[RequestExplanation]) -> str:
-    """How a request is called among these: with its claim, if there are several."""
+    """The request's name, with its claim if there are several claims."""
     of_claim = f" of claim {request.claim.partition('/')[2]}" if _are_several_claims(among) else ""
     return f"request {request.request}{of_claim}"
 
 
 def _are_several_claims(requests: Sequence[RequestExplanation]) -> bool:
     return len({each.claim for each in requests}) > 1
-
-
-# What has its devices, or could have them now
 
 
 def _fits(explanation: Explanation) -> _NoteParts:
@@ -354,7 +346,7 @@ def _unusable(explanation: Explanation) -> _NoteParts:
 
 def _allocated(explanation: Explanation) -> _NoteParts:
     devices = listed([device for claim in explanation.allocated for device in claim.devices])
-    if explanation.node:  # kubelet may still be preparing the devices there
+    if explanation.node:  # kubelet may still be preparing the devices
         where = f"all claims are allocated ({devices}), and the pod has its node, {explanation.node}"
         return _NoteParts(where, "if it does not start, see its Events")
     if explanation.pod:

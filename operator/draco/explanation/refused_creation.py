@@ -1,14 +1,13 @@
-"""Why a claim was not made for a pod: what kube-controller-manager says of it, in a sentence with what to do.
+"""Why kube-controller-manager could not create a claim for a pod, as one sentence with the remedy.
 
-Owns the reading of that message. The API server refuses what is over a ResourceQuota before there is a claim that anybody could
-look at, so the message is all that is known.
+Owns parsing its message. Over a ResourceQuota the API server refuses the claim itself, so the message is the only evidence.
 """
 
 import re
 from typing import Final
 
 EVENT_REASON: Final = "FailedResourceClaimCreation"
-"""Of kube-controller-manager's Event on the pod."""
+"""Reason of kube-controller-manager's Event on the pod."""
 _OVER_QUOTA: Final = re.compile(
     r"exceeded quota: (?P<quota>[^,]+), requested: (?P<requested>[^ ]+), used: (?P<used>[^ ]+), limited: (?P<limited>[^ ]+)"
 )
@@ -19,7 +18,7 @@ _REMEDY: Final = "Delete claims that are not needed, or have the quota raised"
 
 
 def creation_refusal(message: str, namespace: str) -> str | None:
-    """What a quota refused, as a person reads it: cause, then fix. None if it was no quota."""
+    """The refusal by a quota: cause, then fix. None if no quota was involved."""
     found = _ENTRY.search(message)
     entry, why = (found["entry"], found["why"]) if found else ("", message)
     quota = _OVER_QUOTA.search(why)
@@ -45,5 +44,5 @@ def _of(resource: str, used: str, limited: str, requested: str) -> str:
 
 
 def _amounts(text: str) -> dict[str, str]:
-    """Of "a=1,b=2". Names of resources hold no comma and no equals sign."""
+    """Parse "a=1,b=2"; resource names have neither comma nor equals sign."""
     return {name: amount for name, _, amount in (each.partition("=") for each in text.split(","))}

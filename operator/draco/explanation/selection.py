@@ -1,7 +1,7 @@
-"""What the selectors of one request select among all devices, selector by selector.
+"""What the selectors of one request select among all devices, step by step.
 
-Owns the chain of a class's selectors and a request's own, and the marks of the rows that get through each. A row marked is a
-device selected, whether it is free or in use, reachable or not.
+Owns the chain of the class's and the request's selectors, and the rows that pass each. A marked row is a selected device, whether
+free or in use, reachable or not.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,17 +28,17 @@ class SelectorStep(msgspec.Struct, frozen=True, eq=False):
 
     ref: SelectorRef
     before: bytes
-    """1 for each device that the selectors before it select."""
+    """1 for each device that passes the selectors before it."""
     after: bytes
-    """1 for those of them that it selects too."""
+    """1 for each of those that it selects."""
     failed: bytes
-    """1 for those on which it fails."""
+    """1 for each of those on which it fails."""
     error: CompileError | None = None
-    """It does not compile: then nothing is known of what it selects, and it is passed over."""
+    """The compile error; such a selector is skipped, because its result is unknown. None if it compiles."""
 
 
 class Selection(msgspec.Struct, frozen=True, eq=False):
-    """The whole chain; `of_class` says how many of the steps are the class's."""
+    """The whole chain; `of_class` is the number of the class's steps."""
 
     start: bytes
     """1 for each device."""
@@ -57,14 +57,14 @@ class Selection(msgspec.Struct, frozen=True, eq=False):
 
 
 def alternatives(request: DeviceRequest) -> list[tuple[str, Asked]]:
-    """What a request asks for, each by the name it has in results."""
+    """What a request asks for: each alternative with its name in results."""
     if request.first_available:
         return [(f"{request.name}/{each.name}", each) for each in request.first_available]
     return [] if request.exactly is None else [(request.name, request.exactly)]
 
 
 def least(asked: Asked) -> int:
-    """How many devices it takes at least."""
+    """The least number of devices that it takes."""
     return 1 if asked.allocation_mode == "All" else asked.count
 
 
@@ -77,7 +77,7 @@ def with_devices(claim: ResourceClaim, **fields: object) -> ResourceClaim:
 def selection(
     fleet: Fleet, claim: ResourceClaim, device_class: DeviceClass, asked: Asked, *, called: str = ""
 ) -> Selection:
-    """Run the chain over all devices. `called` is what its author wrote where that is no claim of this name yet."""
+    """Run the chain over all devices. `called` names the author's object if it is not a claim of this name yet."""
     claims_own = called or f"claim {claim.metadata.key}"
     sources = [
         *((f"class {device_class.metadata.name}", *each) for each in enumerate(device_class.spec.selectors)),
@@ -104,12 +104,12 @@ def _step(fleet: Fleet, ref: SelectorRef, before: bytes) -> SelectorStep:
 
 
 def met(fleet: Fleet, expression: str, among: bytes) -> bytes:
-    """1 for each of the marked devices that the expression selects. Raises CompileError."""
+    """1 for each marked device that the expression selects. Raises CompileError."""
     return select([among, fleet.inventory.selectors.scan(expression).outcomes.translate(_YES)])
 
 
 def failing(fleet: Fleet, expression: str, among: bytes) -> bytes:
-    """1 for each of the marked devices on which the expression fails. Raises CompileError."""
+    """1 for each marked device on which the expression fails. Raises CompileError."""
     return select([among, fleet.inventory.selectors.scan(expression).outcomes.translate(_FAILS)])
 
 
@@ -126,12 +126,12 @@ def errors_on(fleet: Fleet, expression: str, rows: Iterable[int]) -> Iterator[st
 
 
 def count(marks: bytes) -> int:
-    """How many rows are marked."""
+    """The number of marked rows."""
     return marks.count(1)
 
 
 def first_rows(marks: bytes, most: int) -> list[int]:
-    """The first of the marked rows."""
+    """The first marked rows, at most `most`."""
     if count(marks) <= most:
         return places(marks, 1)
     rows: list[int] = []

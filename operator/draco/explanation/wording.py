@@ -1,7 +1,7 @@
-"""An explanation in plain words: its parts, and all of it line by line for a terminal.
+"""An explanation in words: its parts, and all of it line by line for a terminal.
 
-Owns the wording, how much is named, and the layout of the report; wraps and colours nothing. Decides nothing. The paragraph made
-of the parts is `note`'s.
+Owns the wording, how many things are named, and the layout of the report. `note` combines parts into a paragraph. Decides
+nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +25,9 @@ from draco.explanation.model import (
 from draco.resources.texts import NAMED, are, counted, listed, sentence, shortened, shown
 
 BRIEF: Final = 5
-"""Lines that are said of a pod or a claim where nobody asks for more."""
+"""Lines per pod or claim, unless more is asked for."""
 MORE: Final = "Each request and each node with -v."
-"""The last line on a screen of these."""
+"""The last line of a brief screen."""
 _QUOTED: Final = 100
 _OWNER, _ADMINISTRATOR = 1, 2
 _BY_OTHERS: Final[Mapping[ChangeKind, int]] = MappingProxyType(
@@ -36,7 +36,7 @@ _BY_OTHERS: Final[Mapping[ChangeKind, int]] = MappingProxyType(
         **dict.fromkeys((ChangeKind.LIFT_TAINT, ChangeKind.UNCORDON, ChangeKind.REPAIR_POOL), _ADMINISTRATOR),
     }
 )
-"""Changes that take the owner of another claim, or an administrator."""
+"""Changes that the owner of another claim, or an administrator, must make."""
 
 
 def _quoted(text: str, most: int = _QUOTED) -> str:
@@ -44,7 +44,7 @@ def _quoted(text: str, most: int = _QUOTED) -> str:
 
 
 def selector_text(selector: SelectorRef) -> str:
-    """A selector, named by whose it is."""
+    """A selector, named by its owner."""
     whose = f"class {selector.class_name}'s" if selector.class_name else "the claim's"
     return f"{whose} selector `{_quoted(selector.expression)}`"
 
@@ -99,7 +99,7 @@ def _shortage(count: CauseCount) -> str:
 
 
 def _values(values: Sequence[SeenValue]) -> str:
-    """What the devices have instead, of the first thing that is read."""
+    """The devices' actual values of the first path that the selector reads."""
     if not values:
         return ""
     path = values[0].path
@@ -124,12 +124,12 @@ def _holder(holder: Holder) -> str:
 
 
 def is_of_no_concern(count: CauseCount) -> bool:
-    """Whether the class tells these devices apart from those that it means, as by their driver."""
+    """Whether the class excludes these devices, for example by driver."""
     return count.cause is Cause.NOT_SELECTED and count.selector is not None and bool(count.selector.class_name)
 
 
 def node_text(cause: NodeCause) -> str:
-    """Nodes with one cause: who, and what of them."""
+    """Nodes with one cause: which, and the cause."""
     if cause.nodes <= NAMED:
         who = f"node {cause.names[0]}" if cause.nodes == 1 else f"nodes {', '.join(cause.names[: cause.nodes])}"
     else:
@@ -143,17 +143,17 @@ def problem_text(problem: Problem) -> str:
 
 
 def core_of_error(error: str) -> str:
-    """An error without the advice and the picture that come with it, which what is said next makes up for."""
+    """An error without CEL's advice and source excerpt."""
     return " ".join(error.partition(". consider using")[0].partition("\n |")[0].split())
 
 
 def capital(text: str) -> str:
-    """With a capital at the start."""
+    """The text with an upper-case first letter."""
     return text[:1].upper() + text[1:]
 
 
 def brief(explanation: Explanation) -> Iterator[str]:
-    """What to read first, in BRIEF lines at most: why it waits and what to do, what else is in the way, what else would do."""
+    """At most BRIEF lines: why it waits and what to do, other obstacles, other changes that would help."""
     lines = [explanation.summary]
     if explanation.preemption:
         lines.append(sentence(capital(explanation.preemption)))
@@ -169,7 +169,7 @@ def brief(explanation: Explanation) -> Iterator[str]:
 
 
 def report(explanation: Explanation) -> Iterator[str]:
-    """The whole explanation, line by line; indented by two blanks for each level."""
+    """The whole explanation, line by line; two spaces of indentation per level."""
     yield explanation.summary
     if explanation.preemption:
         yield sentence(capital(explanation.preemption))
@@ -199,25 +199,25 @@ def report(explanation: Explanation) -> Iterator[str]:
 
 
 def device_lines(explanation: Explanation) -> Iterator[str]:
-    """What stands in the way of each device, where that was asked for."""
+    """The verdict on each device, if they were asked for."""
     if explanation.devices:
         yield from ("", "Devices")
         yield from (f"  {each.device} for request {each.request}: {each.text}" for each in explanation.devices)
 
 
 def _others(explanation: Explanation) -> Iterator[str]:
-    """What is in the way beside what the summary says."""
+    """Obstacles that the summary does not mention."""
     for each in explanation.obstacles[1:]:
         yield f"{sentence(capital(each.text))} {sentence(capital(each.remedy))}"
 
 
 def _problems(explanation: Explanation) -> list[str]:
-    """Those that the summary does not say."""
+    """Problems that the summary does not mention."""
     return [text for each in explanation.problems if (text := problem_text(each)) not in explanation.summary]
 
 
 def _changes(explanation: Explanation) -> list[NearestMiss]:
-    """Those that the summary does not say: first what the author of the claim can do, last what takes an administrator."""
+    """Changes that the summary does not mention: those of the claim's author first, those of an administrator last."""
     left = [each for each in explanation.nearest if sentence(capital(each.text)) not in explanation.summary]
     return sorted(left, key=lambda each: _BY_OTHERS.get(each.kind, 0))
 

@@ -1,8 +1,7 @@
-"""What is wrong with manifests before any cluster sees them, and how to put it right.
+"""Finds mistakes in manifests before a cluster sees them, and the corrections.
 
-`lint(manifests)` gives findings; a finding that can be put right carries edits. Everything here works on plain trees: reading
-and writing YAML is the caller's.
+`lint(manifests)` returns findings; a correctable finding carries edits. Works on plain trees: callers read and write YAML.
 
-Rooms: `rules` (by what they look at, and their order), over `objects` (where things stand in manifests), `schema`,
-`names` (what NVIDIA's driver publishes) and `model` (findings and edits).
+Rooms: `rules` (by subject, and their order), over `objects` (paths in manifests), `schema`, `names` (what NVIDIA's driver
+publishes) and `model` (findings and edits).
 """

@@ -1,7 +1,4 @@
-"""Manifests, findings and edits.
-
-Owns these structs. Edits are plain data, so that the owner of the text decides how to apply them and keeps its comments.
-"""
+"""Manifests, findings and edits. Edits are plain data, so that the owner of the text can apply them and keep its comments."""
 
 from typing import Any, TypeAlias
 
@@ -11,24 +8,24 @@ from draco.selectors.corrections import Severity
 
 Json: TypeAlias = dict[str, Any]
 TreePath: TypeAlias = tuple[str | int, ...]
-"""Keys and list indices that lead from the top of a manifest to a place in it."""
+"""Keys and list indices from the top of a manifest to a place in it."""
 
 
 class SetField(msgspec.Struct, frozen=True, tag="put"):
-    """Set what stands at a place; mappings on the way there are made."""
+    """Set the value at a path; missing mappings on the way are created."""
 
     path: TreePath
     value: Any
 
 
 class DropField(msgspec.Struct, frozen=True, tag="drop"):
-    """Take away what stands at a place."""
+    """Remove the value at a path."""
 
     path: TreePath
 
 
 class MoveField(msgspec.Struct, frozen=True, tag="move"):
-    """Take what stands at one place to another, with its comments; mappings on the way there are made."""
+    """Move a value with its comments; missing mappings on the way are created."""
 
     path: TreePath
     to: TreePath
@@ -38,16 +35,16 @@ Edit: TypeAlias = SetField | DropField | MoveField
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """One document. `comments` is all that its comments say: people write there what they expect."""
+    """One document. `comments` is the text of its comments, where people write what they expect."""
 
     tree: Json
     comments: str = ""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What is wrong at one place, in one sentence.
+    """A mistake at one place, in one sentence.
 
-    `edits` put it right, each with the index of the manifest that it changes; none where only the author can.
+    `edits` correct it, each with the index of the manifest that it changes; empty if only the author can correct it.
     """
 
     rule: str
@@ -61,5 +58,5 @@ class Finding(msgspec.Struct, frozen=True):
 def finding(
     rule: str, message: str, manifest: int, path: TreePath, *edits: Edit, severity: Severity = "error"
 ) -> Finding:
-    """Make a finding whose edits all change the manifest that it is about."""
+    """Make a finding whose edits all change its own manifest."""
     return Finding(rule, severity, message, manifest, path, tuple((manifest, edit) for edit in edits))

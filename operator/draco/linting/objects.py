@@ -1,7 +1,6 @@
-"""Where things stand in manifests, however old, wrong or incomplete these are.
+"""Finds objects in manifests, however old, wrong or incomplete these are.
 
-Owns the way to claims, requests, selectors and pods. Whatever has another shape than it should have is passed over here and
-reported by the rule that looks at it.
+Owns the paths to claims, requests, selectors and pods. Skips values of an unexpected shape; the responsible rule reports them.
 """
 
 import re
@@ -24,19 +23,19 @@ WORKLOADS: Final[Mapping[str, TreePath]] = MappingProxyType(
         ),
     }
 )
-"""Where each kind has the spec of its pods."""
+"""Path to the pod spec in each kind."""
 OF_A_REQUEST: Final = (
     "deviceClassName", "selectors", "allocationMode", "count", "adminAccess", "tolerations", "capacity", "derivedAttributes",
 )  # fmt: skip
-"""What a request asks for: under `exactly` in v1, beside its name in v1beta1."""
+"""Fields of a request: under `exactly` in v1, beside its name in v1beta1."""
 NAMING: Final[Mapping[str, bool]] = MappingProxyType({"resourceClaimName": False, "resourceClaimTemplateName": True})
-"""The fields of an entry of a pod's resourceClaims that name a claim, and whether it is a template."""
+"""Fields of a pod's resourceClaims entry that name a claim, and whether they name a template."""
 CONTAINERS: Final = ("initContainers", "containers")
 _DRIVER: Final = re.compile(r"""device\.driver\s*==\s*(["'])([^"'\\]+)\1""")
 
 
 class WrittenClaim(NamedTuple):
-    """What a claim or a template asks for; `devices` stands at `path`."""
+    """What a claim or a template asks for; `devices` is at `path`."""
 
     manifest: int
     path: TreePath
@@ -47,7 +46,7 @@ class WrittenClaim(NamedTuple):
 
 
 class WrittenClaims:
-    """The claims and templates of manifests, as pods name them. Of several with one name the first counts."""
+    """The claims and templates of manifests by name. If several have one name, the first counts."""
 
     def __init__(self, manifests: Sequence[Manifest]) -> None:
         self.all = list(claims(manifests))
@@ -58,7 +57,7 @@ class WrittenClaims:
             self._by_namespace[claim.namespace].append(claim)
 
     def within(self, namespace: str) -> Sequence[WrittenClaim]:
-        """Those of a namespace."""
+        """The claims and templates of a namespace."""
         return self._by_namespace.get(namespace, ())
 
     def find(self, namespace: str, name: str, *, is_template: bool) -> WrittenClaim | None:
@@ -66,7 +65,7 @@ class WrittenClaims:
         return self._by_name.get((namespace, is_template, name))
 
     def named_by(self, entry: "WrittenRequest", namespace: str) -> WrittenClaim | None:
-        """The one that an entry of a pod's resourceClaims names."""
+        """The claim or template that an entry of a pod's resourceClaims names."""
         found = (
             self.find(namespace, text(entry.fields.get(field)), is_template=is_template)
             for field, is_template in NAMING.items()
@@ -82,7 +81,7 @@ class WrittenRequest(NamedTuple):
 
 
 class WrittenPodSpec(NamedTuple):
-    """The spec of a pod, or of the pods of a workload; `replicas` is 1 where nothing says how many."""
+    """The spec of a pod, or of a workload's pods; `replicas` defaults to 1."""
 
     manifest: int
     path: TreePath
@@ -94,7 +93,7 @@ class WrittenPodSpec(NamedTuple):
 
 
 class WrittenSelector(NamedTuple):
-    """An expression and where it stands; `driver` is that of the devices it is about, where this is known."""
+    """An expression and its place; `driver` is the driver of its devices, None if unknown."""
 
     manifest: int
     path: TreePath
@@ -114,7 +113,7 @@ def listed(value: Any) -> Sequence[Any]:
 
 
 def at(tree: Json, path: TreePath) -> Any:
-    """Return what stands at a place, or None."""
+    """The value at a path, or None."""
     here: Any = tree
     for step in path:
         if isinstance(step, int):
@@ -125,18 +124,18 @@ def at(tree: Json, path: TreePath) -> Any:
 
 
 def is_near(one: TreePath, other: TreePath) -> bool:
-    """Whether one of two places is in the other, or is it."""
+    """Whether one path contains the other, or both are equal."""
     shorter, longer = sorted((one, other), key=len)
     return longer[: len(shorter)] == shorter
 
 
 def text(value: Any) -> str:
-    """Return the value if it is text, else nothing."""
+    """Return the value if it is a string, else ""."""
     return value if isinstance(value, str) else ""
 
 
 def kind_of(manifest: Manifest) -> str:
-    """Return its kind, or nothing."""
+    """The kind, or ""."""
     return text(manifest.tree.get("kind"))
 
 
@@ -146,17 +145,17 @@ def name_of(tree: Json) -> str:
 
 
 def namespace_of(tree: Json) -> str:
-    """metadata.namespace, with Kubernetes' own default."""
+    """metadata.namespace, or "default"."""
     return text(mapping(tree.get("metadata")).get("namespace")) or "default"
 
 
 def is_of_group(manifest: Manifest) -> bool:
-    """Whether it is an object of resource.k8s.io, of whatever version."""
+    """Whether it is an object of resource.k8s.io in any version."""
     return text(manifest.tree.get("apiVersion")).partition("/")[0] == GROUP
 
 
 def of_kind(manifests: Sequence[Manifest], *kinds: str) -> Iterator[tuple[int, Manifest]]:
-    """Yield the objects of these kinds of resource.k8s.io, of whatever version, with their places among the manifests."""
+    """Yield the objects of these kinds in resource.k8s.io, in any version, with their index."""
     for index, manifest in enumerate(manifests):
         if kind_of(manifest) in kinds and is_of_group(manifest):
             yield index, manifest
@@ -177,14 +176,14 @@ def requests(claim: WrittenClaim) -> Iterator[WrittenRequest]:
 
 
 def _items(path: TreePath, holder: Json, field: str) -> Iterator[WrittenRequest]:
-    """The mappings in a list that stands in a field of what is at `path`."""
+    """Yield the mappings in the list `holder[field]`, with their paths."""
     for number, item in enumerate(listed(holder.get(field))):
         if isinstance(item, dict):
             yield WrittenRequest((*path, field, number), item)
 
 
 def wanted(request: WrittenRequest) -> Iterator[WrittenRequest]:
-    """Yield what a request asks for: one thing, or the alternatives of its list."""
+    """Yield what a request asks for: one entry, or each alternative."""
     if any(field in request.fields for field in OF_A_REQUEST):
         yield request
     if isinstance(exactly := request.fields.get("exactly"), dict):
@@ -193,18 +192,18 @@ def wanted(request: WrittenRequest) -> Iterator[WrittenRequest]:
 
 
 def asked_of(claim: WrittenClaim) -> Iterator[WrittenRequest]:
-    """Yield what the requests of a claim ask for."""
+    """Yield what all requests of a claim ask for."""
     for request in requests(claim):
         yield from wanted(request)
 
 
 def expression_of(selector: Any) -> str:
-    """The expression of an item of selectors, or nothing."""
+    """The expression of an item of selectors, or ""."""
     return text(mapping(mapping(selector).get("cel")).get("expression"))
 
 
 def request_names(claim: WrittenClaim) -> list[str]:
-    """Return the names by which constraints and containers can name requests, alternatives included."""
+    """The names by which constraints and containers can refer to requests, including alternatives."""
     names = []
     for request in requests(claim):
         name = text(request.fields.get("name"))
@@ -238,7 +237,7 @@ def _expressions(
 
 
 def drivers_of_classes(manifests: Sequence[Manifest]) -> dict[str, str]:
-    """Return the driver behind each class that is known: NVIDIA's own, and those of the manifests that name theirs."""
+    """The driver of each known class: NVIDIA's classes, and those in the manifests whose selectors compare the driver."""
     drivers = dict(CLASSES)
     for manifest in manifests:
         if kind_of(manifest) != "DeviceClass":
@@ -263,7 +262,7 @@ def pods(manifests: Sequence[Manifest]) -> Iterator[WrittenPodSpec]:
 
 
 def containers(pod: WrittenPodSpec) -> Iterator[WrittenRequest]:
-    """Yield each container of a pod and where it stands."""
+    """Yield each container of a pod with its path."""
     for field in CONTAINERS:
         yield from _items(pod.path, pod.spec, field)
 

@@ -1,7 +1,7 @@
-"""The fields that manifests have, kind by kind.
+"""The fields of manifests, by kind.
 
-Owns the tables. Those of resource.k8s.io are whole, with the fields of older versions that another rule puts right; of pods only
-what has to do with claims is reported. Source: k8s.io/api/resource, k8s.io/api/core/v1.
+Owns the tables. Those of resource.k8s.io are complete, and include older versions' fields that other rules correct. For pods,
+only fields about claims are reported. Source: k8s.io/api/resource, k8s.io/api/core/v1.
 """
 
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 Schema: TypeAlias = Any
-"""A mapping from field to schema; a list with the schema of its items; None for any value. `OPEN` and `EACH` are special keys."""
+"""A mapping from field to schema; a list with its items' schema; None for any value. `OPEN` and `EACH` are special keys."""
 OPEN: Final = "…"
-"""In a mapping: it has fields that are not listed, and only `WATCHED` ones are reported."""
+"""In a mapping: other fields exist too; only unknown `WATCHED` fields are reported."""
 EACH: Final = "*"
 """In a mapping: the schema of every field, whatever its name."""
 WATCHED: Final = frozenset(

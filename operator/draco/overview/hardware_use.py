@@ -1,7 +1,7 @@
-"""Whole GPUs and partitions: who uses what of one piece of hardware, and which devices nobody can have because of that.
+"""Whole GPUs and partitions: who uses which part of the same hardware, and which devices that makes unavailable.
 
-Owns what claims on one device say of the others that are the same hardware, the sums over shared counters, and what a taint rule
-means for them. What is the same hardware is `allocation.fleet.hardware`'s to say.
+Owns what claims on one device mean for overlapping devices, the sums over shared counters, and which devices a taint rule covers.
+`allocation.fleet.hardware` decides which devices are the same hardware.
 """
 
 from collections import Counter, defaultdict
@@ -15,14 +15,14 @@ from draco.resources.names import DeviceKey, PoolKey
 
 
 class HardwareByPool:
-    """The hardware of all pools, worked out pool by pool when asked for."""
+    """The hardware of all pools, computed per pool on demand."""
 
     def __init__(self, slices: Iterable[ResourceSlice]) -> None:
         self._slices = by_pool(slices)
         self._pools: dict[PoolKey, PoolHardware] = {}
 
     def of(self, device: DeviceKey) -> PoolHardware:
-        """That of the device's pool."""
+        """The hardware of the device's pool."""
         pool = device.pool_key
         if pool not in self._pools:
             self._pools[pool] = PoolHardware(self._slices.get(pool, ()))
@@ -31,14 +31,14 @@ class HardwareByPool:
     def used(
         self, holders: Mapping[DeviceKey, Iterable[str]]
     ) -> tuple[Mapping[DeviceKey, list[str]], Collection[DeviceKey]]:
-        """From the claims on each device: those on parts of others, by name, and the devices that others merely overlap."""
+        """Devices with claims on their parts, and those claims; and devices that only overlap claimed devices."""
         by_parts: dict[DeviceKey, set[str]] = defaultdict(set)
         overlapped: set[DeviceKey] = set()
         for held, claims in holders.items():
             pool = self.of(held)
             for name in pool.overlapping(held.device):
                 other = held._replace(device=name)
-                # Of one that is published no more only its name is known, and that it was a part.
+                # A device that is no longer published is known by name only; it was a partition.
                 if held.device in pool.parts(name) or pool.published_as(held.device) is None:
                     by_parts[other].update(claims)
                 else:
@@ -46,17 +46,17 @@ class HardwareByPool:
         return {key: sorted(claims) for key, claims in by_parts.items()}, overlapped
 
     def hits(self, rule: DeviceTaintRule, device: DeviceKey) -> bool:
-        """Whether the rule means the device: it names it, or Draco extends it to that."""
+        """Whether the rule selects the device, directly or as Draco extends it."""
         selector = rule.spec.device_selector
         if selector is None or (selector.pool not in {None, device.pool}):
-            return False  # without the pool's hardware, which takes long to read
+            return False  # skip the pool's hardware, which is slow to compute
         return means(rule, self.of(device), device)
 
 
 def short_of_counters(
     pools: Iterable[tuple[PoolKey, Sequence[ResourceSlice]]], held: Collection[DeviceKey]
 ) -> set[DeviceKey]:
-    """The devices for which too little is left of a counter, those that are held left out."""
+    """The devices for which a counter has too little left, without those that are held."""
     found: set[DeviceKey] = set()
     for pool, slices in pools:
         drawing = [
@@ -88,7 +88,7 @@ def short_of_counters(
 
 
 def _draws(device: Device) -> Iterable[tuple[tuple[str, str], int]]:
-    """What a device takes of which counter of which set."""
+    """How much a device draws from each counter (counter set, counter)."""
     for each in device.consumes_counters:
         for name, counter in each.counters.items():
             yield (each.counter_set, name), amount_of(counter.value)

@@ -1,7 +1,6 @@
-"""What `draco health` says: each GPU with its faults, who uses it, and what to do.
+"""The content of `draco health`: each GPU with its faults, its users, and what to do.
 
-Owns the rows of the document and of the screen. What the faults are is the agents' to say, and what is done about them the
-table's and the policies'; nothing is decided here, and nothing read.
+Owns the rows of document and screen. Agents report the faults; the fault table and HealthPolicies decide their effects. Pure.
 """
 
 from collections import defaultdict
@@ -25,7 +24,7 @@ from draco.resources.api.slices import ResourceSlice
 from draco.resources.names import DeviceKey
 
 SCHEMA = "draco.dev/health/v1"
-"""Name of the JSON document. Fields are only ever added under one name."""
+"""Schema of the JSON document. Fields are only added under one name."""
 
 WHAT_TO_DO: Final[Mapping[FaultFamily, str]] = MappingProxyType(
     {
@@ -41,13 +40,13 @@ WHAT_TO_DO: Final[Mapping[FaultFamily, str]] = MappingProxyType(
         FaultFamily.UNREADABLE: "find out why NVML does not answer; until then the health is unknown",
     }
 )
-"""What helps against each family, where the fault itself does not say it."""
+"""The remedy for each family, for faults without their own."""
 
 
 class FaultView(OutputStruct, frozen=True, kw_only=True):
-    """One fault in a GPU's ledger. `instance` is the GPU instance's id, -1 where the whole GPU is concerned.
+    """One fault in a GPU's ledger. `instance` is the GPU instance's id, -1 if the whole GPU is concerned.
 
-    `policy` is the HealthPolicy that says what is done about it, "" for Draco's own table.
+    `policy` is the HealthPolicy that decides its effect, "" for Draco's own table.
     """
 
     family: str
@@ -66,10 +65,10 @@ class FaultView(OutputStruct, frozen=True, kw_only=True):
 
 
 class GpuHealthView(OutputStruct, frozen=True, kw_only=True):
-    """One GPU. `faults` are the worst first; `claims` are on it or on parts of it, `pods` use these.
+    """One GPU. `faults`: the worst first. `claims`: on it or its parts. `pods`: users of these claims.
 
-    `notes` say what is not known of it, and what keeps it from claims without being a fault.
-    `maintenances` are the requests about it that are not over.
+    `notes`: what is unknown about it, and what keeps claims off it without being a fault. `maintenances`: unfinished requests
+    about it.
     """
 
     node: str
@@ -86,12 +85,12 @@ class GpuHealthView(OutputStruct, frozen=True, kw_only=True):
 
     @property
     def is_noteworthy(self) -> bool:
-        """Whether there is anything to say of it."""
+        """Whether there is anything to report about it."""
         return self.health != HEALTHY or bool(self.faults or self.notes)
 
 
 class UnidentifiedView(OutputStruct, frozen=True, kw_only=True):
-    """A GPU that can be given to no claim, as NVML does not tell what that takes; `message` says what to do."""
+    """A GPU that no claim can get, because NVML does not report what an allocation needs; `message` says what to do."""
 
     node: str
     index: int
@@ -100,9 +99,9 @@ class UnidentifiedView(OutputStruct, frozen=True, kw_only=True):
 
 
 class HealthDocument(OutputStruct, frozen=True, kw_only=True):
-    """GPUs and their health. `healthy` are those that are not listed; `unread` says what could not be read.
+    """GPUs and their health. `healthy` counts those not listed; `unread` lists what could not be read.
 
-    `unidentified` are in neither, nor in `total`.
+    `unidentified` GPUs are in neither, nor in `total`.
     """
 
     schema: str = SCHEMA
@@ -121,7 +120,7 @@ def gpu_views(
     members: Mapping[ObjectKey, Pod] = MappingProxyType({}),
     maintenances: Iterable[DeviceMaintenance] = (),
 ) -> list[GpuHealthView]:
-    """Every GPU that an agent reports, by node and name. `members` may have a claim by way of a PodGroup."""
+    """Every GPU that an agent reports, by node and name. `members` are pods that may have a claim through a PodGroup."""
     hardware = HardwareByPool(slices)
     by_name = {str(claim.metadata.key): claim for claim in claims}
     holders: dict[DeviceKey, list[str]] = {}
@@ -144,7 +143,7 @@ def gpu_views(
 
 
 def unidentified(gpu_nodes: Iterable[GpuNode]) -> list[UnidentifiedView]:
-    """The GPUs that agents count and cannot identify, by node and index."""
+    """The GPUs that agents see but cannot identify, by node and index."""
     return [
         UnidentifiedView(node=node.metadata.name, index=one.index, uuid=one.uuid, message=one.message)
         for node in sorted(gpu_nodes, key=lambda each: natural(each.metadata.name))
@@ -153,7 +152,7 @@ def unidentified(gpu_nodes: Iterable[GpuNode]) -> list[UnidentifiedView]:
 
 
 def chosen(views: Sequence[GpuHealthView], text: str) -> list[GpuHealthView]:
-    """Those that are meant by the name of a node, by NODE/DEVICE, or by a UUID; none if nothing is."""
+    """The GPUs of a node's name, NODE/DEVICE or UUID; empty if nothing matches."""
     ways: tuple[Callable[[GpuHealthView], bool], ...] = (
         lambda view: view.node == text,
         lambda view: f"{view.node}/{view.device}" == text,
@@ -163,7 +162,7 @@ def chosen(views: Sequence[GpuHealthView], text: str) -> list[GpuHealthView]:
 
 
 def names_of(views: Iterable[GpuHealthView]) -> set[str]:
-    """All that `chosen` understands."""
+    """All names that `chosen` accepts."""
     return {name for view in views for name in (view.node, f"{view.node}/{view.device}", view.uuid) if name}
 
 
@@ -207,7 +206,7 @@ def _text(moment: datetime | None) -> str:
 
 
 def _by_device(requests: Sequence[DeviceMaintenance]) -> Mapping[DeviceKey | str, Sequence[int]]:
-    """Which of these requests are about a device, and about a GPU by its UUID."""
+    """Indices of the requests about each device, and about each GPU's UUID."""
     found: dict[DeviceKey | str, list[int]] = defaultdict(list)
     for number, request in enumerate(requests):
         for device in request.status.devices:

@@ -1,6 +1,6 @@
-"""What `draco check` says: whether Draco is installed and at work, a finding for each thing that has to be so.
+"""The content of `draco check`: whether Draco is installed and works, one finding per requirement.
 
-Owns the judgement and its sentences. Must not do I/O, print, or know a terminal; the time is passed.
+Owns the judgement and its sentences. Pure: `now` is an argument.
 """
 
 from collections.abc import Sequence
@@ -31,16 +31,16 @@ from draco.resources.names import (
 from draco.resources.texts import agreeing, are, counted, listed
 
 OPERATORS: Final = f"metadata.name={OPERATOR_LEASE}"
-"""A selector of the leases by which operators lead."""
+"""Field selector of the operators' leader leases."""
 SCHEMA: Final = "draco.dev/check/v1"
 _TRANSIENT: Final = timedelta(minutes=1)
-"""How long what is in the way of a request's Jobs may take to go away, such as a pod that waits for its claim."""
+"""How long a blocked request's Jobs may stay blocked, for example by a pod that waits for its claim."""
 _LEASE_SLACK: Final = timedelta(seconds=15)
-"""How far the clocks of a node and of this machine may differ."""
+"""Tolerated difference between a node's clock and this machine's."""
 
 
 class Verdict(StrEnum):
-    """How a finding is to be taken. Only `failed` means that Draco does not do its work."""
+    """How to take a finding. Only `failed` means that Draco does not work."""
 
     OK = "ok"
     WARNING = "warning"
@@ -48,7 +48,7 @@ class Verdict(StrEnum):
 
 
 class CheckFinding(OutputStruct, frozen=True, kw_only=True):
-    """One thing that was looked at, what is the case, and what to do about it."""
+    """One requirement, its state, and what to do about it."""
 
     about: str
     verdict: Verdict
@@ -65,13 +65,13 @@ class CheckReport(OutputStruct, frozen=True, kw_only=True):
 
 
 class WorkloadSpec(ApiStruct, frozen=True, kw_only=True):
-    """What is wanted of a Deployment; a DaemonSet says it in its status."""
+    """Spec of a Deployment; a DaemonSet has its wanted number in its status."""
 
     replicas: int | None = None
 
 
 class WorkloadStatus(ApiStruct, frozen=True, kw_only=True):
-    """How many pods are ready: the one field of Deployments, the other two of DaemonSets."""
+    """Ready pods: the first field is a Deployment's, the other two are a DaemonSet's."""
 
     ready_replicas: int = 0
     desired_number_scheduled: int = 0
@@ -93,13 +93,13 @@ class SystemInfo(ApiStruct, frozen=True, kw_only=True):
 
 
 class RuntimeStatus(ApiStruct, frozen=True, kw_only=True):
-    """What kubelet says of its node."""
+    """Node status as kubelet reports it."""
 
     node_info: SystemInfo = SystemInfo()
 
 
 class RuntimeNode(ApiStruct, frozen=True, kw_only=True):
-    """A node, as far as its container runtime is concerned."""
+    """A node, reduced to its container runtime."""
 
     metadata: ObjectMeta = ObjectMeta()
     status: RuntimeStatus = RuntimeStatus()
@@ -163,7 +163,7 @@ def _kinds(found: Installation) -> CheckFinding:
 
 def _operators(found: Installation, now: datetime) -> list[CheckFinding]:
     leaders = leading(found.leases, now)
-    if not found.operators and not leaders:  # one that leads may be a process, as on a local cluster
+    if not found.operators and not leaders:  # a leader may run outside of the cluster, as on a local one
         message = "No operator is installed: nothing carries out maintenance or says why claims are pending."
         return [
             (_warning if found.agents else _failed)(
@@ -207,16 +207,16 @@ def _replicas(operator: Workload) -> CheckFinding:
 
 
 def leading(leases: Sequence[Lease], now: datetime) -> list[Lease]:
-    """The leases of operators that somebody holds."""
+    """The held leases of operators."""
     return [lease for lease in leases if _alive(lease, now)]
 
 
 _OF_AGENTS = frozenset({CONDITION_CERTIFICATE, CONDITION_CLAIMS_THERE, CONDITION_SOLE_ALLOCATOR})
-"""Conditions of a GpuNode that are False where somebody should see to the node, which is Ready all the same."""
+"""GpuNode conditions that, if False, need somebody's attention although the node is Ready."""
 
 
 def troubles(leaders: Sequence[Lease], gpu_nodes: Sequence[GpuNode]) -> list[tuple[str, str]]:
-    """What operators and agents say somebody should see to, though they do their work: who, and a sentence with the fix."""
+    """Problems that operators and agents report although they work: who, and a sentence with the fix."""
     found = [
         ("operator", line)
         for lease in leaders
@@ -251,7 +251,7 @@ def _pods(about: str, workload: Workload, ready: int, wanted: int, noun: str) ->
 
 def _agents(found: Installation) -> list[CheckFinding]:
     if not found.agents and found.gpu_nodes:
-        return []  # who reports may be a process; what it says of its node is told of the node
+        return []  # agents may run outside of the cluster; their nodes are judged by GpuNode
     if not found.agents:
         return [_ok("agent", "No agents are installed: Draco operates the devices of other drivers.")]
     findings = []
@@ -296,7 +296,7 @@ def _devices(found: Installation) -> list[CheckFinding]:
 
 
 def _incomplete(gpu_nodes: Sequence[GpuNode]) -> list[CheckFinding]:
-    """What agents do not know of their GPUs or cannot use of them, each sentence once."""
+    """What agents do not know or cannot use of their GPUs, each sentence once."""
     nodes: dict[str, list[str]] = {}
     for node in gpu_nodes:
         one = find_condition(node.status.conditions, CONDITION_COMPLETE)
@@ -306,7 +306,7 @@ def _incomplete(gpu_nodes: Sequence[GpuNode]) -> list[CheckFinding]:
 
 
 def _runtimes(found: Installation) -> list[CheckFinding]:
-    """Containerd before 2.0 reads CDI specs only where its configuration says so; then pods do not start."""
+    """Containerd before 2.0 reads CDI specs only if configured to; otherwise pods do not start."""
     ours = {node.metadata.name for node in found.gpu_nodes}
     old = [
         node.metadata.name
@@ -339,7 +339,7 @@ def _classes(found: Installation) -> list[CheckFinding]:
 
 
 def _maintenance(found: Installation, now: datetime) -> list[CheckFinding]:
-    """Requests that go no further on their own. What begins only now may still come right."""
+    """Requests that need somebody's help; a request blocked only recently may still recover."""
     findings = []
     for each in sorted(found.maintenances, key=lambda request: request.metadata.name):
         name, said = each.metadata.name, find_condition(each.status.conditions, CONDITION_BLOCKED)

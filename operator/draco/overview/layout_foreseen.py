@@ -1,6 +1,6 @@
-"""What becomes of one GPU when policies are changed or deleted, and what is said of it.
+"""What happens to one GPU when policies are changed or deleted.
 
-Owns the wording, and which outcome is the strongest. What is done with the GPU is decided in `mig_policy` and `mig.gpu_plan`.
+Owns the wording, and which outcome is the strongest. `mig_policy` and `mig.gpu_plan` decide what is done with the GPU.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ _WHOLE = "the whole GPU"
 
 
 class ForeseenGpu(NamedTuple):
-    """A GPU as it is reported and as the planner sees it, with what its agent will do."""
+    """A GPU as reported and as the planner sees it, with what its agent will do."""
 
     gpu: GpuStatus
     seen: ObservedGpu
@@ -38,7 +38,7 @@ def planned(
     rules: Rules | None,
     allowed: Openness,
 ) -> GpuPlanView:
-    """Return what becomes of a GPU; `then` is its node once that is decided, `rules` are those of the policy that has the GPU."""
+    """Return what happens to a GPU. `then` is its node after the decision, `rules` those of the GPU's policy."""
     gpu, made = what.gpu, what.plan
     board = what.seen.board or Board(())
     if rules is not None and _hindered(rules.policy, gpu, board):
@@ -60,7 +60,7 @@ def planned(
 
 
 def _shown(plain: GpuPlanView, made: GpuPlan) -> GpuPlanView:
-    """With the steps of a plan."""
+    """The view with the steps of a plan."""
     waits = [_wait(part) for part in made.in_the_way]
     if made.whole and made.mode is MigMode.STATIC:
         waits.append(WaitView(what=_WHOLE, claims=list(made.whole)))
@@ -84,7 +84,7 @@ def _wait(part: ObservedInstance) -> WaitView:
 
 
 def without_policy(plan: GpuPlanView, what: ForeseenGpu, had: WantedGpu | None) -> GpuPlanView:
-    """Return what follows where nobody has a GPU any more: it is no longer offered in parts."""
+    """Return what happens when a GPU loses its policy: it is no longer offered in parts."""
     if what.gpu.mig is None:
         message = "its agent does not report it now; when it does, its idle instances are destroyed"
         return msgspec.structs.replace(plan, outcome=LayoutOutcome.UNKNOWN, message=message)
@@ -95,7 +95,7 @@ def without_policy(plan: GpuPlanView, what: ForeseenGpu, had: WantedGpu | None) 
 
 
 def _offered(what: ForeseenGpu) -> str:
-    """How claims get a GPU that nobody has."""
+    """How claims get a GPU without a policy."""
     seen, made = what.seen, what.plan
     if seen.enabled and seen.switched_by_reset:
         return (
@@ -111,7 +111,7 @@ def _offered(what: ForeseenGpu) -> str:
 
 
 def _hindered(policy: MigPolicy, gpu: GpuStatus, board: Board) -> bool:
-    """Whether it cannot be said what the policy wants of the GPU."""
+    """Whether what the policy wants of the GPU cannot be determined."""
     if gpu.mig is None:
         return True
     return isinstance(wanted_of(policy, gpu.uuid, gpu.mig, board if board.profiles else None), GpuCondition)
@@ -124,7 +124,7 @@ def _outcome(shown: GpuPlanView) -> LayoutOutcome:
 
 
 def _remark(board: Board, made: GpuPlan) -> str:
-    """What else is to be known where nothing is wrong."""
+    """What else is worth knowing if nothing is wrong."""
     if made.mode_change == "on" and not board.profiles:
         return "what fits on its board is known when MIG is on: plan again then"
     lacking = ", ".join(f"{one.missing} x {one.profile}" for one in made.no_room)

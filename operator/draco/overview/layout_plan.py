@@ -1,8 +1,7 @@
-"""What policies in files, and policies that go, would change, GPU by GPU.
+"""What policies in files, and the deletion of policies, would change, GPU by GPU.
 
-Owns the asking: the operator's own decision (`mig_policy`) is made once with the policies as they would be, and once more as if
-the agents had taken it up, which tells how each GPU would stand. What becomes of one GPU is said in `layout_foreseen`. Pure: the
-time is an argument.
+Runs the operator's own decision (`mig_policy`) with the future policies, then again as if agents had applied the result, to find
+the final state of each GPU. `layout_foreseen` words the change of one GPU. Pure: the time is an argument.
 """
 
 from collections import Counter
@@ -34,7 +33,7 @@ _NONE_OF_ITS_OWN = frozenset({"NotUnderstood", "NothingMatches", "OlderPolicy"})
 
 
 class _Policies(NamedTuple):
-    """The policies before and after, made ready, and when each may reset."""
+    """The policies before and after, prepared, and when each may reset."""
 
     before: Sequence[Rules]
     after: Sequence[Rules]
@@ -44,7 +43,7 @@ class _Policies(NamedTuple):
 
     @property
     def shown(self) -> frozenset[str]:
-        """Those of whose GPUs something is said."""
+        """The policies whose GPUs are reported."""
         return self.asked | {each.metadata.name for each in self.deleted}
 
     @property
@@ -53,7 +52,7 @@ class _Policies(NamedTuple):
 
     @property
     def understood(self) -> list[str]:
-        """Those asked about of which something can be said GPU by GPU."""
+        """The policies asked about that have no problem, so that their GPUs can be reported."""
         return [each.name for each in self.after if each.name in self.asked and not each.problem]
 
     def named(self, name: str) -> Rules | None:
@@ -61,9 +60,9 @@ class _Policies(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """One node as it is, and `then`, once its agent has taken up what is decided; and what is decided before and then.
+    """One node now, and `then`, after its agent applied the decision; with the decisions before and after.
 
-    `promised` is what the operator then tells the agent of claims.
+    `promised` is what the operator then tells the agent about claims.
     """
 
     node: GpuNode
@@ -75,7 +74,7 @@ class _Node(NamedTuple):
 
     @property
     def had(self) -> Mapping[str, WantedGpu]:
-        """What its GPUs have been wanted to be until now, by UUID."""
+        """What has been wanted of its GPUs until now, by UUID."""
         return {each.uuid: each for each in (*self.before.wanted, *self.node.spec.gpus)}
 
     def owner(self, uuid: str) -> str:
@@ -90,7 +89,7 @@ def plan(seen: ObservedNodes, now: datetime) -> PlanView:
     holders = holders_of(seen.claims)
     slices = by_pool(seen.slices)
     found = [node for _, node in sorted(seen.gpu_nodes.items(), key=lambda pair: natural(pair[0]))]
-    # Demand is not measured here: GPUs keep what they keep ahead of it, as far as the policies that will be there allow.
+    # Demand is not measured here: assume that GPUs keep their current warm instances, within the future policies' limits.
     kept = within_limits(found, [each.policy for each in policies.after])
     nodes = [
         _node(seen, node, policies, slices, holders, keeping=keeping) for node, keeping in zip(found, kept, strict=True)
@@ -153,7 +152,7 @@ def _node(
         status=msgspec.structs.replace(node.status, observed_generation=node.metadata.generation),
     )
     again = decide(msgspec.structs.replace(at, gpu_node=taken_up), policies.after, policies.granted)
-    # A GPU that is not reported now is forgotten with its policy.
+    # A GPU that is not reported now is lost from the second decision; add it from the first.
     lost = [each for each in decided.gpus if each.uuid not in {known.uuid for known in again.gpus}]
     again = msgspec.structs.replace(again, gpus=(*again.gpus, *lost))
     held = holders.get(node.pool, {})
@@ -188,7 +187,7 @@ def _gpus(node: _Node, policies: _Policies) -> Iterable[GpuPlanView]:
 
 
 def _said(decision: GpuDecision, understood: Iterable[str]) -> tuple[LayoutOutcome, str] | None:
-    """What there is to say of a GPU that none of the policies has; None where they do not mean it."""
+    """The outcome for a GPU that none of these policies has; None if they do not select it."""
     verdicts = [decision.verdicts[name] for name in understood if name in decision.verdicts]
     if any(each.answer is PolicyMatch.SELECTED for each in verdicts):
         return LayoutOutcome.OLDER, f"belongs to the older policy {decision.policy}"
@@ -232,7 +231,7 @@ def _deleted(policy: MigPolicy, nodes: Iterable[_Node]) -> PolicyPlanView:
 
 
 def _inherited(heirs: Mapping[str, int]) -> str:
-    """Who has its GPUs then."""
+    """Which policies inherit its GPUs."""
     shares = sorted((not name, f"policy {name}" if name else "no policy", count) for name, count in heirs.items())
     if not shares:
         return "It has no GPU."
@@ -243,7 +242,7 @@ def _inherited(heirs: Mapping[str, int]) -> str:
 
 
 def _without_labels(seen: ObservedNodes, policies: _Policies) -> list[str]:
-    """Node selectors ask for labels, which the files may have left out."""
+    """A note if node selectors need labels that the files do not contain."""
     asking = [each.name for each in policies.after if each.policy.spec.node_selector not in (None, LabelSelector())]
     missing = [name for name in seen.gpu_nodes if name not in seen.nodes]
     if seen.server or not asking or not missing:

@@ -1,6 +1,6 @@
-"""The schemas of `draco layout show -o json` and `draco layout plan -o json`, which the screens print too.
+"""The schemas of `draco layout show -o json` and `draco layout plan -o json`, which the screens use too.
 
-Owns the structs and their field names: fields are only ever added under one schema name. Computes nothing.
+Owns the structs and their field names: fields are only added under one schema name. Computes nothing.
 """
 
 from enum import StrEnum
@@ -8,13 +8,13 @@ from enum import StrEnum
 from draco.resources.api.base import OutputStruct
 
 SHOW_SCHEMA = "draco.dev/layout/v1"
-"""Name of the document of `show`. Fields are only ever added under one name."""
+"""Schema of the document of `show`."""
 PLAN_SCHEMA = "draco.dev/layout-plan/v1"
-"""Name of the document of `plan`. Fields are only ever added under one name."""
+"""Schema of the document of `plan`."""
 
 
 class Use(StrEnum):
-    """What a part of a GPU is there for; `coming`: a claim has it, and its instance is not made yet."""
+    """The use of an instance. `coming`: allocated to a claim, but not created yet."""
 
     CLAIM = "claim"
     COMING = "coming"
@@ -25,7 +25,7 @@ class Use(StrEnum):
 
 
 class Division(StrEnum):
-    """Whether a GPU is divided. `unreported`: it can be, and its agent does not say how it is now."""
+    """Whether a GPU is divided. `unreported`: it can be, but its agent does not report its state."""
 
     ON = "on"
     OFF = "off"
@@ -34,9 +34,9 @@ class Division(StrEnum):
 
 
 class InstanceView(OutputStruct, frozen=True, kw_only=True):
-    """An instance, or the place of one: `size` memory units from `start`.
+    """An instance, or the placement of one: `size` memory units from `start`.
 
-    `claims` are "namespace/name", `holder` is who keeps it from being destroyed. `uuid` is "" without a compute instance.
+    `claims` are "namespace/name"; `holder` prevents its destruction. `uuid` is "" without a compute instance.
     """
 
     profile: str
@@ -50,7 +50,7 @@ class InstanceView(OutputStruct, frozen=True, kw_only=True):
 
 
 class FitView(OutputStruct, frozen=True, kw_only=True):
-    """How many more of a profile there is room for, if nothing else comes, and where one may start now."""
+    """How many more of a profile fit if nothing else is placed, and where one may start now."""
 
     profile: str
     count: int
@@ -58,10 +58,10 @@ class FitView(OutputStruct, frozen=True, kw_only=True):
 
 
 class GpuView(OutputStruct, frozen=True, kw_only=True):
-    """One GPU. `units` is 0 where its board is not known; `claims` have the GPU as a whole.
+    """One GPU. `units` is 0 if its board is unknown; `claims` have the whole GPU.
 
-    `state` is Ready, Changing, Dirty or NeedsReset. `fits` is what there is room for, `fits_without_warm` once its warm
-    instances have given way. Claims can have that in mode Dynamic; in others, or without a policy, it is room and no more.
+    `state` is Ready, Changing, Dirty or NeedsReset. `fits` is the free room, `fits_without_warm` the room after warm instances
+    give way. Claims get that room only in mode Dynamic.
     """
 
     device: str
@@ -89,21 +89,21 @@ class NodeLayoutView(OutputStruct, frozen=True, kw_only=True):
 
 
 class LayoutView(OutputStruct, frozen=True, kw_only=True):
-    """Everything that `show` shows."""
+    """The document of `show`."""
 
     schema: str = SHOW_SCHEMA
     server: str = ""
     nodes: list[NodeLayoutView]
     notes: list[str] = []
-    """What could not be read, and what that means."""
+    """What could not be read, and the consequence."""
 
 
 class LayoutOutcome(StrEnum):
-    """What becomes of a GPU: the strongest that is true of it.
+    """What happens to a GPU: the strongest outcome that applies.
 
-    `cannot`: the policy cannot be applied there. `reset`: it needs one, which the policy permits now or in a window. `waits`:
-    something in use has to go first. `unknown`: its agent has not reported enough. `changes`: instances, the mode
-    or how claims get the GPU change right away. `older policy`: the policy selects the GPU, and an older one has it.
+    `cannot`: the policy cannot be applied there. `reset`: it needs a reset, which the policy permits now or in a window. `waits`:
+    something in use must go first. `unknown`: its agent has not reported enough. `changes`: instances, the mode or how claims get
+    the GPU change right away. `older policy`: the policy selects the GPU, but an older one has it.
     """
 
     CANNOT = "cannot"
@@ -123,7 +123,7 @@ class PlaceView(OutputStruct, frozen=True, kw_only=True):
 
 
 class WaitView(OutputStruct, frozen=True, kw_only=True):
-    """Something in the way, "1g.10gb at 0" or "the whole GPU", and who has it: `claims`, `holder`, or else its maker."""
+    """An obstacle, "1g.10gb at 0" or "the whole GPU", and who has it: `claims`, `holder`, or if both are empty its maker."""
 
     what: str
     claims: list[str] = []
@@ -131,11 +131,11 @@ class WaitView(OutputStruct, frozen=True, kw_only=True):
 
 
 class GpuPlanView(OutputStruct, frozen=True, kw_only=True):
-    """What a policy change does to one GPU. `before` and `policy` are who has it before and after, "" for nobody.
+    """What a policy change does to one GPU. `before` and `policy` are its policies before and after, "" for none.
 
-    `makes` and `destroys` come about at once, `makes_later` after a reset or when what is in `waits` is gone. `mode_change` is
-    "on", "off" or "". `promised` are places that stay free for claims whose pods have not started. `message` says why it cannot
-    be, or what else is to be known.
+    `makes` and `destroys` happen right away, `makes_later` after a reset or when `waits` is empty. `mode_change` is "on", "off"
+    or "". `promised` placements stay free for claims whose pods have not started. `message` says why it is impossible, or adds a
+    remark.
     """
 
     node: str
@@ -156,9 +156,9 @@ class GpuPlanView(OutputStruct, frozen=True, kw_only=True):
 
 
 class PolicyPlanView(OutputStruct, frozen=True, kw_only=True):
-    """One policy of the files, or one that is `deleted`, whose `gpus` are those it has had.
+    """One policy of the files, or a `deleted` one, whose `gpus` are those it has had.
 
-    `problem` says why it cannot be applied as it is, `message` what else is to be known of it.
+    `problem` says why it cannot be applied as it is, `message` is a remark.
     """
 
     name: str
@@ -173,7 +173,7 @@ class PolicyPlanView(OutputStruct, frozen=True, kw_only=True):
 
 
 class PlanView(OutputStruct, frozen=True, kw_only=True):
-    """Everything that `plan` says. `applicable` is what the exit status says: no policy has a problem, no GPU is `cannot`."""
+    """The whole plan. `applicable` decides the exit status: no policy has a problem, no GPU is `cannot`."""
 
     schema: str = PLAN_SCHEMA
     server: str = ""

@@ -1,6 +1,6 @@
-"""Who has what of each GPU, and what still fits: a snapshot turned into the schema of `draco layout show`.
+"""Who has which part of each GPU, and what still fits: turns what was read into the schema of `draco layout show`.
 
-Owns the bringing together of what agents report with what claims have been allocated. Pure: reads nothing, and knows no colours.
+Owns the combination of agents' reports with the allocations of claims. Pure.
 """
 
 from collections import defaultdict
@@ -32,9 +32,9 @@ from draco.resources.texts import nearest
 
 
 class ObservedNodes(msgspec.Struct, kw_only=True):
-    """Nodes with GPUs and what belongs to them, at one time. `server` is "" for files alone.
+    """Nodes with GPUs and related objects at one time. `server` is "" for files without a cluster.
 
-    `policies` are those that exist, `asked` those that are to be applied, `deleted` names those of the first that are to go.
+    `policies` are the existing ones, `asked` those to apply, `deleted` the names of existing ones to delete.
     """
 
     server: str = ""
@@ -49,7 +49,7 @@ class ObservedNodes(msgspec.Struct, kw_only=True):
 
     @property
     def place(self) -> str:
-        """Where all this is, in words."""
+        """The source of the objects, in words."""
         return "the cluster" if self.server else "the files"
 
 
@@ -57,15 +57,15 @@ _UNSETTLED = frozenset({MigState.DIRTY, MigState.NEEDS_RESET})
 
 
 class LayoutViewError(DracoError):
-    """What is asked for is not there; says what is."""
+    """The requested node does not exist; the message suggests another."""
 
 
 Holders = Mapping[str, list[str]]
-"""The claims that have each device of a pool, by device."""
+"""The claims on each device of a pool, by device name."""
 
 
 def layout_of(seen: ObservedNodes, names: Sequence[str] = ()) -> LayoutView:
-    """The nodes of these names, or all. Raises LayoutViewError for a name that is not known."""
+    """The named nodes, or all. Raises LayoutViewError for an unknown name."""
     for name in names:
         if name not in seen.gpu_nodes:
             raise LayoutViewError(f"there is no GpuNode {name} in {seen.place}{nearest(name, seen.gpu_nodes)}")
@@ -78,7 +78,7 @@ def layout_of(seen: ObservedNodes, names: Sequence[str] = ()) -> LayoutView:
 
 
 def holders_of(claims: Iterable[ResourceClaim]) -> Mapping[PoolKey, Holders]:
-    """Which claims have which devices. Administrative access has nothing."""
+    """Which claims have which devices; admin access is ignored."""
     found: dict[PoolKey, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for claim in claims:
         for held in claim.devices_held:
@@ -127,7 +127,7 @@ def _gpu(gpu: GpuStatus, boards: Mapping[str, Board], wanted: WantedGpu | None, 
 
 def _division(gpu: GpuStatus, wanted: WantedGpu | None) -> Division:
     if gpu.mig is None:
-        # Agents report nothing of GPUs that cannot be divided. One that a policy has can be, and cannot be read just now.
+        # Agents report no MIG state for incapable GPUs. A GPU with a policy is capable, so its state is unreadable now.
         return Division.UNREPORTED if wanted else Division.INCAPABLE
     if not gpu.mig.capable:
         return Division.INCAPABLE
@@ -135,7 +135,7 @@ def _division(gpu: GpuStatus, wanted: WantedGpu | None) -> Division:
 
 
 def parts_of(gpu: GpuStatus, board: Board, held: Holders) -> list[InstanceView]:
-    """The instances there are, and those that claims have been promised, by start."""
+    """The existing instances, and those promised to claims, by start."""
     promised: dict[tuple[str, int], set[str]] = {}
     for device, claims in held.items():
         name = read_partition_name(device)
@@ -177,7 +177,7 @@ def _fits(board: Board, parts: Iterable[InstanceView], allowed: frozenset[str]) 
 
 
 def _state_of(space: Geometry, board: Board, parts: Iterable[InstanceView]) -> State:
-    """What is in use."""
+    """The geometry's state with the instances placed."""
     state = space.empty
     for part in parts:
         profile = board.profile(part.profile)

@@ -1,7 +1,7 @@
-"""What people read of DeviceMaintenances and MaintenanceBudgets: where each stands, what it waits for, and what to do next.
+"""DeviceMaintenances and MaintenanceBudgets for people: where each stands, what it waits for, and what to do next.
 
-Owns the rows that `draco status` and `draco maintain status` show, and the command that takes a request further. Where a request
-stands is the operator's to say; nothing is decided here, and nothing read.
+Owns the rows of `draco status` and `draco maintain status`, and the commands that advance a request. The operator sets the phase.
+Pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,14 +37,14 @@ OUT_OF_SERVICE = frozenset(
         MaintenancePhase.FAILED,
     }
 )
-"""Phases in which the devices carry the request's taint."""
+"""Phases in which the devices have the request's taint."""
 BEFORE_ISOLATION = frozenset({MaintenancePhase.PENDING, MaintenancePhase.REHEARSED})
 UNSEEN = "The operator has not processed it yet; is it running?"
 _OUTDATED = "The operator has not processed its last change yet; is it running?"
 
 
 def phase_of(request: DeviceMaintenance) -> MaintenancePhase:
-    """Where the request stands; one that the operator has not seen is pending."""
+    """The request's phase; Pending if the operator has not seen it."""
     return request.status.phase or MaintenancePhase.PENDING
 
 
@@ -53,7 +53,7 @@ def maintenance_view(
     claims: Mapping[str, ResourceClaim],
     members: Mapping[ObjectKey, Pod] = MappingProxyType({}),
 ) -> MaintenanceView:
-    """One request. `claims` are by "namespace/name", as far as they may be read; `members` as in `pods_using`."""
+    """One request. `claims` are by "namespace/name", as far as readable; `members` as in `pods_using`."""
     status = request.status
     holding = _holding(request)
     return MaintenanceView(
@@ -84,7 +84,7 @@ def maintenance_view(
 
 
 def claims_held(requests: Iterable[DeviceMaintenance], claims: Mapping[str, ResourceClaim]) -> list[ResourceClaim]:
-    """Those of the claims that have devices which the requests are about."""
+    """The claims that have devices of these requests."""
     names = sorted({name for each in requests for name in _holding(each)})
     return [claims[name] for name in names if name in claims]
 
@@ -97,14 +97,14 @@ def _holding(request: DeviceMaintenance) -> list[str]:
 def pods_using(
     names: Iterable[str], claims: Mapping[str, ResourceClaim], members: Mapping[ObjectKey, Pod]
 ) -> list[str]:
-    """The pods ("namespace/name") that have these claims. `members` are those that may have one by way of a PodGroup."""
+    """The pods ("namespace/name") that have these claims. `members` are pods that may have one through a PodGroup."""
     return sorted(
         {str(key) for name in names if (claim := claims.get(name)) for key in named_and_members(claim, members)}
     )
 
 
 def waits_for(request: DeviceMaintenance) -> str:
-    """What has to happen next, in a few words; "" where nothing does."""
+    """What must happen next, in a few words; "" if nothing."""
     phase, spec, status = phase_of(request), request.spec, request.status
     waits = {
         MaintenancePhase.REHEARSED: "approval" if needs_approval(request) else _first_reason(request),
@@ -124,7 +124,7 @@ def waits_for(request: DeviceMaintenance) -> str:
 
 
 def next_steps(request: DeviceMaintenance) -> list[str]:
-    """What a person can do now, each with the command to type."""
+    """What a person can do now, each with its command."""
     name, spec = request.metadata.name, request.spec
     cancel = f"Give the devices back as they are: draco maintain cancel {name}"
     match phase_of(request):
@@ -156,12 +156,12 @@ def next_steps(request: DeviceMaintenance) -> list[str]:
 
 
 def needs_approval(request: DeviceMaintenance) -> bool:
-    """Whether somebody has to approve it first."""
+    """Whether it still needs approval."""
     return request.spec.approval is Approval.REQUIRED and not request.spec.approved
 
 
 def budget_view(budget: MaintenanceBudget) -> BudgetView:
-    """One budget."""
+    """The row of one budget."""
     spec, status = budget.spec, budget.status
     limits = []
     if spec.max_devices is not None:
@@ -184,7 +184,7 @@ def budget_view(budget: MaintenanceBudget) -> BudgetView:
 
 
 def pause_warning(budgets: Iterable[MaintenanceBudget]) -> str:
-    """What a pause means, where there is one; else ""."""
+    """The warning if maintenance is paused; else ""."""
     names = sorted(each.metadata.name for each in budgets if each.spec.paused)
     if not names:
         return ""
@@ -197,11 +197,11 @@ def pause_warning(budgets: Iterable[MaintenanceBudget]) -> str:
 
 
 PAUSE = "pause"
-"""The MaintenanceBudget by which `draco maintain pause` stops everything."""
+"""Name of the MaintenanceBudget that `draco maintain pause` creates."""
 
 
 def message_of(seen: MaintenanceBudget | MigPolicy | DeviceLimit | DeviceReservation) -> str:
-    """What the operator last said of it, or that it has not processed it as it is now."""
+    """The operator's last message about it, or that the operator has not processed its current generation."""
     if seen.status.observed_generation < seen.metadata.generation:
         return _OUTDATED if seen.status.observed_generation else UNSEEN
     return seen.status.message
@@ -214,7 +214,7 @@ def _message(request: DeviceMaintenance) -> str:
 
 
 def _since(request: DeviceMaintenance) -> str:
-    """When it came to its phase, as far as the status tells: the newest of its times."""
+    """When it entered its phase, as far as the status tells: the latest of its times."""
     status = request.status
     times = (status.completed_at, status.started_at, status.draining_at, status.isolated_at)
     found = max((each for each in times if each), default=request.metadata.creation_timestamp)
@@ -222,6 +222,6 @@ def _since(request: DeviceMaintenance) -> str:
 
 
 def _first_reason(request: DeviceMaintenance) -> str:
-    """The reason of the first condition that does not hold, as words."""
+    """The reason of the first condition that is not True, as words."""
     reason = next((each.reason for each in request.status.conditions if each.status != "True" and each.reason), "")
     return "".join(f" {each.lower()}" if each.isupper() else each for each in reason).strip() or "the operator"

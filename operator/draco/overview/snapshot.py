@@ -1,7 +1,4 @@
-"""What was read of a cluster for `draco status`, and the order in which people expect names.
-
-Owns the snapshot's fields. Reads nothing itself, and works nothing out.
-"""
+"""What was read of a cluster for `draco status`, and the natural order of names."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,10 +24,9 @@ _NUMBERS: Final = re.compile("([0-9]+)")
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What was read from the cluster.
 
-    `pods` need only be those that may wait for a claim. `users` are those that use a claim which a taint rule hits (None: they
-    may not be read), `budgets` those that may cover them, `members` those that may have one by way of a PodGroup; for
-    `spares_extended` see `TaintedCluster`. `leaders` are the leases of operators that somebody holds. `missing` and
-    `autoscalers` come from discovery, `unread` says what could not be read.
+    `pods` need only contain those that may wait for a claim. `users` use a claim that a taint rule hits (None: may not be read),
+    `budgets` may cover them, `members` may have one through a PodGroup; for `spares_extended` see `TaintedCluster`. `leaders` are
+    the held leases of operators. `missing` and `autoscalers` come from discovery; `unread` lists what could not be read.
     """
 
     nodes: Sequence[Node] = ()
@@ -55,5 +51,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Sorts gpu-2 before gpu-10."""
+    """Sort key that puts gpu-2 before gpu-10."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in _NUMBERS.split(name) if part]

@@ -1,7 +1,6 @@
-"""What `draco status` says: one snapshot of API objects in, one `ClusterStatus` value out.
+"""The content of `draco status`: turns one snapshot of API objects into one `ClusterStatus`.
 
-Owns the arithmetic of the screen: which state a device is in, what a taint rule hits. Must not do I/O,
-print, or know a terminal; it works for any driver's devices, not only Draco's.
+Owns the arithmetic: the state of each device, the effect of each taint rule. Works for every driver's devices. Pure.
 """
 
 from collections import Counter, defaultdict
@@ -75,7 +74,7 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> s
 
 
 def claim_state(claim: ResourceClaim) -> schema.ClaimState:
-    """How far the claim has come; being deleted outranks the rest, being reserved implies being allocated."""
+    """The claim's progress; deletion outranks the rest, and reserved implies allocated."""
     if claim.metadata.deletion_timestamp is not None:
         return schema.ClaimState.DELETING
     if claim.status.reserved_for:
@@ -84,7 +83,7 @@ def claim_state(claim: ResourceClaim) -> schema.ClaimState:
 
 
 def _product(attributes: Mapping[str, DeviceAttribute]) -> str:
-    """The device's product name, as far as its driver publishes one; the attribute may carry the driver's domain."""
+    """The device's product name, "" if its driver publishes none; the attribute may have the driver's domain."""
     for wanted in ("productName", "product", "model"):
         for name, attribute in attributes.items():
             if name.rpartition("/")[2] == wanted and isinstance(attribute.value, str):
@@ -99,7 +98,7 @@ def _devices(
     for claim in snapshot.claims:
         for held in claim.devices_held:
             holders[held].append(str(claim.metadata.key))
-    # One that only waits is shown as well, but a request that has the device out of service comes first.
+    # Requests that isolate a device override those that only wait for it.
     maintained = {
         device.key: item
         for isolates in (False, True)
@@ -166,7 +165,7 @@ def _device(
         state = schema.DeviceState.IN_USE
     elif blocked:
         state = schema.DeviceState.BLOCKED
-    else:  # of a cordoned node it is of no use to new pods, either
+    else:  # devices of a cordoned node are useless to new pods too
         state = schema.DeviceState.OFFLINE if obstacles else schema.DeviceState.FREE
     return schema.DeviceView(
         driver=key.driver,
@@ -223,13 +222,13 @@ def _nodes(
 
 
 def _agent_trouble(gpu_node: GpuNode) -> str:
-    """Why the node's agent does not do its work, in one word; "" where it does, or has not said yet."""
+    """Why the node's agent does not work, in one word; "" if it does, or has not reported yet."""
     ready = find_condition(gpu_node.status.conditions, CONDITION_READY)
     return ready.reason or ready.status if ready is not None and ready.status != "True" else ""
 
 
 def _waiting(pods: Iterable[Pod]) -> dict[ObjectKey, list[str]]:
-    """The names of the pods that cannot run yet, by the claims they use."""
+    """The names of waiting pods, by the claims they use."""
     waiting: dict[ObjectKey, list[str]] = defaultdict(list)
     for pod in pods:
         if pod.waits:
@@ -269,7 +268,7 @@ def _policy(policy: MigPolicy) -> schema.PolicyView:
 
 
 def _limit(limit: DeviceLimit) -> schema.LimitView:
-    """One limit, with the use of the namespace that is nearest to it, or of all together."""
+    """One limit, with the use of the namespace that is closest to it, or of all namespaces together."""
     status, permitted = limit.status, read_amounts(limit.spec.limits)
     nearest = next(iter(status.namespaces), None) if limit.spec.per is LimitScope.NAMESPACE else None
     used = nearest.used if nearest else status.used
@@ -285,7 +284,6 @@ def _limit(limit: DeviceLimit) -> schema.LimitView:
 
 
 def _reservation(reservation: DeviceReservation) -> schema.ReservationView:
-    """One reservation."""
     spec, status = reservation.spec, reservation.status
     expires_at = status.expires_at or spec.expires_at
     return schema.ReservationView(

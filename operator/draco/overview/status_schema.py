@@ -1,6 +1,6 @@
-"""The schema of `draco status -o json`, which the screen prints too.
+"""The schema of `draco status -o json`, which the screen uses too.
 
-Owns the structs and their field names: fields are only ever added under one schema name. Computes nothing.
+Owns the structs and their field names: fields are only added under one schema name. Computes nothing.
 """
 
 from enum import StrEnum
@@ -9,25 +9,25 @@ from draco.resources.api.base import OutputStruct
 from draco.resources.names import DeviceKey
 
 SCHEMA = "draco.dev/status/v1"
-"""Name of the JSON document. Fields are only ever added under one name."""
+"""Schema of the JSON document. Fields are only added under one name."""
 
 
 class DeviceState(StrEnum):
-    """Why a new claim cannot have the device, the strongest reason first; `free` when it can."""
+    """Why a new claim cannot have the device, the strongest reason first; `free` if it can."""
 
     MAINTENANCE = "maintenance"
     UNHEALTHY = "unhealthy"
     OFFLINE = "offline"
-    """Its node is not there or not ready; or it is cordoned, and nothing else is in the way."""
+    """Its node is missing or not ready, or is cordoned and no other reason applies."""
     TAINTED = "tainted"
     IN_USE = "in use"
     BLOCKED = "blocked"
-    """Others use up what it draws from, such as the memory of a GPU of which it is a partition."""
+    """Others use what it draws from, such as the memory of its GPU."""
     FREE = "free"
 
 
 class ClaimState(StrEnum):
-    """How far a claim has come."""
+    """A claim's progress."""
 
     PENDING = "pending"
     ALLOCATED = "allocated"
@@ -36,7 +36,7 @@ class ClaimState(StrEnum):
 
 
 class DeviceCounts(OutputStruct, frozen=True, kw_only=True):
-    """Devices by state. Every device is in exactly one state, so the states add up to `total`."""
+    """Devices by state. Each device has exactly one state, so the counts add up to `total`."""
 
     total: int = 0
     free: int = 0
@@ -48,13 +48,13 @@ class DeviceCounts(OutputStruct, frozen=True, kw_only=True):
     maintenance: int = 0
 
     def of(self, state: DeviceState) -> int:
-        """Those in one state."""
+        """The number of devices in one state."""
         number: int = getattr(self, state.name.lower())
         return number
 
 
 class ClaimCounts(OutputStruct, frozen=True, kw_only=True):
-    """Claims by state. `unused` are those of the pending ones that no pod waits for: nothing will allocate them."""
+    """Claims by state. `unused` are pending claims that no pod waits for, so nothing will allocate them."""
 
     total: int = 0
     pending: int = 0
@@ -65,9 +65,9 @@ class ClaimCounts(OutputStruct, frozen=True, kw_only=True):
 
 
 class DeviceView(OutputStruct, frozen=True, kw_only=True):
-    """One device. `taints` reads "key:effect" or "key=value:effect"; `claims` and `maintenance` name who holds it.
+    """One device. `taints` are "key:effect" or "key=value:effect"; `claims` hold it, `maintenance` is its request.
 
-    `claims_on_parts` hold partitions of it. `maintenance_phase` is where that request stands.
+    `claims_on_parts` hold partitions of it. `maintenance_phase` is the phase of that request.
     """
 
     driver: str
@@ -93,8 +93,8 @@ class DeviceView(OutputStruct, frozen=True, kw_only=True):
 class NodeView(OutputStruct, frozen=True, kw_only=True):
     """One node with devices. The name is "" for devices that belong to no single node.
 
-    `gpus` is how many GPUs Draco's agent there has reported, None where there is none; `agent` is why it does not do its work,
-    "" where it does.
+    `gpus` is the number of GPUs that its agent reports, None without an agent; `agent` says why the agent does not work, "" if it
+    does.
     """
 
     name: str
@@ -117,11 +117,11 @@ class ClaimView(OutputStruct, frozen=True, kw_only=True):
 
 
 class RuleView(OutputStruct, frozen=True, kw_only=True):
-    """One DeviceTaintRule and what it hits now, what is the same hardware included where Draco extends it.
+    """One DeviceTaintRule and what it hits now, including the same hardware where Draco extends it.
 
-    `extends` names the rule that this one extends, `maintenance` the DeviceMaintenance that it belongs to. `pods` use the claims;
-    `evicted` are those of them that the effect NoExecute deletes or would delete, `budgets` the PodDisruptionBudgets that allow
-    fewer (none for NoSchedule, which deletes nothing). `message` says it in sentences.
+    `extends` names the rule that this one extends, `maintenance` the DeviceMaintenance that owns it. `pods` use the claims;
+    `evicted` are those that the effect NoExecute deletes or would delete, `budgets` the PodDisruptionBudgets that this violates
+    (none for NoSchedule). `message` says it in sentences.
     """
 
     name: str
@@ -138,7 +138,7 @@ class RuleView(OutputStruct, frozen=True, kw_only=True):
 
 
 class MaintainedView(OutputStruct, frozen=True, kw_only=True):
-    """One device of a DeviceMaintenance. `same_hardware_as` is the device that was asked for, where this one was not."""
+    """One device of a DeviceMaintenance. `same_hardware_as`: the requested device that this one is included for."""
 
     device: str
     uuid: str = ""
@@ -157,10 +157,10 @@ class ConditionView(OutputStruct, frozen=True, kw_only=True):
 
 
 class MaintenanceView(OutputStruct, frozen=True, kw_only=True):
-    """One DeviceMaintenance. `claims` still hold its devices (of many, `devices` are some), and `pods` use these.
+    """One DeviceMaintenance. `claims` still hold its devices (`devices` are only some of many), and `pods` use the claims.
 
-    `since` is when it came to its phase, as far as is known. `waits_for` says in a few words what has to happen, `next_steps`
-    what a person can do, with the commands.
+    `since` is when it entered its phase, as far as known. `waits_for` says briefly what must happen, `next_steps` what a person
+    can do, with commands.
     """
 
     name: str
@@ -180,7 +180,7 @@ class MaintenanceView(OutputStruct, frozen=True, kw_only=True):
 
 
 class BudgetView(OutputStruct, frozen=True, kw_only=True):
-    """One MaintenanceBudget. `waiting` are the requests that it holds up."""
+    """One MaintenanceBudget. `waiting` counts the requests that it delays."""
 
     name: str
     limit: str
@@ -192,7 +192,7 @@ class BudgetView(OutputStruct, frozen=True, kw_only=True):
 
 
 class PolicyView(OutputStruct, frozen=True, kw_only=True):
-    """One MigPolicy and, as the operator says it, how many GPUs it has and how many of them are as wanted."""
+    """One MigPolicy, with the operator's counts of its GPUs by state."""
 
     name: str
     mode: str
@@ -205,7 +205,7 @@ class PolicyView(OutputStruct, frozen=True, kw_only=True):
 
 
 class LimitView(OutputStruct, frozen=True, kw_only=True):
-    """One DeviceLimit. `used` is what `nearest` has of what is permitted, or where that is "" all namespaces together."""
+    """One DeviceLimit. `used` is the use of namespace `nearest`, or of all namespaces together if that is ""."""
 
     name: str
     per: str
@@ -217,7 +217,7 @@ class LimitView(OutputStruct, frozen=True, kw_only=True):
 
 
 class ReservationView(OutputStruct, frozen=True, kw_only=True):
-    """One DeviceReservation. `reserved` of its claims have devices, `in_use` of these are used by pods."""
+    """One DeviceReservation. `reserved` of its claims have devices, and pods use `in_use` of these."""
 
     namespace: str
     name: str
@@ -229,7 +229,7 @@ class ReservationView(OutputStruct, frozen=True, kw_only=True):
 
 
 class MissingView(OutputStruct, frozen=True, kw_only=True):
-    """A feature the cluster lacks, what follows, and what to do."""
+    """A feature that the cluster lacks, the consequence, and the remedy."""
 
     name: str
     consequence: str
@@ -237,12 +237,12 @@ class MissingView(OutputStruct, frozen=True, kw_only=True):
 
 
 class ClusterStatus(OutputStruct, frozen=True, kw_only=True):
-    """Everything on the screen."""
+    """The whole document."""
 
     schema: str = SCHEMA
     server: str = ""
     namespace: str = ""
-    """The namespace to which the list and the counts of claims are narrowed; "" for all."""
+    """The namespace that the list and the counts of claims are narrowed to; "" for all."""
     devices: DeviceCounts
     claims: ClaimCounts
     nodes: list[NodeView]
@@ -254,6 +254,6 @@ class ClusterStatus(OutputStruct, frozen=True, kw_only=True):
     mig_policies: list[PolicyView] = []
     limits: list[LimitView] = []
     reservations: list[ReservationView] = []
-    """Of `namespace`, like the claims."""
+    """Narrowed to `namespace`, like the claims."""
     missing: list[MissingView]
     warnings: list[str]

@@ -1,6 +1,6 @@
-"""What makes the screen of `draco status` doubtful, and what is the matter though no line of its tables shows it.
+"""Warnings of `draco status`: what makes the screen unreliable, and problems that no table shows.
 
-Owns the sentences. Works by what was read alone; the tables are `status`'s.
+Owns the sentences. Pure; the tables are `status`'s.
 """
 
 from collections import defaultdict
@@ -32,7 +32,7 @@ _WHY_FREE = {
 def counted_as_free(
     autoscalers: Iterable[Autoscaler], devices: Iterable[schema.DeviceView], claims: Iterable[schema.ClaimView]
 ) -> Iterator[str]:
-    """What keeps an autoscaler from adding a node, where pods wait and tainted devices look free to it."""
+    """Why an autoscaler may not add a node: pods wait, and tainted devices look free to it."""
     pods = {pod for claim in claims if claim.state is schema.ClaimState.PENDING for pod in claim.waiting}
     kept_off = {schema.DeviceState.TAINTED, schema.DeviceState.MAINTENANCE}
     idle = [each for each in devices if each.state in kept_off and not (each.claims or each.claims_on_parts)]
@@ -46,7 +46,7 @@ def counted_as_free(
 
 
 def _unpublished_pools(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]) -> Iterator[str]:
-    """Pools of other drivers that claims have devices of and that nobody publishes: no object says which drivers a node has."""
+    """Unpublished pools of other drivers whose devices claims hold. No object says which drivers a node has."""
     ours = {node.pool for node in snapshot.gpu_nodes}
     held: dict[PoolKey, set[str]] = defaultdict(set)
     for claim in snapshot.claims:
@@ -62,7 +62,7 @@ def _unpublished_pools(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publ
 
 
 def warnings_of(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]) -> list[str]:
-    """What makes the screen itself doubtful."""
+    """All warnings."""
     known = {node.metadata.name for node in snapshot.nodes}
     paused = pause_warning(snapshot.maintenance_budgets)
     warnings = [
@@ -104,9 +104,9 @@ def warnings_of(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication
 
 
 def _left_by_other_boards(snapshot: Snapshot) -> Iterator[str]:
-    """Pods that were started on a GPU whose device, or node, is another one of that name now. Nobody else ends them.
+    """Pods on a GPU whose device or node name now belongs to other hardware; no controller ends them.
 
-    A GPU that is lost is no such case: its agent knows it, and says what to do.
+    A lost GPU is not reported here: its agent knows, and says what to do.
     """
     nodes = {node.metadata.name: node for node in snapshot.nodes}
     reports = {
@@ -129,7 +129,7 @@ def _left_by_other_boards(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _another_now(entry: AllocatedDeviceStatus, report: GpuNode, node: Node | None) -> str:
-    """That the GPU of a claim is not on its node because another board, or machine, has the name; "" if it is not so."""
+    """The text if another board or machine now has the name of the claim's GPU; else ""."""
     there = {gpu.uuid: gpu for gpu in report.status.gpus}
     if not entry.board or node is None:
         return ""
@@ -147,7 +147,7 @@ def _another_now(entry: AllocatedDeviceStatus, report: GpuNode, node: Node | Non
 
 
 def _cannot_start(snapshot: Snapshot) -> Iterator[str]:
-    """Pods that have their node and their claims, and wait there for a device that they cannot use."""
+    """Bound pods whose claims have a device that they cannot use."""
     claims = {claim.metadata.key: claim for claim in snapshot.claims}
     bound = {
         pod.metadata.key: (pod, [claims[key] for key in pod.claims if key in claims])
@@ -174,7 +174,7 @@ def _cannot_start(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _unpublished_nodes(snapshot: Snapshot) -> Iterator[str]:
-    """Nodes of whose GPUs nothing is published, with what their agents, or the operator in place of one, say."""
+    """Nodes that publish no GPU, with the reason given by the agent, or by the operator in its place."""
     publishing = {item.spec.node_name for item in snapshot.slices if item.spec.devices}
     for gpu_node in sorted(snapshot.gpu_nodes, key=lambda each: natural(each.metadata.name)):
         name, count = gpu_node.metadata.name, len(gpu_node.status.gpus)

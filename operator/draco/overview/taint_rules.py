@@ -1,6 +1,6 @@
-"""What each DeviceTaintRule hits, for `draco status` and `draco taint`, and what a rule would hit that is not there yet.
+"""What each DeviceTaintRule hits, and what a future rule would hit, for `draco status` and `draco taint`.
 
-Owns the row of a rule. What a taint does is `maintenance.taint_impact`'s to say, what is the same hardware `hardware_use`'s.
+Owns the row of a rule. `maintenance.taint_impact` decides what a taint does, `hardware_use` which devices are the same hardware.
 """
 
 from collections import defaultdict
@@ -23,8 +23,8 @@ from draco.resources.names import DeviceKey
 class TaintedCluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What taints can hit. `devices` are the published ones.
 
-    `pods` are at least those that use a claim which is hit; None if they may not be read. There can be as many rules as devices:
-    of a rule that names a pool only what is in that pool is looked at.
+    `pods` contain at least the users of hit claims; None if they may not be read. There can be as many rules as devices, so a
+    rule that names a pool is matched only within that pool.
     """
 
     devices: Sequence[DeviceKey]
@@ -33,10 +33,10 @@ class TaintedCluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     pods: Sequence[Pod] | None = None
     budgets: Sequence[PodDisruptionBudget] = ()
     spares_extended: bool = True
-    """Whether NoExecute leaves pods alone that have their GPUs as extended resources."""
+    """Whether NoExecute spares pods that have their GPUs as extended resources."""
 
     def impact(self, rules: Iterable[DeviceTaintRule]) -> TaintImpact:
-        """What these rules hit together, with what Draco extends them to. They have one taint, which the first one says."""
+        """What these rules hit together, including Draco's extensions. All have the same taint."""
         several = list(rules)
         pools = {each.spec.device_selector.pool for each in several if each.spec.device_selector is not None}
         named = None if None in pools else sorted(filter(None, pools))
@@ -53,17 +53,16 @@ class TaintedCluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return with_budgets(found, self.budgets, self.pods or ())
 
     def claims_hit(self, rules: Iterable[DeviceTaintRule]) -> list[ResourceClaim]:
-        """The claims that have a device which any of these rules means."""
+        """The claims that have a device which any of these rules hits."""
         hits = self._hit_by(list(rules))
         return [claim for claim in self.claims if any(hits(result.key) for result in claim.results)]
 
     def _claims_in(self, pools: Iterable[str]) -> Iterable[ResourceClaim]:
-        """Those that have a device of any of the pools, each once."""
         return {each.metadata.key: each for pool in pools for each in self._claims_of.get(pool, ())}.values()
 
     @cached_property
     def _devices_of(self) -> Mapping[str, Sequence[DeviceKey]]:
-        """By the name of their pool, of any driver."""
+        """By pool name, for any driver."""
         found: dict[str, list[DeviceKey]] = defaultdict(list)
         for key in self.devices:
             found[key.pool].append(key)
@@ -84,7 +83,7 @@ class TaintedCluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def rules_by_pool(rules: Iterable[DeviceTaintRule]) -> Callable[[str], Sequence[DeviceTaintRule]]:
-    """What finds those of these rules that may mean a device of a pool, by its name: there can be as many rules as devices."""
+    """Return a function from a pool's name to the rules that may hit its devices; there can be as many rules as devices."""
     by_pool: dict[str | None, list[DeviceTaintRule]] = defaultdict(list)
     for rule in rules:
         if (selector := rule.spec.device_selector) is not None:
@@ -111,7 +110,7 @@ def rule_views(
 
 
 def view_of(rule: DeviceTaintRule, impact: TaintImpact, *, extended: str = "", maintenance: str = "") -> RuleView:
-    """The row of one rule, of which the impact is known."""
+    """The row of one rule."""
     taint = rule.spec.taint
     return RuleView(
         name=rule.metadata.name,

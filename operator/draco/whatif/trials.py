@@ -1,8 +1,8 @@
-"""What is tried in a simulation, and how it goes.
+"""What is tried in a simulation, and the results.
 
-Owns which claims are allocated together, their order, copies of them, and the nodes they may go to; and identifiers of imagined
-shares, counted instead of drawn, so that a simulation says the same each time. Each verdict is `allocate`'s and each reason
-`explain`'s. What is allocated stays allocated for what is tried after it.
+Owns which claims are allocated together, their order, copies of them, the nodes they may use, and share IDs, which are counted
+instead of random so that simulations are reproducible. Verdicts are `allocate`'s, reasons `explain`'s. An allocation stays in
+effect for later trials.
 """
 
 from collections import ChainMap
@@ -36,20 +36,20 @@ from draco.whatif.world import World
 
 
 def share_ids() -> Iterator[str]:
-    """Identifiers one after another, the same in every run."""
+    """Consecutive identifiers, the same in every run."""
     return (f"00000000-0000-4000-8000-{number:012x}" for number in count(1))
 
 
 _KUBERNETES_OWN: Final = "node.kubernetes.io/"
-"""Prefix of the taints that say that a node is not to be used now."""
+"""Prefix of the taints on nodes that are currently unusable."""
 
 
 _NOBODY: Final = ResourceClaimConsumerReference(resource="what", name="was tried before", uid="")
-"""Who uses a claim that is tried alone: it is not there to be given up for others. Said like "pod NAME"."""
+"""The consumer of a claim that is tried alone, so that nobody suggests deleting it as idle. Worded like "pod NAME"."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """Claims that are allocated together: a pod's, or one alone. `missing` says which of them cannot be found."""
+    """Claims that are allocated together: a pod's, or one alone. `missing` names claims that do not exist."""
 
     claims: list[ResourceClaim]
     pod: Pod | None = None
@@ -57,37 +57,37 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How one copy of a trial went: on a node with an allocation for each claim; or not, and why."""
+    """The result of one copy of a trial: a node and an allocation per claim, or the reason."""
 
     name: str
-    """The pod's, or the claim's that is tried alone."""
+    """Of the pod, or of the claim if it is tried alone."""
     pod: str = ""
     copy: int
     node: str = ""
     claims: list[tuple[str, AllocationResult | None]] = []
     error: str = ""
-    """What ended it; "" where it fits or simply does not."""
+    """What ended the trial; "" if it fits or simply does not."""
     explanation: Explanation | None = None
     obstacles: list[UseObstacle] = []
-    """Where it fits: what keeps it from being used there all the same."""
+    """What still prevents its use if it fits."""
 
     @property
     def fits(self) -> bool:
-        """Whether there is a node for it."""
+        """Whether it fits on a node."""
         return bool(self.node)
 
 
 class TrialRun(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was tried. Of each trial's copies those that fit, and the first that does not."""
+    """All results. Of each trial's copies: those that fit, and the first that does not."""
 
     attempts: list[TrialResult]
     copies: int
     fitting: int
-    """Copies of which everything fits."""
+    """The number of copies of which everything fits."""
 
 
 def trials_of_files(world: World) -> list[Trial]:
-    """What the objects of files ask for, in their order. What only pods that are over use is asked for by nobody."""
+    """What the objects of files ask for, in order. Claims used only by completed pods are left out."""
     asked = {item.metadata.key: item for item in world.wanted if isinstance(item, ResourceClaim)}
     pods = [item for item in world.wanted if isinstance(item, Pod)]
     used = {key for pod in pods for key in pod.claims}
@@ -110,9 +110,9 @@ def trials_of_files(world: World) -> list[Trial]:
 
 
 def trials_of_cluster(world: World, gone: set[PoolKey]) -> list[Trial]:
-    """What waits in the cluster, after what holds devices of pools that are gone: that has to be allocated again.
+    """What waits in the cluster, preceded by claims on pools that are gone, which must be allocated again.
 
-    Claims that only pods that are over use go with these.
+    Claims that only completed pods use are dropped with those pools.
     """
     fleet = world.fleet
     displaced = [claim for claim in fleet.claims.values() if any(key.pool_key in gone for key in claim.devices_held)]
@@ -145,7 +145,7 @@ def _waiting(claims: Sequence[ResourceClaim]) -> list[ResourceClaim]:
 
 
 def run(fleet: Fleet, trials: Sequence[Trial], copies: int) -> TrialRun:
-    """Try each of them so often, copy by copy. What does not fit once is not tried again: there is never more room later."""
+    """Try all trials `copies` times. One that fails is not tried again, because there is never more room later."""
     attempts: list[TrialResult] = []
     fitting = 0
     placing = _Placing(fleet)
@@ -186,7 +186,7 @@ def _attempt(trial: Trial, copy: "_Copy", placing: "_Placing") -> TrialResult:
 
 
 class _Placing:
-    """Finds a node for claims and notes down what they then hold."""
+    """Finds a node for claims and records their allocations."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -199,7 +199,7 @@ class _Placing:
         return explain(self._fleet, claims, pod=pod or self._anyone)
 
     def place(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> tuple[str, list[AllocationResult | None], str]:
-        """Allocate those of the claims that are not yet: the node, each claim's allocation, and what ended it."""
+        """Allocate the unallocated claims: the node, each claim's allocation, and the error that ended it ("" if none)."""
         waiting = _waiting(claims)
         before = [claim.status.allocation for claim in claims]
         dracos = {claim.metadata.key for claim in waiting if is_for_operator(claim, self._fleet.classes)}
@@ -227,25 +227,25 @@ class _Placing:
         return node.metadata.name, allocations, ""
 
     def _gives_up(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> str:
-        """What makes kube-scheduler give the pod up although the claims would fit on some node. Asked once of like ones."""
+        """The error that makes kube-scheduler give up although the claims may fit on some node. Cached for alike claims."""
         like = msgspec.json.encode([claim.spec for claim in claims]) + _rules(pod)
         if like not in self._errors:
             self._errors[like] = self.why_not(pod, claims).error if claims else ""
         return self._errors[like]
 
     def _nodes(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> list[Node]:
-        """The nodes, by name, to which a pod with these claims may go."""
+        """The nodes, by name, that a pod with these claims may use."""
         open_nodes = reaching(claims, nodes_for(self._fleet, pod or self._anyone).open)
         return [open_nodes[name] for name in self._fleet.node_names if name in open_nodes]
 
 
 def _rules(pod: Pod | None) -> bytes:
-    """What the pod asks of nodes, whatever its claims are called."""
+    """The pod's requirements on nodes, whatever its claims are called."""
     return b"" if pod is None else msgspec.json.encode(msgspec.structs.replace(pod.spec, resource_claims=[]))
 
 
 class _Copy:
-    """One copy of all trials. Its claims go by names of their own where such a claim is there already."""
+    """One copy of all trials. Its claims are renamed if their names are taken."""
 
     def __init__(self, fleet: Fleet, number: int) -> None:
         self.number = number
@@ -274,7 +274,7 @@ class _Copy:
 
 
 def anyone(fleet: Fleet) -> Pod:
-    """A pod for claims of which no pod is known: it may go wherever some pod may, so not to nodes out of use."""
+    """A pod for claims without a known pod: it tolerates all taints except those of unusable nodes."""
     keys = {taint.key for node in fleet.nodes.values() for taint in node.spec.taints}
     return Pod(
         spec=PodSpec(

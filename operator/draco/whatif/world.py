@@ -1,7 +1,4 @@
-"""A cluster as one imagines it: what files say, on top of what a live cluster has, with changes to try.
-
-Owns the putting together, and what is said of it. Reads nothing itself.
-"""
+"""A simulated cluster: files on top of a live cluster, with changes to try. Does no I/O."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
@@ -30,49 +27,49 @@ from draco.resources.written.manifests import Object, note_place
 from draco.selectors.known_names import twice_text
 
 ANY_NODE: Final = "any-node"
-"""The node that stands for all where files name none: what every node can reach is reached from it."""
+"""Stands for all nodes if the files name none: it reaches whatever every node can reach."""
 
 
 class WorldError(DracoError):
-    """What is asked of the world is not in it; says what is."""
+    """Something named does not exist in the world; the message says what does."""
 
 
 class World(msgspec.Struct, kw_only=True):
-    """A cluster that is only imagined. `wanted` has the objects of files that ask for devices, in their order."""
+    """A simulated cluster. `wanted` has the objects of files that ask for devices, in order."""
 
     server: str = ""
-    """The live cluster it is made from; "" for files alone."""
+    """The live cluster underneath; "" for files alone."""
     kubernetes_minor: int | None = None
-    """21 of 1.21; None if the server does not say."""
+    """21 of 1.21; None if the server does not report it."""
     fleet: Fleet
     pods: dict[ObjectKey, Pod] = {}
-    """Those of the live cluster."""
+    """Pods of the live cluster."""
     templates: dict[ObjectKey, ResourceClaimTemplate] = {}
     wanted: list[Pod | ResourceClaim | ResourceClaimTemplate] = []
     notes: list[str] = []
-    """What it is made of, what could not be read, and what may surprise, a sentence each."""
+    """Sentences about its sources, what could not be read, and what may surprise."""
     limits: list[DeviceLimit] = []
     namespaces: dict[str, dict[str, str]] = {}
-    """Labels by name; none where there are no limits."""
+    """Labels by namespace; empty if there are no limits."""
     creation_failures: dict[str, str] = {}
-    """By the pod's UID: why a claim could not be made for it, as kube-controller-manager says."""
+    """kube-controller-manager's reason why a claim could not be created, by pod UID."""
     policies: list[MigPolicy] = []
     budgets: list[PodDisruptionBudget] = []
-    """Those of pods that could be evicted for others."""
+    """PodDisruptionBudgets of pods that could be preempted."""
     reservations: list[DeviceReservation] = []
-    """Those whose devices pods use that could be."""
+    """Reservations whose devices such pods use."""
     spread: frozenset[PoolKey] = frozenset()
-    """The pools whose nodes are filled evenly where Draco allocates."""
+    """The pools whose nodes are filled evenly if Draco allocates."""
 
     def note_extended_resources(self, pod: Pod) -> None:
-        """Say whose claim it is that a pod has which names none."""
+        """Note which claim stands for the pod's extended resources."""
         for resource, device_class in classes_asked(pod, self.fleet.classes).items():
             text = extended_note(resource, device_class, self.kubernetes_minor)
             if text not in self.notes:
                 self.notes.append(text)
 
     def note_first_fit(self, claims: Iterable[ResourceClaim]) -> None:
-        """Say that Draco places its own claims otherwise than they are tried."""
+        """Note that Draco places its own claims differently from this simulation."""
         if any(is_for_operator(claim, self.fleet.classes) for claim in claims):
             self.notes.append(
                 "Claims that Draco allocates are tried on the first devices that do. Draco takes those that leave most room, "
@@ -81,7 +78,7 @@ class World(msgspec.Struct, kw_only=True):
 
 
 def of_files(objects: Sequence[tuple[Object, str]]) -> World:
-    """A world of files alone. Nodes that only slices name are there too. Raises ManifestError."""
+    """A world of files alone, including nodes that only slices name. Raises ManifestError."""
     world = World(fleet=Fleet())
     _put_all(world, objects)
     named = {name for item, _ in objects if isinstance(item, ResourceSlice) for name in _nodes_of(item.spec) or ()}
@@ -95,13 +92,13 @@ def of_files(objects: Sequence[tuple[Object, str]]) -> World:
 
 
 def put_objects(world: World, objects: Sequence[tuple[Object, str]]) -> None:
-    """Add what files say to a live cluster, or put it in place of what it has. Raises ManifestError."""
+    """Add the objects of files to a live cluster, replacing those of the same name. Raises ManifestError."""
     _put_all(world, objects)
     _note_twice(world)
 
 
 def _note_twice(world: World) -> None:
-    """Say of what a selector may meet one value or another."""
+    """Note devices that publish an attribute with two values, of which a selector may read either."""
     for path, devices in sorted((+world.fleet.inventory.columns.twice).items()):
         who = f"{counted(devices, 'device')} {are(devices)}"
         world.notes.append(sentence(twice_text(who, path.domain or "", path.id or "")))
@@ -117,7 +114,7 @@ def _put_all(world: World, objects: Iterable[tuple[Object, str]]) -> None:
 
 
 def _put(world: World, item: Object, slices: set[str]) -> bool:
-    """Add an object; whether it takes the place of one that is known."""
+    """Add an object; return whether it replaces a known one."""
     fleet, name = world.fleet, item.metadata.name
     known = False
     match item:
@@ -145,7 +142,7 @@ def _put(world: World, item: Object, slices: set[str]) -> bool:
 
 
 def keep_only(world: World, names: Sequence[str]) -> None:
-    """Leave only these nodes, and of the devices only those that are not bound to others. Raises WorldError."""
+    """Keep only these nodes, and the devices not bound to others. Raises WorldError."""
     for name in names:
         _ensure(world, name)
     for name in [name for name in world.fleet.nodes if name not in set(names)]:
@@ -155,7 +152,7 @@ def keep_only(world: World, names: Sequence[str]) -> None:
 
 
 def without(world: World, names: Sequence[str]) -> set[PoolKey]:
-    """Take nodes out, with the devices that only they had; the pools that are gone. Raises WorldError."""
+    """Remove nodes with the devices that only they reach; return the removed pools. Raises WorldError."""
     for name in names:
         if name not in world.fleet.nodes:
             raise WorldError(_no_node(world, name))
@@ -166,7 +163,7 @@ def without(world: World, names: Sequence[str]) -> set[PoolKey]:
 
 
 def _ensure(world: World, name: str) -> None:
-    """Files that name no node mean any; those that name some, and clusters, know their nodes."""
+    """Add a node if neither files nor cluster name any, since files without nodes mean any node. Raises WorldError."""
     if name in world.fleet.nodes:
         return
     if world.server or world.fleet.nodes.keys() - {ANY_NODE}:
@@ -180,7 +177,7 @@ def _no_node(world: World, name: str) -> str:
 
 
 def put_taints(world: World, rules: Sequence[DeviceTaintRule]) -> None:
-    """Taint devices. A taint that hits none is said, as it was hardly meant so."""
+    """Taint devices; note a taint that hits none, as it is probably a mistake."""
     for rule in rules:
         world.fleet.put_rule(rule)
         hit = sum(
@@ -196,7 +193,7 @@ def put_taints(world: World, rules: Sequence[DeviceTaintRule]) -> None:
 
 
 def _extend(world: World, rule: DeviceTaintRule) -> int:
-    """Taint what is the same hardware as well, as Draco's operator would. Returns how many devices that are."""
+    """Taint the same hardware too, as Draco's operator would. Returns the number of those devices."""
     named = extended_device(rule)
     pool = world.fleet.inventory.pool(named.pool_key) if named else None
     if named is None or pool is None:
@@ -209,7 +206,7 @@ def _extend(world: World, rule: DeviceTaintRule) -> int:
 
 
 def device_keys(fleet: Fleet) -> Iterator[DeviceKey]:
-    """Every device that is published, of whatever generation of its pool."""
+    """Every published device, in any generation of its pool."""
     for pool in fleet.inventory.pools:
         for entry in pool.entries:
             for device in entry.spec.devices:
@@ -217,7 +214,7 @@ def device_keys(fleet: Fleet) -> Iterator[DeviceKey]:
 
 
 def _remove_pools(world: World, goes: Callable[[set[str]], bool]) -> set[PoolKey]:
-    """Remove the pools that are bound to nodes by name, and to such nodes only. A pool goes as a whole or stays."""
+    """Remove the pools bound by name to such nodes only; pools are removed whole or not at all."""
     gone = set()
     for pool in list(world.fleet.inventory.pools):
         nodes: set[str] = set()
@@ -235,7 +232,7 @@ def _remove_pools(world: World, goes: Callable[[set[str]], bool]) -> set[PoolKey
 
 
 def _nodes_of(spec: ResourceSliceSpec) -> set[str] | None:
-    """The nodes that a slice or its devices name; None if it is for others too."""
+    """The nodes that a slice or its devices name; None if other nodes may reach it."""
     if spec.node_name:
         return {spec.node_name}
     if spec.all_nodes or spec.node_selector is not None:

@@ -1,1 +1,1 @@
-"""`draco autoscale`: what autoscalers are told of nodes that do not exist yet."""
+"""`draco autoscale`: what autoscalers need to know about nodes that do not exist yet."""

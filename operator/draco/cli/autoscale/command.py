@@ -1,7 +1,4 @@
-"""`draco autoscale`: slice templates for nodes that do not exist yet, and whether the nodes of a group are alike.
-
-Owns the options, the reading and what is printed. What a template is, is in `templates`; when nodes are alike, in `groups`.
-"""
+"""`draco autoscale`: slice templates for nodes that do not exist yet, and whether the nodes of a group are alike."""
 
 import asyncio
 from collections.abc import Sequence

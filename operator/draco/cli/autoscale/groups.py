@@ -1,7 +1,7 @@
-"""Whether the nodes of a group publish the same devices, as autoscalers take for granted: for them one node stands for all.
+"""Whether the nodes of a group publish the same devices: autoscalers take one node of a group as the model of all.
 
-Owns what counts as a difference and how it is said. Where a node is counts for none: UUIDs, PCI addresses, fabrics. Neither do
-taints: a sick GPU is one that will be well. Pure.
+Owns what counts as a difference, and its wording. Ignores what depends on the node's location (UUIDs, PCI addresses, fabrics) and
+taints, because faults are temporary. Pure.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from draco.resources.names import LABEL_KARPENTERS
 from draco.resources.texts import counted, listed
 
 SCHEMA: Final = "draco.dev/node-groups/v1"
-"""Name of the document. Fields are only ever added under one name."""
+"""Schema of the JSON document. Fields are only added under one name."""
 GROUP_LABELS: Final = (
     LABEL_KARPENTERS,
     "eks.amazonaws.com/nodegroup",
@@ -27,7 +27,7 @@ GROUP_LABELS: Final = (
     "alpha.eksctl.io/nodegroup-name",
     "node.cluster.x-k8s.io/machine-deployment",
 )
-"""Labels by which nodes are of a group, the first that a node has."""
+"""Labels that name a node's group; a node's first label in this order counts."""
 INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
 _PLACE: Final = frozenset(
     {"resource.kubernetes.io/pciBusID", "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode"}
@@ -36,14 +36,14 @@ _TOLD: Final = 3
 
 
 class NodeDifference(OutputStruct, frozen=True, kw_only=True):
-    """A node that is not as most nodes of its group, and how."""
+    """A node that differs from most nodes of its group, and how."""
 
     node: str
     how: list[str]
 
 
 class NodeGroupCheck(OutputStruct, frozen=True, kw_only=True):
-    """A group: `model` is a node as most are, `different` those that are not."""
+    """A group. `model` is a node that equals most others; `different` are the exceptions."""
 
     group: str
     nodes: int
@@ -52,7 +52,7 @@ class NodeGroupCheck(OutputStruct, frozen=True, kw_only=True):
 
 
 class GroupsReport(OutputStruct, frozen=True, kw_only=True):
-    """All groups. `ungrouped` are nodes with devices that are in none."""
+    """All groups. `ungrouped` are nodes that have devices but belong to no group."""
 
     schema: str = SCHEMA
     groups: list[NodeGroupCheck] = []
@@ -60,12 +60,12 @@ class GroupsReport(OutputStruct, frozen=True, kw_only=True):
 
     @property
     def alike(self) -> bool:
-        """Whether all groups are of one kind each."""
+        """Whether no group has a node that differs."""
         return not any(each.different for each in self.groups)
 
 
 def check(nodes: Iterable[Node], slices: Sequence[ResourceSlice], label: str = "") -> GroupsReport:
-    """Compare the nodes that have devices, group by group: by this label, or by those that autoscalers use."""
+    """Compare the nodes that have devices, grouped by `label`, or if it is "" by the labels that autoscalers use."""
     by_node: dict[str, list[ResourceSlice]] = {}
     for one in slices:
         if one.spec.node_name:
@@ -87,7 +87,7 @@ def check(nodes: Iterable[Node], slices: Sequence[ResourceSlice], label: str = "
 def _group(labels: Mapping[str, str], label: str) -> str:
     for each in (label,) if label else GROUP_LABELS:
         if each in labels:
-            # A node pool of Karpenter's has nodes of many types, each with a template of its own.
+            # A Karpenter NodePool has nodes of several instance types, each with its own template.
             kind = f", {INSTANCE_TYPE}={labels.get(INSTANCE_TYPE, '')}" if each == LABEL_KARPENTERS else ""
             return f"{each}={labels[each]}{kind}"
     return ""
@@ -114,7 +114,7 @@ def _checked(group: str, names: Sequence[str], slices: Mapping[str, Sequence[Res
 
 
 def _devices(templates: Iterable[SliceTemplate]) -> dict[str, Device]:
-    """The devices of a node by driver and name, without where they are."""
+    """A node's devices by driver/name, without the attributes of their location."""
     return {
         f"{each.driver}/{one.name}": msgspec.structs.replace(
             one, attributes={name: value for name, value in sorted(one.attributes.items()) if name not in _PLACE}

@@ -1,7 +1,7 @@
-"""Slice templates: what a node that does not exist yet would publish, as autoscalers want to be told.
+"""Slice templates: what a node that does not exist yet would publish, in the forms that autoscalers read.
 
-Owns what of a device is its kind and what is only this one's, and the two forms: Karpenter's, one template a slice, and Cluster
-API's annotations, which have room for a driver and a number. What a board would publish is said by the agent's own code. Pure.
+Owns which attributes belong to a kind of device and which to one device, and both output forms: Karpenter's (one template per
+slice) and Cluster API's annotations (only a driver and a number). The agent's own code says what a board would publish. Pure.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,17 +26,17 @@ from draco.resources.names import (
 )
 
 POOL: Final = "node"
-"""A node's pool has the node's name, which nobody knows yet."""
+"""Placeholder: a node's pool has the node's name, which is not known yet."""
 _OWN: Final = frozenset({ATTRIBUTE_CLUSTER_UUID, ATTRIBUTE_CLIQUE_ID})
-"""Attributes that say where a node is, which a new one is not."""
+"""Attributes of a node's location, which a new node does not share."""
 _UUIDS: Final = frozenset({"uuid", "parentUUID"})
-"""Attributes of which only counts which devices share them."""
+"""Attributes of which only equality matters: they show which devices share a GPU."""
 DRA_DRIVER: Final = "capacity.cluster-autoscaler.kubernetes.io/dra-driver"
 GPU_COUNT: Final = "capacity.cluster-autoscaler.kubernetes.io/gpu-count"
 
 
 class NoTemplate(DracoError):
-    """What was asked for makes no template; the message says why, and what to do."""
+    """No template can be made; the message gives the reason and the remedy."""
 
 
 class SliceTemplate(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
@@ -49,7 +49,7 @@ class SliceTemplate(msgspec.Struct, frozen=True, omit_defaults=True, rename="cam
 
 
 def of_node(node: str, slices: Iterable[ResourceSlice]) -> list[SliceTemplate]:
-    """Templates of what a live node publishes, of all its drivers. Raises NoTemplate."""
+    """Templates of what a live node publishes, for all its drivers. Raises NoTemplate."""
     here = by_pool(one for one in slices if one.spec.node_name == node)
     if not here:
         raise NoTemplate(f"Node {node} publishes no devices; name a node whose drivers are at work, or use --board.")
@@ -68,9 +68,9 @@ def of_node(node: str, slices: Iterable[ResourceSlice]) -> list[SliceTemplate]:
 
 
 def of_board(board: str, count: int, policy: MigPolicy | None = None) -> list[SliceTemplate]:
-    """Templates of a node with so many GPUs of a board that Draco knows, divided as the policy says. Raises NoTemplate.
+    """Templates of a node with `count` GPUs of a known board, divided as the policy says. Raises NoTemplate.
 
-    What only the machine can say is left out: driver versions, PCI addresses and NUMA nodes.
+    Omits what only a real machine reports: driver versions, PCI addresses and NUMA nodes.
     """
     model = MODELS.get(board)
     if model is None:
@@ -100,7 +100,7 @@ def of_board(board: str, count: int, policy: MigPolicy | None = None) -> list[Sl
         asked = _wanted(policy, uuid, board)
         if asked is not None:
             wanted[uuid] = asked
-        # Where MIG mode changes by a reset only, a node that follows its policy has had it.
+        # If MIG mode changes only with a reset, assume that the reset has happened.
         enabled = asked is not None and asked.mode is not MigMode.DISABLED and gpu.mig_needs_reset
         migs[uuid] = GpuMigView(gpu=uuid, capable=table is not None, enabled=enabled, board=table)
     dracos = migs.keys() if policy is not None and policy.spec.allocator is Allocator.OPERATOR else ()
@@ -125,9 +125,10 @@ def _wanted(policy: MigPolicy | None, uuid: GpuUuid, board: str) -> WantedGpu | 
 
 
 def like(devices: Sequence[Device]) -> list[Device]:
-    """The devices without what is only theirs: as those of any node of their kind.
+    """The devices without what identifies one of them, as any node of the kind would publish them.
 
-    UUIDs become the names of the GPUs, so that a claim for two partitions of one GPU finds them. Taints go: a new node is well.
+    UUIDs become GPU names, so that a claim for two partitions of one GPU still matches. Taints are removed: a new node is
+    healthy.
     """
     return [
         msgspec.structs.replace(
@@ -144,7 +145,7 @@ def like(devices: Sequence[Device]) -> list[Device]:
 
 
 def annotations(templates: Sequence[SliceTemplate]) -> dict[str, str]:
-    """The annotations of a MachineDeployment with which Cluster Autoscaler scales it from zero. Raises NoTemplate."""
+    """The annotations with which Cluster Autoscaler scales a MachineDeployment from zero. Raises NoTemplate."""
     drivers = {each.driver for each in templates if each.devices}
     devices = [device for each in templates for device in each.devices]
     whole = [one for one in devices if read_partition_name(one.name) is None]

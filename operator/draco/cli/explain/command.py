@@ -1,7 +1,7 @@
 """`draco explain`: why a claim or a pod waits for devices.
 
-Owns the options, what is asked about, and the choice of output. Who it is about is `subjects`, where objects come from
-`sources`; what is said is `draco.explanation`'s.
+Owns the options, the parsing of the arguments, and the choice of output. `subjects` finds claims and pods, `input.sources` reads
+objects, and `draco.explanation` explains.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ from draco.placing.wording import placement_lines
 from draco.whatif.world import World
 
 SCHEMA = "draco.dev/explanations/v1"
-"""Name of the document with several explanations. Fields are only ever added under one name."""
+"""Schema of the document with several explanations. Fields are only added under one name."""
 _KINDS = {
     **dict.fromkeys(("claim", "claims", "resourceclaim", "resourceclaims", "resourceclaims.resource.k8s.io"), "claim"),
     **dict.fromkeys(("pod", "pods", "po"), "pod"),
@@ -63,14 +63,14 @@ def command(*, what: Sequence[str], sources: WorldSources, devices: bool, verbos
     if output != "text":
         print_as(output, explained[0][1] if len(explained) == 1 else _document(explained))
         return
-    warn(made.notes if sources.filenames else made.notes[1:])  # not that the cluster is the cluster
+    warn(made.notes if sources.filenames else made.notes[1:])  # the first note names the cluster
     _print(explained, made, report if verbose else _brief)
     if not verbose and any(explanation.requests for _, explanation in explained):
         echo(f"\n{MORE}")
 
 
 def _asked(what: Sequence[str]) -> list[tuple[str, str]]:
-    """Kind and name of each that is asked about; a kind alone asks about all that wait of it."""
+    """Kind and name of each subject; the name is "" if only a kind was given, which selects all waiting ones."""
     if not what:
         return []
     if what[0].lower() in _KINDS:

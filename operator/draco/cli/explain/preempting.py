@@ -1,6 +1,6 @@
-"""Whether others are evicted for a pod that waits: what is known of that in a cluster that was read once.
+"""Whether Draco evicts other pods for a waiting pod, judged from one reading of the cluster.
 
-Owns the finding, the wording, and which of several reasons against it is said. Who may be evicted at all is `placing.victims`'s.
+Owns the judgement, its wording, and which of several obstacles is named. `placing.victims` decides who may be evicted at all.
 """
 
 from collections import defaultdict
@@ -29,11 +29,11 @@ from draco.whatif.world import World
 _NOBODY: Final = "Draco evicts nobody for the pod"
 _NEVER: Final = "Never"
 _HELD: Final = frozenset({Cause.IN_USE, Cause.COUNTERS_SHORT, Cause.CAPACITY_SHORT})
-"""What may be in the way of a device that somebody else's leaving could take away."""
+"""Causes that another pod's leaving could remove."""
 
 
 class ReservedUse(NamedTuple):
-    """What a DeviceReservation of this name keeps at this priority, and the pods that use it."""
+    """The priority at which a DeviceReservation keeps devices, its name, and the pods that use them."""
 
     priority: int
     reservation: str
@@ -41,18 +41,18 @@ class ReservedUse(NamedTuple):
 
 
 class PreemptionFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a pod that waits, and of those that have devices which Draco allocated.
+    """Facts about a waiting pod, and about pods with devices that Draco allocated.
 
-    `leaving` are pods that are being deleted, `lower` those of a lower priority that may be evicted, and `guarded` those that
-    could be but for the PodDisruptionBudgets `budgets`. `kept` have a lower priority and use what DeviceReservations keep, whose
-    own priority is not lower: `reservations` names them with it.
+    `leaving`: pods that are being deleted. `lower`: evictable pods of a lower priority. `guarded`: pods that only the
+    PodDisruptionBudgets `budgets` protect. `kept`: pods of a lower priority that are protected because the DeviceReservations
+    `reservations`, of no lower priority, keep their devices.
     """
 
     priority: int
     is_permitted: bool
-    """Whether some MigPolicy permits preemption."""
+    """Whether any MigPolicy permits preemption."""
     never: bool = False
-    """The pod's own preemptionPolicy."""
+    """Whether the pod's own preemptionPolicy is Never."""
     leaving: Sequence[str] = ()
     lower: Sequence[str] = ()
     guarded: Sequence[str] = ()
@@ -62,14 +62,14 @@ class PreemptionFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PossibleVictims:
-    """Who has devices that Draco allocated and could leave: found out once for all pods that are asked about."""
+    """Who has devices that Draco allocated and could leave; computed once for all explained pods."""
 
     def __init__(self, world: World) -> None:
         self.world = world
 
     @cached_property
     def found(self) -> Evictable:
-        """What may become free for a pod of whichever priority."""
+        """What may become free, for a pod of any priority."""
         groups: dict[GangKey, list[Pod]] = defaultdict(list)
         for pod in self.world.pods.values():
             if (gang := gang_of(pod)) is not None:
@@ -93,7 +93,7 @@ class PossibleVictims:
 
     @cached_property
     def reserved(self) -> list[ReservedUse]:
-        """Who uses what a reservation keeps."""
+        """The users of devices that a reservation keeps."""
         return [
             ReservedUse(
                 at,
@@ -106,7 +106,7 @@ class PossibleVictims:
 
     @cached_property
     def _claims(self) -> list[ResourceClaim]:
-        """Those that Draco has allocated."""
+        """The claims that Draco has allocated."""
         fleet = self.world.fleet
         return [
             each
@@ -132,12 +132,11 @@ class PossibleVictims:
         return reserved_at(claim, own, self._taken.get(claim.metadata.uid, ()))
 
     def _keeper(self, claim: ResourceClaim) -> ObjectKey:
-        """The reservation to which the claim's devices go back."""
         return reservation_key(claim) or self._taken[claim.metadata.uid][0].metadata.key
 
     @cached_property
     def leaving(self) -> set[ObjectKey]:
-        """The pods that are on their way out."""
+        """Pods that are being deleted."""
         return {user.metadata.key for key in self.found.leaving for user in self._users.get(key, ())}
 
     @cached_property
@@ -150,7 +149,7 @@ class PossibleVictims:
 
 
 def with_preemption(victims: PossibleVictims, subject: ExplainSubject, explanation: Explanation) -> Explanation:
-    """The explanation, with what becomes of preemption where Draco allocates and others have the devices."""
+    """The explanation with the state of preemption, if Draco allocates and other pods have the devices."""
     is_held = any(count.cause in _HELD for request in explanation.requests for count in request.causes)
     if subject.pod is None or explanation.fits or not explanation.by_draco or not is_held:
         return explanation
@@ -188,7 +187,7 @@ def _texts(keys: Iterable[ObjectKey]) -> list[str]:
 
 
 def preemption_text(facts: PreemptionFacts) -> str:
-    """What becomes of it. "" where preemption is off and nobody would leave if it were on."""
+    """The state of preemption; "" if it is off and turning it on would evict nobody."""
     if not facts.is_permitted:
         return "" if facts.never else _off(len(facts.lower))
     if facts.leaving:

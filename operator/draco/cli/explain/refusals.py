@@ -1,7 +1,4 @@
-"""What keeps a pod waiting though devices would do: a quota that refuses its claim, or a limit that refuses the allocation.
-
-Owns the finding of both in a cluster that was read once. What is said of them is `explanation.refused_creation`'s and `limits`'s.
-"""
+"""Finds why a pod waits although devices are free: a quota refuses its claim, or a DeviceLimit refuses the allocation."""
 
 from collections import defaultdict
 from itertools import repeat
@@ -27,7 +24,7 @@ from draco.whatif.world import World
 
 
 def with_refusals(world: World, subject: ExplainSubject, explanation: Explanation) -> Explanation:
-    """The explanation, or one that names the quota or the limit that is behind it."""
+    """The explanation, naming the quota or the limit that blocks the pod if there is one."""
     if explanation.reason is PendingReason.CLAIM_MISSING and subject.pod is not None:
         message = world.creation_failures.get(subject.pod.metadata.uid, "")
         if why := creation_refusal(message, subject.key.namespace):
@@ -44,7 +41,7 @@ def _saying(explanation: Explanation, why: str) -> Explanation:
 
 
 def _limited(world: World, subject: ExplainSubject) -> str:
-    """Which limit forbids what Draco would allocate to the claims; "" if none does, or if they are not Draco's."""
+    """The limit that forbids what Draco would allocate; "" if none does, or if Draco does not allocate these claims."""
     namespace = subject.key.namespace
     fleet = world.fleet
     waiting = [each for each in subject.claims if each.status.allocation is None]
@@ -65,8 +62,6 @@ def _limited(world: World, subject: ExplainSubject) -> str:
 
 
 class _ClaimsOf:
-    """What the claims of namespaces hold."""
-
     def __init__(self, world: World) -> None:
         self._fleet = world.fleet
         self._pools: dict[PoolKey, PoolHardware] = {}

@@ -1,7 +1,4 @@
-"""Who an explanation is about: a pod with its claims, or a claim with the pod that waits for it.
-
-Owns the finding, and what is said where there is nothing to be found. Reads nothing itself.
-"""
+"""Finds the subject of an explanation: a pod with its claims, or a claim with the pod that waits for it. Does no I/O."""
 
 from collections import ChainMap, defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,9 +18,9 @@ from draco.whatif.world import World
 
 
 class ExplainSubject(msgspec.Struct, frozen=True, kw_only=True):
-    """Claims that are allocated together. `pod` is the one that waits for them, if there is one.
+    """Claims that are allocated together. `pod` waits for them; None if none does.
 
-    `ended` is one that has used them to its end and is still there, where none waits.
+    `ended` is set if no pod waits: a completed pod that has used the claims and still exists.
     """
 
     kind: str
@@ -32,14 +29,14 @@ class ExplainSubject(msgspec.Struct, frozen=True, kw_only=True):
     pod: Pod | None = None
     ended: Pod | None = None
     scheduler: str = ""
-    """What kube-scheduler last said of the pod."""
+    """The message of the pod's PodScheduled condition."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.key}"
 
 
 def subject_of(world: World, kind: str, name: str, namespace: str) -> ExplainSubject:
-    """The claim or pod of that name. Raises CommandError, or MissingClaimError for a pod whose claim is not there."""
+    """The claim or pod of that name. Raises CommandError, or MissingClaimError if the pod's claim does not exist."""
     key = ObjectKey(namespace, name)
     if kind == "pod":
         pods = _pods(world)
@@ -53,7 +50,7 @@ def subject_of(world: World, kind: str, name: str, namespace: str) -> ExplainSub
 
 
 def pending(world: World, namespace: str, kind: str) -> list[ExplainSubject]:
-    """All that waits, pods first; of one namespace or one kind where they are given. A pod that cannot start waits, too."""
+    """Everything that waits, pods first, including pods that cannot start. "" for `namespace` or `kind` means all."""
     claims = _claims(world)
     pods = [pod for _, pod in sorted(_pods(world).items()) if _may_wait(pod) and uses_devices(pod, world.fleet.classes)]
     found: list[ExplainSubject] = []
@@ -61,7 +58,7 @@ def pending(world: World, namespace: str, kind: str) -> list[ExplainSubject]:
     for pod in pods if kind != "claim" else ():
         try:
             subject = _of_pod(world, pod)
-        except MissingClaimError:  # one of a list: that it is missing is its explanation
+        except MissingClaimError:  # in a list, the explanation says that it is missing
             there = known_claims_of(pod, claims, world.fleet.classes)
             subject = ExplainSubject(kind="pod", key=pod.metadata.key, claims=there, pod=pod, scheduler=_scheduler(pod))
         entries = len(pod.spec.resource_claims)
@@ -80,12 +77,12 @@ def pending(world: World, namespace: str, kind: str) -> list[ExplainSubject]:
 
 
 def _may_wait(pod: Pod) -> bool:
-    """Whether it waits, or would if it did not name its node itself."""
+    """Whether the pod waits, or would wait if it did not set spec.nodeName."""
     return unbound(pod).waits
 
 
 def _pods(world: World) -> Mapping[ObjectKey, Pod]:
-    """Pods of files stand for the cluster's of the same name."""
+    """Pods by name; those of files replace those of the cluster."""
     return ChainMap({pod.metadata.key: pod for pod in world.wanted if isinstance(pod, Pod)}, world.pods)
 
 
@@ -110,7 +107,7 @@ def _of_pod(world: World, pod: Pod) -> ExplainSubject:
 
 
 def _users(world: World) -> Mapping[ObjectKey, Sequence[Pod]]:
-    """The pods by the claims that they use: first those that wait, by name."""
+    """Pods by the claims that they use: waiting pods first, then by name."""
     found: dict[ObjectKey, list[Pod]] = defaultdict(list)
     pods = [pod for _, pod in sorted(_pods(world).items())]
     for pod in sorted(pods, key=lambda pod: not pod.waits):
@@ -120,16 +117,16 @@ def _users(world: World) -> Mapping[ObjectKey, Sequence[Pod]]:
 
 
 def _of_claim(world: World, claim: ResourceClaim, users: Mapping[ObjectKey, Sequence[Pod]]) -> ExplainSubject:
-    """With all claims of the first pod that waits for it, as they are allocated together.
+    """The claim, with all claims of the first pod that waits for it, because they are allocated together.
 
-    If none does, with those of one that waits on its node: for a claim that is not allocated in vain, because it came there
-    without the scheduler.
+    If none waits: with those of a pod that already has a node, unless the claim's allocation can be used there. Such a pod
+    bypassed the scheduler.
     """
     key = claim.metadata.key
     known = users.get(key, ())
     for pod in filter(_may_wait, known):
         if pod.waits or claim.status.allocation is None or obstacles(world.fleet, [claim], pod):
-            pod, claims = _with_claims(world, pod)  # noqa: PLW2901 - the pod as it is with them
+            pod, claims = _with_claims(world, pod)  # noqa: PLW2901 - the pod with its claims added
             return ExplainSubject(kind="claim", key=key, claims=claims, pod=pod, scheduler=_scheduler(pod))
     ended = ended_users(claim, known) if claim.status.allocation is None else []
     return ExplainSubject(kind="claim", key=key, claims=[claim], ended=next(iter(ended), None))
@@ -138,8 +135,8 @@ def _of_claim(world: World, claim: ResourceClaim, users: Mapping[ObjectKey, Sequ
 def _with_claims(world: World, pod: Pod) -> tuple[Pod, list[ResourceClaim]]:
     """The claims of a pod, and the pod that uses them.
 
-    What is in the cluster is what it is: a claim that is not made yet is a reason to wait. Of a pod in a file the claims are
-    imagined as they would be made; one that could not be raises MissingClaimError.
+    A pod in the cluster is taken as it is: a claim that was not created yet is a reason to wait. For a pod in a file, its claims
+    are simulated. Raises MissingClaimError for a claim that could not be created.
     """
     known = _claims(world)
     if not any(pod is item for item in world.wanted):

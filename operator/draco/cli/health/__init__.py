@@ -1,1 +1,1 @@
-"""`draco health`: which GPUs are not healthy, since when, and what to do."""
+"""`draco health`: unhealthy GPUs, since when, and what to do."""

@@ -1,7 +1,4 @@
-"""`draco health`: read what the agents report of their GPUs, and show it.
-
-Owns the options, the reading and the screen. What a row says is `overview.health`'s.
-"""
+"""`draco health`: read what the agents report about their GPUs, and show it. `overview.health` fills the rows."""
 
 import asyncio
 from collections.abc import Sequence
@@ -162,7 +159,6 @@ def _advise(faults: Sequence[FaultView]) -> None:
 
 
 def _since(text: str) -> str:
-    """A time as it is read on a screen, to the second."""
     if not text:
         return "-"
     return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")

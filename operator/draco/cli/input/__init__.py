@@ -1,1 +1,1 @@
-"""What commands read: files of manifests, live clusters, and the one on top of the other."""
+"""What commands read: manifest files, live clusters, or files on top of a cluster."""

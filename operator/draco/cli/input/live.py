@@ -1,7 +1,4 @@
-"""A live cluster, read once into what allocation depends on.
-
-Owns the reading and what is said of what could not be read. Decides nothing, writes nothing and keeps nothing.
-"""
+"""Reads a live cluster once into what allocation depends on, with notes about what could not be read."""
 
 import asyncio
 from collections.abc import Iterable
@@ -82,7 +79,7 @@ async def read_cluster(client: Client) -> World:
 
 
 async def _rules(reader: Reader) -> list[DeviceTaintRule]:
-    """The taint rules, in the newest version that is served; none where the cluster knows no such kind."""
+    """The DeviceTaintRules in the newest served version; none if the cluster does not serve the kind."""
     for kind in TAINT_RULES:
         rules = await reader.all_if_served(kind, "taints of rules are not taken into account")
         if rules is not None:
@@ -91,7 +88,7 @@ async def _rules(reader: Reader) -> list[DeviceTaintRule]:
 
 
 async def _limits(reader: Reader) -> tuple[list[DeviceLimit], dict[str, dict[str, str]]]:
-    """The limits, and what they select by: the labels of all namespaces."""
+    """The DeviceLimits, and the labels of all namespaces, by which they select."""
     consequence = "whether a limit keeps a claim waiting is not known"
     limits = await reader.all_if_served(DEVICE_LIMITS, consequence)
     if not limits:
@@ -103,7 +100,7 @@ async def _limits(reader: Reader) -> tuple[list[DeviceLimit], dict[str, dict[str
 async def _spread(
     reader: Reader, policies: Iterable[MigPolicy], nodes: Iterable[Node], slices: Iterable[ResourceSlice]
 ) -> frozenset[PoolKey]:
-    """The pools whose nodes are filled evenly. What agents report is read only where a policy wants that."""
+    """The pools whose nodes are filled evenly. GpuNodes are read only if a policy asks for spreading."""
     if not spreading_policies(policies):
         return frozenset()
     consequence = "that claims are spread over some nodes is not taken into account"
@@ -117,7 +114,7 @@ async def _spread(
 
 
 async def _of_preemption(reader: Reader) -> tuple[list[PodDisruptionBudget], list[DeviceReservation]]:
-    """What keeps pods from being evicted for others, and devices from pods of a lower priority than a reservation's own."""
+    """What restricts preemption: PodDisruptionBudgets, and DeviceReservations, which protect pods by their own priority."""
     consequence = "which pods may not be evicted for others is not known"
     budgets = await reader.all_if_allowed(POD_DISRUPTION_BUDGETS, consequence)
     consequence = "which pods a reservation spares from being evicted is not known"
@@ -125,7 +122,7 @@ async def _of_preemption(reader: Reader) -> tuple[list[PodDisruptionBudget], lis
 
 
 async def _creation_failures(reader: Reader, pods: Iterable[Pod]) -> dict[str, str]:
-    """By the UID of a pod: why one of its claims could not be made from its template."""
+    """Why a claim could not be created from its template, by pod UID."""
     if not any(pod.pending and len(pod.claims) < len(pod.spec.resource_claims) for pod in pods):
         return {}
     events = await reader.all_if_allowed(

@@ -1,7 +1,7 @@
-"""MigPolicies in files, held against what an API server accepts.
+"""Checks MigPolicies in files against what an API server accepts.
 
-Owns the same rules as the schema of the kind, each with a sentence that says what to write. Fields and texts of other types are
-refused where a manifest is read. Pure.
+Owns the rules of the kind's schema, each with a sentence that says what to write. Wrong field types are refused earlier, when the
+manifest is decoded. Pure.
 """
 
 import difflib
@@ -33,7 +33,7 @@ _OPERATORS: Final = (*_WITH_VALUES, "Exists", "DoesNotExist")
 
 
 def refusal(policy: MigPolicy, manifest: Manifest) -> str:
-    """Why an API server would refuse the policy, which was read from this manifest; "" if it would not."""
+    """Why an API server would refuse the policy decoded from this manifest; "" if it would not."""
     spec = policy.spec
     if unknown := _unknown_field(MigPolicySpec, manifest.get("spec"), "spec"):
         return unknown
@@ -163,7 +163,7 @@ def _twice(names: Iterable[str]) -> str:
 
 
 def _counts(value: object) -> Iterator[str]:
-    """Every count as it is written: one of 0 is no longer to be seen once it is read as what the API takes for unset."""
+    """Check every count in the manifest itself: decoding turns 0 into the API's value for "unset"."""
     if isinstance(value, Mapping):
         count = value.get("count")
         if isinstance(count, int) and count < 1:
@@ -175,7 +175,7 @@ def _counts(value: object) -> Iterator[str]:
 
 
 def _unknown_field(type_: Any, value: object, path: str) -> str:
-    """The first field that the struct does not have, with the one that may be meant; "" if there is none."""
+    """The first unknown field, with a suggestion; "" if there is none."""
     shape = msgspec.inspect.type_info(type_) if isinstance(type_, type) else type_
     if isinstance(shape, msgspec.inspect.UnionType):
         shape = next((each for each in shape.types if not isinstance(each, msgspec.inspect.NoneType)), shape)

@@ -1,7 +1,7 @@
-"""A live cluster, for commands that read it once: whole collections, and sentences about what of them cannot be read.
+"""A live cluster for commands that read it once: whole collections, and notes about what cannot be read.
 
-Owns the patience with a server that has just started, and what is said without a right or a kind. Kept apart from `live` so that
-`draco status` does not load what allocation needs.
+Owns retries against a server that has just started, and the messages about missing rights and kinds. Separate from `live` so that
+`draco status` does not import what allocation needs.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ NO_OPERATOR: Final = (
 
 
 def without_dra(client: Client) -> CommandError:
-    """The cluster knows nothing of what this is all about."""
+    """The error if the cluster does not serve DRA."""
     return CommandError(
         f"{client.connection.server} does not serve resource.k8s.io/v1 (Dynamic Resource Allocation), which Draco needs: "
         "use Kubernetes 1.34 or newer, with the API group enabled."
@@ -46,7 +46,7 @@ def without_dra(client: Client) -> CommandError:
 
 
 def without_kinds(client: Client, *kinds: Kind[Any]) -> CommandError:
-    """The cluster knows none of these kinds of ours."""
+    """The error if the cluster serves none of these kinds of Draco."""
     names = " or ".join(kind.kind for kind in kinds)
     return CommandError(
         f"{client.connection.server} does not know {names}: install Draco with charts/draco, or apply crds/."
@@ -55,7 +55,7 @@ def without_kinds(client: Client, *kinds: Kind[Any]) -> CommandError:
 
 @asynccontextmanager
 async def cluster_with_dra(kubeconfig: Path | None, context: str | None) -> AsyncIterator[tuple[Client, Features]]:
-    """The cluster that is meant, and what it serves. Raises CommandError if that is no DRA."""
+    """The selected cluster and its features. Raises CommandError if it does not serve DRA."""
     async with Client(await connect(kubeconfig, context)) as client:
         features = await discover(client)
         if not features.dra:
@@ -64,12 +64,12 @@ async def cluster_with_dra(kubeconfig: Path | None, context: str | None) -> Asyn
 
 
 def missing_of(features: Features) -> list[MissingView]:
-    """What the cluster lacks."""
+    """The features that the cluster lacks."""
     return [msgspec.convert(each, MissingView, from_attributes=True) for each in features.missing]
 
 
 def on_cluster(read: Callable[[Client, Features], Awaitable[T]]) -> Callable[[Command], Command]:
-    """What makes a command of an asynchronous function: it gets what was read of the cluster that is meant, and its options."""
+    """Turn an async function into a command: it gets what `read` returns for the selected cluster, and its options."""
 
     def decorated(command: Command) -> Command:
         async def done(kubeconfig: Path | None, context: str | None, options: Mapping[str, Any]) -> None:
@@ -86,7 +86,7 @@ def on_cluster(read: Callable[[Client, Features], Awaitable[T]]) -> Callable[[Co
 
 
 async def operated(client: Client) -> bool | None:
-    """Whether an operator leads; None where that cannot be read, since a warning is not worth more than what was asked for."""
+    """Whether an operator leads; None if unreadable, because a warning must not fail the command."""
     try:
         return bool(leading(await client.list(LEASES, field_selector=OPERATORS), datetime.now(UTC)))
     except (ApiError, Unreachable):
@@ -94,14 +94,14 @@ async def operated(client: Client) -> bool | None:
 
 
 class Reader:
-    """Reads whole collections, and remembers in sentences what of them could not be read."""
+    """Reads whole collections, and collects notes about what could not be read."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self.unread: list[str] = []
 
     async def all(self, kind: Kind[T]) -> list[T]:
-        """Every object of the kind that can be read. Raises CommandError without the right to list them, or KubeError."""
+        """Every object of the kind. Raises CommandError if listing is forbidden, or KubeError."""
         try:
             return await self._list(kind)
         except Forbidden as error:
@@ -110,7 +110,7 @@ class Reader:
             ) from error
 
     async def slices(self) -> list[ResourceSlice]:
-        """The same of ResourceSlices, which a cluster that can have devices serves."""
+        """All ResourceSlices. Raises CommandError if the cluster does not serve DRA."""
         try:
             return await self.all(SLICES)
         except NotFound:
@@ -119,13 +119,13 @@ class Reader:
     async def all_if_allowed(
         self, kind: Kind[T], consequence: str, params: Mapping[str, str] | None = None, *, namespace: str = ""
     ) -> list[T]:
-        """Every object of the kind; none, and a sentence about it, without the right to list them. Raises KubeError."""
+        """Every object of the kind; if listing is forbidden, none and a note. Raises KubeError."""
         return await self.all_or_none(kind, consequence, params, namespace=namespace) or []
 
     async def all_or_none(
         self, kind: Kind[T], consequence: str, params: Mapping[str, str] | None = None, *, namespace: str = ""
     ) -> list[T] | None:
-        """The same, with None where they may not be listed."""
+        """The same, but None if listing is forbidden."""
         try:
             return await self._list(kind, params, namespace)
         except Forbidden:
@@ -134,14 +134,14 @@ class Reader:
             return None
 
     async def all_if_served(self, kind: Kind[T], consequence: str) -> list[T] | None:
-        """The same, and None where the cluster does not know the kind."""
+        """As `all_if_allowed`, but None if the cluster does not serve the kind."""
         try:
             return await self.all_if_allowed(kind, consequence)
         except NotFound:
             return None
 
     async def _list(self, kind: Kind[T], params: Mapping[str, str] | None = None, namespace: str = "") -> list[T]:
-        # A server that has just started, or that has just learnt a kind, asks to come back in a moment.
+        # A server that has just started, or just learnt a kind, asks to retry.
         page = await retry(
             lambda: self._client.list_page(kind, namespace=namespace, params=params),
             clock=SystemClock(),
@@ -157,7 +157,7 @@ class Reader:
 
 
 async def published_slices(kubeconfig: Path | None, context: str | None) -> list[ResourceSlice]:
-    """The slices of the cluster; of one that cannot be read only its name and why, on standard error."""
+    """The cluster's slices. A slice that cannot be decoded is only named on standard error, with the reason."""
     async with Client(await connect(kubeconfig, context)) as client:
         reader = Reader(client)
         slices = await reader.slices()
@@ -166,13 +166,13 @@ async def published_slices(kubeconfig: Path | None, context: str | None) -> list
 
 
 _FEW_NAMESPACES = 20
-"""Of more than these, pods and budgets are read for the whole cluster at once."""
+"""Above this number, pods and budgets are read for the whole cluster in one request."""
 
 
 async def pods_and_budgets(
     reader: Reader, claims: Iterable[ResourceClaim]
 ) -> tuple[list[Pod] | None, list[PodDisruptionBudget]]:
-    """Read the pods that may use these claims, None if they may not be read, and the budgets that may cover them."""
+    """The pods that may use these claims, None if they may not be read, and the PodDisruptionBudgets that may cover them."""
     pods: list[Pod] | None = []
     budgets: list[PodDisruptionBudget] = []
     for namespace in _namespaces(claims):
@@ -185,7 +185,7 @@ async def pods_and_budgets(
 
 
 async def group_members(reader: Reader, claims: Iterable[ResourceClaim]) -> dict[ObjectKey, Pod]:
-    """Read the pods that may have one of these claims by way of a PodGroup, which is all that such a claim says."""
+    """The pods that may use one of these claims through a PodGroup; such a claim names only the group."""
     namespaces = _namespaces(filter(is_for_members, claims))
     consequence = "which pods of PodGroups use devices is not known"
     found = [await reader.all_if_allowed(PODS, consequence, namespace=namespace) for namespace in namespaces]
@@ -193,6 +193,6 @@ async def group_members(reader: Reader, claims: Iterable[ResourceClaim]) -> dict
 
 
 def _namespaces(claims: Iterable[ResourceClaim]) -> list[str]:
-    """Those of the claims, or "" for all."""
+    """The namespaces of the claims, or [""] for all."""
     names = sorted({claim.metadata.namespace for claim in claims})
     return names if len(names) <= _FEW_NAMESPACES else [""]

@@ -1,7 +1,4 @@
-"""Where the objects of a command come from: a live cluster, files, or files on top of a cluster.
-
-Owns the options that say so, the choice where they do not, and the reading. What is made of it is `whatif.world`.
-"""
+"""Where a command's objects come from: a live cluster, files, or files on top of a cluster. `whatif.world` combines them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +18,7 @@ from draco.whatif.world import World
 
 
 class WorldSources(Sources, frozen=True, kw_only=True):
-    """The same, and the namespace of what names none."""
+    """The same, with the default namespace for objects that name none."""
 
     namespace: str
 
@@ -39,11 +36,11 @@ _OPTIONS: Options = (
     *CLUSTER_OPTIONS,
 )
 with_sources = gathered(WorldSources, _OPTIONS)
-"""Adds the options to a command, which gets them as one argument `sources`."""
+"""Adds the options to a command, which gets them as the argument `sources`."""
 
 
 def read_world(sources: WorldSources) -> tuple[World, str]:
-    """What the command starts from, with a sentence in its notes that says so, and the namespace of what names none.
+    """The world a command starts from, with a note about its source, and the default namespace.
 
     Raises ManifestError, KubeError, KubeconfigError or CommandError.
     """
@@ -58,11 +55,10 @@ def read_world(sources: WorldSources) -> tuple[World, str]:
 
 
 async def _on_cluster(sources: WorldSources, manifests: Sequence[tuple[Manifest, str]]) -> tuple[World, str]:
-    """The same, where a live cluster is what the command starts from."""
     try:
         connection = await connect(sources.kubeconfig, sources.context)
     except KubeconfigError:
-        decode_all(manifests, sources.namespace)  # what is wrong with the files is so on whatever cluster
+        decode_all(manifests, sources.namespace)  # errors in the files are reported before those of the kubeconfig
         raise
     async with Client(connection) as client:
         namespace = sources.namespace or connection.namespace

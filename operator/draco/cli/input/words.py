@@ -1,7 +1,4 @@
-"""Durations, times of day and names as people write them on a command line and in files.
-
-Owns their forms, and what is said of a duration that has none.
-"""
+"""Durations, times of day and names as written on a command line and in files."""
 
 import re
 from typing import Final
@@ -19,14 +16,14 @@ _TIME_OF_DAY: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 
 
 def duration(text: str, what: str) -> str:
-    """The duration, as our objects have it, that was written for `what`. Raises CommandError."""
+    """Validate a duration in the form that Draco's objects use; `what` names it in the error. Raises CommandError."""
     if not is_duration(text):
         raise CommandError(f"'{text}' is not a duration for {what}: write {DURATION_HELP}.")
     return text
 
 
 def limit_s(text: str) -> float | None:
-    """The seconds of a --timeout; None, without limit, for 0 and 0s, as with kubectl. Raises CommandError."""
+    """The seconds of a --timeout; 0 and 0s mean no limit (None), as in kubectl. Raises CommandError."""
     if text == "0":
         return None
     if not text or not (found := _LIMIT.fullmatch(text)):
@@ -38,10 +35,10 @@ def limit_s(text: str) -> float | None:
 
 
 def is_name(text: str, longest: int = LONGEST_NAME) -> bool:
-    """Whether the API server takes it as the name of an object."""
+    """Whether the API server accepts the text as an object's name."""
     return len(text) <= longest and _NAME.fullmatch(text) is not None
 
 
 def is_time_of_day(text: str) -> bool:
-    """Whether it is one such as 22:00."""
+    """Whether the text is HH:MM."""
     return _TIME_OF_DAY.fullmatch(text) is not None

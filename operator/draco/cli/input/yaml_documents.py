@@ -1,7 +1,7 @@
-"""YAML and JSON text as plain values, however it was meant, and on which line each thing stands.
+"""YAML and JSON text as plain values, with the line of each value.
 
-Owns the reading of untrusted text: what a scalar stands for (as kubectl reads it), keys that stand twice, aliases that run in
-circles or multiply, depth and size. Every refusal is one sentence with its line. Knows nothing of Kubernetes' objects.
+Owns reading untrusted text: scalars (as kubectl reads them), duplicate keys, aliases that recurse or multiply, depth and size.
+Every refusal is one sentence with its line. Knows nothing of Kubernetes objects.
 """
 
 import json
@@ -17,9 +17,9 @@ import yaml
 from draco.resources.written.manifests import ManifestError
 
 MAX_DEPTH: Final = 100
-"""Objects of Kubernetes are about a dozen levels deep; what drivers put into their parameters is deeper at times."""
+"""Kubernetes objects are about a dozen levels deep; opaque driver parameters can be deeper."""
 MAX_VALUES: Final = 20_000_000
-"""Values of one document, those that aliases repeat included: beyond the largest list of a cluster's slices."""
+"""Most values in one document, with aliases expanded: more than the largest list of a cluster's slices has."""
 
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SCALAR_TAGS: Final = "tag:yaml.org,2002:"
@@ -31,7 +31,7 @@ _NOWHERE: Final[_Places] = {}
 
 
 class DocumentError(ManifestError):
-    """Text that cannot be read: what is wrong with it, on which line, and by which rule."""
+    """Text that cannot be read: the problem, its line, and the rule."""
 
     def __init__(self, where: str, line: int, problem: str, rule: DocumentRule = "yaml") -> None:
         super().__init__(f"{where}: {problem}.")
@@ -41,18 +41,18 @@ class DocumentError(ManifestError):
 
 
 class Document(NamedTuple):
-    """One document of a file: its number, the line on which it begins, and its value."""
+    """One document of a file: its number, its first line, and its value."""
 
     number: int
     line: int
     value: object
     size: int = 0
-    """Keys and values, those that aliases repeat included; 0 of JSON."""
+    """Number of keys and values, with aliases expanded; 0 for JSON."""
     places: Mapping[int, Mapping[str | int, int]] = MappingProxyType({})
-    """The line of each key and item, by the `id` of what holds it; where it was asked for."""
+    """The line of each key and item, by the `id` of its container; empty unless asked for."""
 
     def line_of(self, path: Sequence[str | int]) -> int:
-        """The line of what a path leads to, or of the nearest thing above it."""
+        """The line of a path, or of its nearest ancestor."""
         line = self.line
         here: Any = self.value
         for step in path:
@@ -64,7 +64,7 @@ class Document(NamedTuple):
 
 
 def documents(name: str, text: str) -> Iterator[Document]:
-    """The documents in a text, empty ones left out. Raises ManifestError."""
+    """The non-empty documents of a text. Raises ManifestError."""
     if text.lstrip()[:1] in {"{", "["}:
         try:
             yield from list(_json_documents(name, text))
@@ -77,16 +77,16 @@ def documents(name: str, text: str) -> Iterator[Document]:
 
 
 def placed_documents(name: str, text: str) -> Iterator[Document]:
-    """The documents in a YAML text, and on which line each thing of them stands. Raises DocumentError."""
+    """The documents of a YAML text, with the line of each value. Raises DocumentError."""
     yield from _yaml_documents(name, text, {})
 
 
 class _NotJsonError(ValueError):
-    """A text is no JSON; it may still be YAML, whose braces are less strict."""
+    """The text is not JSON; it may still be YAML flow style, which is less strict."""
 
 
 def _json_documents(name: str, text: str) -> Iterator[Document]:
-    """JSON objects one after another, as kubectl takes them too."""
+    """Concatenated JSON objects, which kubectl accepts too."""
     decoder = json.JSONDecoder(object_pairs_hook=_without_twins, parse_constant=_no_constant, parse_int=_integer)
     position = number = 0
     while begins := _FILLED.search(text, position):
@@ -111,7 +111,7 @@ _FILLED: Final = re.compile(r"\S")
 
 
 class _TwinError(ValueError):
-    """A key stands twice."""
+    """A key occurs twice."""
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _integer(text: str) -> int | float:
 
 
 def _check(value: Any, where: str) -> None:
-    """Refuse what is too deep, and halves of characters that no text in UTF-8 can have."""
+    """Refuse values that are too deep, and lone surrogates, which UTF-8 cannot encode."""
     waiting = [(value, 1)]
     while waiting:
         item, depth = waiting.pop()
@@ -184,13 +184,11 @@ def _line(text: str, number: int) -> str:
 _NO_KEY: Final = object()
 _MERGE: Final = object()
 _OPEN: Final = object()
-"""Stands for what an anchor names while that is still being read."""
+"""Marks an anchor whose value is still being read."""
 
 
 @dataclass(slots=True)
 class _Frame:
-    """A list or mapping that is being read."""
-
     value: Any
     anchor: str | None
     line: int
@@ -201,7 +199,7 @@ class _Frame:
 
 
 class _Builder:
-    """Builds values from events, without recursion. Aliases share what they repeat; its size is counted each time."""
+    """Builds values from parser events, without recursion. Aliases share their value, but its size counts each time."""
 
     def __init__(self, name: str, places: _Places | None) -> None:
         self._name = name
@@ -214,7 +212,6 @@ class _Builder:
         self._size = 0
 
     def documents(self, events: Iterator[Any]) -> Iterator[Document]:
-        """The documents of a stream, empty ones left out."""
         for event in events:
             line = event.start_mark.line + 1
             match event:
@@ -275,7 +272,7 @@ class _Builder:
         self._add(value, size, line)
 
     def _add(self, value: Any, size: int, line: int, *, anchor: str | None = None) -> None:
-        """Put a finished value where it belongs: into the list or mapping around it, as a key of it, or as the document."""
+        """Attach a finished value: to the enclosing list or mapping, as a mapping's key, or as the document."""
         if anchor:
             self._anchors[anchor] = (value, size)
         if not self._stack:
@@ -350,11 +347,11 @@ _FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0
 
 
 _EXACT: Final = 1e15
-"""Below it a float tells a whole number exactly."""
+"""Below this value a float represents every integer exactly."""
 
 
 def resolved(text: str) -> str | int | float | bool | None:
-    """What an unquoted scalar stands for, as kubectl reads it: YAML 1.1, but times and 1:30 are texts."""
+    """The value of an unquoted scalar as kubectl reads it: YAML 1.1, but timestamps and 1:30 stay text."""
     if text in _WORDS:
         return _WORDS[text]
     if text[0] not in "+-.0123456789" or len(text) > 40:

@@ -1,7 +1,7 @@
 """`draco layout`: how GPUs are divided, and what a policy would change.
 
-Owns the options and the choice of output. What is looked at is `sources`; what is shown is decided in
-`draco.overview`, how in `screen`, `svg` and `plan_screen`.
+Owns the options and the choice of output. `sources` reads, `draco.overview` decides what is shown, and `screen`, `svg` and
+`plan_screen` decide how.
 """
 
 import sys
@@ -52,7 +52,7 @@ def show(*, nodes: Sequence[str], sources: Sources, output: str) -> None:
         click.echo(layout_svg.picture(view), nl=False)
         warn(view.notes)
     else:
-        most = max(layout_screen.MOST_NODES, len(nodes))  # those that are asked for by name are to be seen
+        most = max(layout_screen.MOST_NODES, len(nodes))  # show every node named on the command line
         _print(lambda console, width: layout_screen.show(visible(view), console, width, most))
 
 

@@ -1,6 +1,6 @@
-"""How a plan reads: each policy, then what becomes of its GPUs, equal ones together.
+"""The text of a plan: each policy, then what happens to its GPUs, equal ones together.
 
-Owns words, order and folding. Colour only repeats what the words say. Computes nothing.
+Owns words, order and folding. Colours only repeat what the words say. Computes nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,14 @@ STYLES = {
     LayoutOutcome.UNCHANGED: "green",
 }
 _NAMED = 4
-"""GPUs of a group that are named; the others are counted."""
+"""GPUs of a group that are named; the rest are counted."""
 _MOST_GROUPS = 16
-"""Groups of one outcome that are listed; the GPUs of the others are counted."""
+"""Groups listed per outcome; the GPUs of the rest are counted."""
 _INDENT = " " * 4
 
 
 def show(view: PlanView, console: Console, width: int) -> None:
-    """Print the plan. `width` is where long lines break."""
+    """Print the plan, wrapped at `width`."""
     for note in view.notes:
         _print(console, width, f"- {note}", ("", "  "), "yellow")
     for policy in view.policies:
@@ -78,7 +78,7 @@ def _fate(policy: PolicyPlanView) -> str:
 
 
 def verdict(view: PlanView) -> str:
-    """The one sentence at the end."""
+    """The closing sentence."""
     cannot = sum(each.outcome is LayoutOutcome.CANNOT for each in view.gpus)
     problems = [each.name for each in view.policies if each.problem]
     if problems:
@@ -94,7 +94,7 @@ def verdict(view: PlanView) -> str:
 
 
 def sentences(gpu: GpuPlanView) -> Iterator[str]:
-    """What happens to a GPU, in its order."""
+    """What happens to a GPU, step by step."""
     if gpu.message:
         yield gpu.message
     if gpu.outcome is LayoutOutcome.OLDER:

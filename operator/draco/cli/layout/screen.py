@@ -1,6 +1,6 @@
-"""How a layout looks on a terminal or in a file: a bar of memory units for each GPU, and a line for each of its parts.
+"""The text of a layout: a bar of memory units per GPU, and a line per instance.
 
-Owns bars, words and colours. Colour only repeats what the words say, so that nothing is lost without it. Computes nothing.
+Owns bars, words and colours. Colours only repeat what the words say. Computes nothing.
 """
 
 import string
@@ -32,7 +32,7 @@ WORDS = {
     Use.ORPHAN: "orphan: is being destroyed",
 }
 MOST_NODES = 16
-"""What a person looks through node by node."""
+"""Up to this many nodes, all are shown in full."""
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
 _NOT_MADE = {
     "": "without a policy, no instances are made",
@@ -40,20 +40,20 @@ _NOT_MADE = {
     MigMode.DISABLED: "no instances are made, because the policy turns MIG off",
 }
 _TOGETHER = "\u00a0"
-"""A space at which no line breaks; it is printed as any other."""
+"""A non-breaking space, printed as a plain one."""
 _WIDEST_BAR = 36
 _WIDEST_UNIT = 4
 
 
 def show(view: LayoutView, console: Console, width: int, most: int = MOST_NODES) -> None:
-    """Print the nodes; of more than `most`, those of which nothing is divided are only counted. `width` is where lines break."""
+    """Print the nodes, wrapped at `width`. If there are more than `most`, undivided nodes are only counted."""
     if not view.nodes:
         console.print("No node has reported GPUs. Is Draco's agent running on the GPU nodes?")
     plain = {node.name: len(node.gpus) for node in view.nodes if len(view.nodes) > most and _is_plain(node)}
     for number, node in enumerate(node for node in view.nodes if node.name not in plain):
         if number:
             console.print()
-        # All at once: printing has its price, and a large fleet has many lines.
+        # One print per node: each print is slow, and a large fleet has many lines.
         console.print(Text("\n").join(_node_lines(node, width)))
     if plain:
         if len(plain) < len(view.nodes):
@@ -78,7 +78,7 @@ def _node_lines(node: NodeLayoutView, width: int) -> Iterator[Text]:
 
 
 def _is_plain(node: NodeLayoutView) -> bool:
-    """Whether there is nothing to say of the node but that nothing of it is divided."""
+    """Whether the node has nothing worth showing: no division, policy, message or missing report."""
     return bool(node.gpus) and not any(
         _is_divided(gpu) or gpu.policy or gpu.message or gpu.division is Division.UNREPORTED for gpu in node.gpus
     )
@@ -89,7 +89,7 @@ def _is_divided(gpu: GpuView) -> bool:
 
 
 def _undivided_together(gpus: Sequence[GpuView]) -> list[list[GpuView]]:
-    """The GPUs in their order, neighbours that are not divided together where the same is to be said of them."""
+    """The GPUs in order; undivided neighbours with the same text are grouped."""
 
     def alike(gpu: GpuView) -> object:
         return gpu.device if _is_divided(gpu) else _said(gpu)
@@ -102,7 +102,7 @@ def _said(gpu: GpuView) -> tuple[str, ...]:
 
 
 def gpu_lines(gpu: GpuView, name: str, width: int) -> Iterator[Text]:
-    """The lines of one GPU, or of several of one name of which the same is to be said."""
+    """The lines of one GPU, or of several that share a name and a text."""
     name = f"  {name}  "
     indent = " " * len(name)
     if not _is_divided(gpu):
@@ -129,7 +129,7 @@ def gpu_lines(gpu: GpuView, name: str, width: int) -> Iterator[Text]:
 
 
 def one_line(gpu: GpuView) -> str:
-    """All that is to be said of a GPU that is not divided."""
+    """The line of an undivided GPU."""
     held = f"; {whole_line(gpu)}" if gpu.claims else ""
     match gpu.division:
         case Division.UNREPORTED:
@@ -142,17 +142,17 @@ def one_line(gpu: GpuView) -> str:
 
 
 def whole_line(gpu: GpuView) -> str:
-    """Who has all of it; "" for nobody."""
+    """Who uses the whole GPU; "" for nobody."""
     return f"in use whole by {_claims(gpu.claims)}" if gpu.claims else ""
 
 
 def by_whom(gpu: GpuView) -> str:
-    """Which policy has it."""
+    """The policy of the GPU."""
     return f"{gpu.mode} by {gpu.policy}" if gpu.policy else "no policy"
 
 
 def _alike(parts: Sequence[InstanceView]) -> list[list[tuple[str, InstanceView]]]:
-    """Neighbours of which the same is to be said, each with its letter."""
+    """Neighbouring instances with the same text, each with its letter."""
     lettered = ((_letter(index), part) for index, part in enumerate(parts))
     return [list(group) for _, group in groupby(lettered, key=lambda each: (each[1].profile, part_use(each[1])))]
 
@@ -168,7 +168,7 @@ def _letter(index: int) -> str:
 
 
 def part_use(part: InstanceView) -> str:
-    """Who has a part, or what it is there for."""
+    """Who uses an instance, or its purpose."""
     claims = _claims(part.claims) if part.claims else ""
     holder = f"in use by {part.holder}" if part.holder else ""
     said = [claims, WORDS[part.use], holder]
@@ -180,7 +180,7 @@ def _claims(names: Sequence[str]) -> str:
 
 
 def fits_line(gpu: GpuView) -> str:
-    """What there is room for, as a sentence; "" where nothing can be said."""
+    """What still fits, as a sentence; "" if unknown."""
     if gpu.state in {MigState.DIRTY, MigState.NEEDS_RESET}:
         return "no instances are made until this is resolved"
     if gpu.division is not Division.ON and not gpu.fits:
@@ -206,7 +206,7 @@ def _about(gpu: GpuView, indent: str, width: int) -> Iterator[Text]:
 
 
 def bar(gpu: GpuView) -> Text:
-    """The memory units from left to right: a bracket for each instance, a dot for each free unit."""
+    """The memory units from left to right: a bracket per instance, a dot per free unit."""
     unit = max(1, min(_WIDEST_UNIT, _WIDEST_BAR // max(gpu.units, 1)))
     text, at = Text(), 0
     for index, part in enumerate(gpu.parts):
@@ -232,8 +232,8 @@ def _block(letter: str, part: InstanceView, width: int) -> str:
 
 
 def wrapped(text: str, first: str, rest: str, width: int) -> Iterator[Text]:
-    """The lines of a text, with what they are indented by."""
-    # Names are never broken: they can be searched and copied.
+    """The wrapped lines of a text, with their indentation."""
+    # Names are never broken, so that they can be searched and copied.
     printable = "".join(char if char.isprintable() or char == _TOGETHER else " " for char in text)
     lines = textwrap.wrap(
         printable,

@@ -1,7 +1,4 @@
-"""What `draco layout` looks at: GPU nodes with what belongs to them, of a live cluster or of files.
-
-Owns its options, the choice between cluster and files, and the reading. Decides nothing about GPUs.
-"""
+"""Reads what `draco layout` shows: GpuNodes and related objects, from a live cluster or from files."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -31,13 +28,13 @@ _NAMED: Final = 8
 
 
 with_layout_sources = gathered(Sources, (files_option, cluster_option("GpuNodes"), *CLUSTER_OPTIONS))
-"""Adds the options to a command, which gets them as one argument `sources`."""
+"""Adds the options to a command, which gets them as the argument `sources`."""
 
 
 def observe(sources: Sources, deleted: Sequence[str] = ()) -> ObservedNodes:
-    """Everything a layout is about. Raises ManifestError, KubeError, KubeconfigError or CommandError.
+    """Everything a layout depends on. `deleted` names policies to plan without.
 
-    `deleted` are the policies that are to go.
+    Raises ManifestError, KubeError, KubeconfigError or CommandError.
     """
     manifests, alone = read_or_ask(sources.filenames, cluster=sources.cluster, enough=GPU_NODES.kind)
     seen = ObservedNodes() if alone else asyncio.run(_read(sources.kubeconfig, sources.context))
@@ -64,7 +61,6 @@ def _those(names: Sequence[str]) -> str:
 
 
 async def _read(kubeconfig: Path | None, context: str | None) -> ObservedNodes:
-    """The cluster that is meant. Raises KubeError or CommandError."""
     async with Client(await connect(kubeconfig, context)) as client:
         reader = Reader(client)
         try:
@@ -116,19 +112,19 @@ def _add(seen: ObservedNodes, manifests: Iterable[tuple[Manifest, str]]) -> None
 
 
 def _exists(item: MigPolicy) -> bool:
-    """Whether it comes out of a cluster."""
+    """Whether the policy was dumped from a cluster."""
     return bool(item.metadata.uid)
 
 
 def _take_policies(seen: ObservedNodes, policies: Sequence[MigPolicy]) -> None:
-    """Where files stand for a cluster, its own policies are those that come out of one, and those that are to be deleted.
+    """Sort policies into existing ones and ones to apply.
 
-    The others are to be applied.
+    Without a cluster, existing policies are those dumped from one and those to be deleted; the others are to be applied.
     """
     dumped = {each.metadata.name for each in policies if _exists(each)}
     gone = {name for name in seen.deleted if name not in dumped}
     existing = [] if seen.server else [each for each in policies if _exists(each) or each.metadata.name in gone]
     if len(existing) == len(policies) and not seen.deleted:
-        existing = []  # none is new: then they are asked about themselves
+        existing = []  # all come from a cluster: plan for these
     seen.policies |= {each.metadata.name: each for each in existing}
     seen.asked += [each for each in policies if each not in existing]

@@ -1,7 +1,4 @@
-"""A layout as one picture that needs nothing else: SVG, equal for equal layouts.
-
-Owns sizes, colours and the escaping of names. Computes nothing.
-"""
+"""A layout as one self-contained SVG picture; equal layouts give equal text. Owns sizes, colours and escaping."""
 
 import unicodedata
 from collections.abc import Iterator
@@ -18,7 +15,7 @@ COLOURS = {
     Use.FOREIGN: "#cc79a7",
     Use.ORPHAN: "#d55e00",
 }
-"""Told apart by most people who see colours differently (Okabe and Ito)."""
+"""The Okabe-Ito palette, which colour-blind readers can tell apart."""
 LEGEND = {
     Use.CLAIM: "held by a claim",
     Use.COMING: "promised to a claim",
@@ -35,11 +32,11 @@ HEIGHT = 34
 HEAD = 34
 MARGIN = 16
 _CHARACTER = 6.2
-"""Width of a character of the labels in a part, about."""
+"""Approximate width of a label's character."""
 
 
 def picture(view: LayoutView) -> str:
-    """The whole document."""
+    """The whole SVG document."""
     body: list[str] = []
     y = MARGIN
     for node in view.nodes:
@@ -69,7 +66,7 @@ def _gpu(gpu: GpuView, y: int) -> Iterator[str]:
     yield _text(MARGIN, y + 22, gpu.device, "l")
     held = whole_line(gpu)
     if gpu.division is not Division.ON and not gpu.parts:
-        held = ""  # it is said in the bar
+        held = ""  # the bar already shows it
         yield _rect(LEFT, y, BAR, "#f2f2f2", one_line(gpu))
         yield _fitted((LEFT + 8, y + 22), one_line(gpu), BAR, "s")
     else:
@@ -114,7 +111,7 @@ def _text(x: float, y: int, text: str, kind: str) -> str:
 
 
 def _fitted(at: tuple[float, int], text: str, width: float, kind: str) -> str:
-    """A text, cut where it is too long: then all of it is there to be pointed at."""
+    """A text, cut if it is too long; then its tooltip has all of it."""
     most = max(int(width / _CHARACTER), 1)
     if len(text) <= most:
         return _text(*at, text, kind)
@@ -123,5 +120,5 @@ def _fitted(at: tuple[float, int], text: str, width: float, kind: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Names may come from anywhere: markup is written as text, and what XML does not allow is left out."""
+    """The text with markup escaped, and without characters that XML does not allow."""
     return escape("".join(char for char in text.replace("\u00a0", " ") if unicodedata.category(char)[0] != "C"))

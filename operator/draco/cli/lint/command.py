@@ -1,7 +1,7 @@
 """`draco lint`: manifests checked before they reach a cluster, with the corrected text.
 
-Owns options, files, the rounds of correcting, and how findings are shown. Rules are `draco.linting`, text is `text`,
-edits are `edits`.
+Owns options, files, the rounds of correction, and the display of findings. `draco.linting` has the rules, `text` reads and writes
+text, `edits` edits trees.
 """
 
 import difflib
@@ -27,14 +27,14 @@ from draco.selectors.corrections import Severity
 
 _CRLF: Final = "\r\n"
 _BREAK: Final = re.compile(r"\r\n|\r|\n")
-"""What ends a line of YAML."""
+"""A line break in YAML."""
 _STRONGEST: Final[tuple[Outcome, ...]] = ("changed", "there")
 _ROUNDS: Final = 10
-"""A correction may uncover the next; none needs this many."""
+"""Limit on rounds: one correction may uncover another. No known input needs as many."""
 
 
 class ReportedFinding(msgspec.Struct, frozen=True):
-    """One finding as it is shown. `corrected`: the corrected text is without it."""
+    """One finding as it is shown. `corrected`: the corrected text no longer has it."""
 
     file: str
     line: int
@@ -51,7 +51,7 @@ class ReportedFinding(msgspec.Struct, frozen=True):
 
 
 class _Part:
-    """One document of a file: as it was read, and what it says while it is corrected."""
+    """One document of a file, with its original and its corrected content."""
 
     def __init__(self, file: str, piece: DocumentText, read: Document | None) -> None:
         self.file = file
@@ -61,7 +61,7 @@ class _Part:
         self.reset()
 
     def reset(self) -> None:
-        """As it was read, without corrections."""
+        """Discard all corrections."""
         self.text = self.piece.text
         self.value = self.read.value if self.read is not None else None
         self.moves: list[MoveField] = []
@@ -74,7 +74,7 @@ class _Part:
         return self._round is not None
 
     def edit(self, edit: Edit) -> Outcome:
-        """Carry out one edit; what it says is to be read again then."""
+        """Apply one edit; `read_again` then updates the value."""
         edits = self._round
         if edits is None and self._is_editable:
             edits = EditRound(lint_text.editable(self.piece))
@@ -86,11 +86,11 @@ class _Part:
         return outcome
 
     def read_again(self) -> None:
-        """What the corrected text says, as Kubernetes reads it. Raises DocumentError and gives it up where it is broken."""
+        """Parse the corrected text as Kubernetes would. Raises DocumentError, and discards the text, if it is broken."""
         if self._round is None or self._is_read:
             return
         self._round, self._is_read = EditRound(self._round.tree), True
-        self.text = lint_text.dump(deepcopy(self._round.tree), self.piece)  # printing moves comments about
+        self.text = lint_text.dump(deepcopy(self._round.tree), self.piece)  # dump moves comments in the tree
         try:
             read = lint_text.read(self.piece._replace(text=self.text))
         except DocumentError:
@@ -100,14 +100,12 @@ class _Part:
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Where a manifest is: in which part, and in a list at which item."""
-
     part: int
     prefix: TreePath
 
 
 class LintResult(msgspec.Struct, frozen=True):
-    """All findings, and the text of each file before and after."""
+    """All findings, and each file's text before and after."""
 
     findings: list[ReportedFinding]
     before: dict[str, str]
@@ -115,7 +113,7 @@ class LintResult(msgspec.Struct, frozen=True):
 
 
 def check(texts: dict[str, str], *, kubernetes: int) -> LintResult:
-    """Check files that are applied together, by name and text."""
+    """Check files that are applied together, given by name and text."""
     findings: list[ReportedFinding] = []
     parts: list[_Part] = []
     changed: dict[str, bool] = {}
@@ -141,7 +139,7 @@ def check(texts: dict[str, str], *, kubernetes: int) -> LintResult:
         changed[part.file] |= part.is_changed
     for file, text in texts.items():
         if not changed[file]:
-            after[file] = text  # with its line breaks, whatever they are
+            after[file] = text  # an unchanged file keeps its line breaks
         elif set(_BREAK.findall(text)) == {_CRLF}:
             after[file] = after[file].replace("\n", _CRLF)
     order = {file: number for number, file in enumerate(texts)}
@@ -150,7 +148,7 @@ def check(texts: dict[str, str], *, kubernetes: int) -> LintResult:
 
 
 def _corrected(parts: Sequence[_Part], kubernetes: int) -> list[ReportedFinding]:
-    """Check and correct. A document whose corrected text would be broken, by a comment in an odd place, is left as it is."""
+    """Check and correct. If a correction breaks a document (a comment in an odd place can), nothing is corrected."""
     while True:
         try:
             return list(_rounds(parts, kubernetes))
@@ -160,9 +158,9 @@ def _corrected(parts: Sequence[_Part], kubernetes: int) -> list[ReportedFinding]
 
 
 def _rounds(parts: Sequence[_Part], kubernetes: int) -> Iterator[ReportedFinding]:
-    """Check, correct and check again, until there is nothing left to correct.
+    """Check, correct and check again, until nothing is left to correct.
 
-    Told is what was corrected, and what is left in the end: what vanished on its own was only a consequence of something else.
+    Reports what was corrected and what is left in the end. A finding that vanished otherwise was a consequence of another.
     """
     findings: dict[ReportedFinding, None] = {}
     for _ in range(_ROUNDS):
@@ -202,7 +200,7 @@ def _manifests(parts: Sequence[_Part]) -> tuple[list[Manifest], list[_Place]]:
 
 
 def _line(parts: Sequence[_Part], places: Sequence[_Place], finding: Finding) -> tuple[str, int]:
-    """The file, and the line where it stood there before anything was moved."""
+    """The file, and the finding's line in the original text."""
     place = places[finding.manifest]
     part = parts[place.part]
     path: TreePath = (*place.prefix, *finding.path)
@@ -213,7 +211,7 @@ def _line(parts: Sequence[_Part], places: Sequence[_Place], finding: Finding) ->
 
 
 def _apply(parts: Sequence[_Part], places: Sequence[_Place], finding: Finding) -> Outcome:
-    """Carry out the edits of a finding; what came of them together."""
+    """Apply the edits of a finding; return the strongest outcome."""
     outcomes: set[Outcome] = set()
     for manifest, edit in finding.edits:
         place = places[manifest]
@@ -222,7 +220,7 @@ def _apply(parts: Sequence[_Part], places: Sequence[_Place], finding: Finding) -
 
 
 def _below(prefix: TreePath, edit: Edit) -> Edit:
-    """The edit of an item of a list, as one of the whole list."""
+    """The edit of a list's item, as an edit of the whole list."""
     match edit:
         case SetField(path, value):
             return SetField((*prefix, *path), value)

@@ -1,6 +1,6 @@
-"""Edits of manifests in trees that remember their text: what is put, dropped or moved looks as if a person had done it.
+"""Edits of trees that remember their text: the result looks as if a person had made it.
 
-Owns the carrying out: quotes and folds of what is replaced, comments of what is moved, the order of fields. Knows no rule.
+Owns applying edits: quotes and folds of replaced values, comments of moved ones, the order of fields. Knows no rule.
 """
 
 import difflib
@@ -21,14 +21,14 @@ Outcome: TypeAlias = Literal["changed", "there", "gone"]
 
 
 class EditRound:
-    """Edits of one tree that were found at once: what one has taken away is not where the next looks for it."""
+    """Edits of one tree from one check. An edit inside a part that an earlier edit removed has no effect."""
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree
         self._taken: list[TreePath] = []
 
     def apply(self, edit: Edit) -> Outcome:
-        """Carry out one: `changed`, or `there` when it was so already, or `gone` where its place is not there (any more)."""
+        """Apply one: `changed`, `there` if it was so already, or `gone` if its place does not exist."""
         path = edit.path
         if any(path[: len(taken)] == taken for taken in self._taken):
             return "gone"
@@ -55,7 +55,7 @@ def _parent(tree: Any, path: TreePath) -> Any:
 
 
 def _made(tree: Any, path: TreePath, position: int | None = None) -> Any:
-    """What holds the last step of a path; mappings on the way are made, the first at a position."""
+    """The container of a path's last step. Missing mappings are created, the first one at `position`."""
     for step, following in pairwise(path):
         if isinstance(tree, CommentedMap) and tree.get(step) is None and not isinstance(following, int):
             new = CommentedMap()
@@ -89,7 +89,7 @@ def _put(tree: Any, path: TreePath, value: Any) -> bool:
 
 
 def as_tree(value: Any) -> Any:
-    """The value with mappings and lists that remember their text."""
+    """The value as ruamel mappings and lists, which remember their text."""
     if isinstance(value, dict):
         return CommentedMap((key, as_tree(inner)) for key, inner in value.items())
     if isinstance(value, list):
@@ -98,7 +98,7 @@ def as_tree(value: Any) -> Any:
 
 
 def _like(old: Any, value: Any) -> Any:
-    """The value, quoted or folded as the old one was."""
+    """The value, quoted or folded like the old one."""
     if not isinstance(value, str) or not isinstance(old, ScalarString):
         return as_tree(value)
     if isinstance(old, DoubleQuotedScalarString | SingleQuotedScalarString):
@@ -112,14 +112,14 @@ def _like(old: Any, value: Any) -> Any:
 
 
 def _folds(old: Any, new: Any) -> list[int]:
-    """Where to break the new text: at the spaces at which the old one was broken, as far as they are still there."""
+    """Where to fold the new text: at the old folds that are still spaces."""
     blocks = difflib.SequenceMatcher(None, str(old), str(new), autojunk=False).get_matching_blocks()
     places = {block.a + step: block.b + step for block in blocks for step in range(block.size)}
     return [places[fold] for fold in getattr(old, "fold_pos", []) if fold in places and new[places[fold]] == " "]
 
 
 def _take(holder: Any, step: Any) -> tuple[Any, Any, int]:
-    """Remove one thing; return it, its comments, and where it stood."""
+    """Remove a field or item; return it, its comments, and its position."""
     position = list(holder).index(step) if isinstance(holder, dict) else int(step)
     comment = holder.ca.items.pop(step, None)
     value = holder[step]
@@ -128,7 +128,7 @@ def _take(holder: Any, step: Any) -> tuple[Any, Any, int]:
 
 
 def _move(tree: Any, path: TreePath, to: TreePath) -> None:
-    """To where nothing stands yet."""
+    """Move to an empty place; raises KeyError if it is taken."""
     holder = _parent(tree, path)
     is_near = to[: len(path) - 1] == path[:-1]
     place = list(holder).index(path[-1]) if is_near and isinstance(holder, dict) else None

@@ -1,8 +1,7 @@
 """Manifests as text, and as trees that remember it: comments, order, quotes.
 
-Owns the splitting of files into pieces, the repair of what copying breaks, what is reported of text that cannot be read, and the
-writing. What a piece says is `yaml_documents`' to read; a tree is had only of one that is edited. Knows no rule and changes no
-tree: that is `edits`'.
+Owns splitting files into pieces, repairing what copying breaks, the errors about unreadable text, and writing. `yaml_documents`
+parses; a tree is loaded only for a piece that is edited. Knows no rule; trees are changed by `edits`.
 """
 
 import io
@@ -20,7 +19,7 @@ from draco.linting.model import TreePath
 
 MOST_CHARACTERS: Final = 2_000_000
 MOST_VALUES: Final = 200_000
-"""Keys and values of a document with its aliases written out."""
+"""Keys and values of a document, with aliases expanded."""
 _SEPARATOR: Final = re.compile(r"^---[ \t]*(?:#.*)?$")
 _WRONG_DASHES: Final = re.compile("^\\s*(?=.*[\u2013\u2014\u2212])[-\u2013\u2014\u2212]{2,4}\\s*$")
 _FENCE: Final = re.compile(r"^\s*(```|~~~)\s*\w*\s*$")
@@ -36,7 +35,7 @@ _LIST_INDENT: Final = re.compile(r"^( *)(?:- )?[\w./-]+:[ \t]*(?:#.*)?\n(?: *#.*
 
 
 class DocumentText(NamedTuple):
-    """A part of a file: the separator before it, its text and the number of lines before that text."""
+    """A piece of a file: the separator before it, its text, and the number of lines before the text."""
 
     separator: str
     text: str
@@ -44,7 +43,7 @@ class DocumentText(NamedTuple):
 
 
 def repaired(text: str) -> tuple[str, list[tuple[int, str, str]]]:
-    """The text without what copying from an article breaks; and what was repaired: line, rule, and in words."""
+    """The text without damage from copying, and the repairs: line, rule and message."""
     lines = text.split("\n")
     remarks = []
     for number, line in enumerate(lines):
@@ -70,7 +69,7 @@ def repaired(text: str) -> tuple[str, list[tuple[int, str, str]]]:
 
 
 def pieces(text: str) -> Iterator[DocumentText]:
-    """The pieces of a file, a document each; joined again, separators and texts are the file."""
+    """The pieces of a file, one per document. Their separators and texts, joined, are the file."""
     separator, offset = "", 0
     body: list[str] = []
     lines = text.splitlines(keepends=True)
@@ -84,7 +83,7 @@ def pieces(text: str) -> Iterator[DocumentText]:
 
 
 def read(piece: DocumentText) -> Document | None:
-    """What a piece says, and where; None for an empty one. Raises DocumentError with the line in the file."""
+    """Parse a piece; None if it is empty. Raises DocumentError with the line in the file."""
     if len(piece.text) > MOST_CHARACTERS:
         raise _refused(piece, 1, f"the document has more than {MOST_CHARACTERS:,} characters", "size")
     try:
@@ -108,13 +107,13 @@ def _refused(piece: DocumentText, line: int, problem: str, rule: DocumentRule = 
 
 
 def editable(piece: DocumentText) -> Any:
-    """The tree of a piece that has been read, which remembers its text; None where it cannot be had."""
+    """A tree of the parsed piece that remembers its text; None if ruamel cannot load it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ReusedAnchorWarning)  # YAML allows it
             return _yaml(piece.text).load(piece.text)
     except (YAMLError, ValueError, TypeError, AttributeError, KeyError, IndexError, RecursionError):
-        # It reads a newer YAML than Kubernetes does, and its constructors let errors of their own through.
+        # ruamel reads a newer YAML than Kubernetes, and its constructors raise other errors.
         return None
 
 
@@ -123,7 +122,7 @@ def _yaml(text: str) -> YAML:
     yaml.preserve_quotes = True
     yaml.width = 1 << 16
     yaml.allow_unicode = True
-    yaml.brace_single_entry_mapping_in_flow_sequence = True  # [{name: gpu}], as people write it
+    yaml.brace_single_entry_mapping_in_flow_sequence = True  # [{name: gpu}], a common style
     lists = _LIST_INDENT.search(text)
     offset = max(0, len(lists[2]) - len(lists[1])) if lists else 2
     mappings = _MAPPING_INDENT.search(text)
@@ -133,7 +132,7 @@ def _yaml(text: str) -> YAML:
 
 
 def _error_sentence(source: str, problem: str) -> str:
-    """One sentence about a line that is no YAML."""
+    """One sentence about a line that is not YAML."""
     if "mapping values" in problem and len(_FIELD.findall(source)) > 1:
         return (
             "several fields are on one line: the line breaks of this manifest were lost when it was copied, and with them its "
@@ -150,12 +149,12 @@ def _error_sentence(source: str, problem: str) -> str:
 
 
 def comments_of(piece: DocumentText) -> str:
-    """What the comments of a document say."""
+    """The text of a document's comments."""
     return " ".join(match[1] for line in piece.text.split("\n") if (match := _COMMENT.search(line)))
 
 
 def line_of(read: Document, path: TreePath, piece: DocumentText) -> int:
-    """The line in the file of what a path leads to, or of the nearest thing above it."""
+    """The line in the file of a path, or of its nearest ancestor."""
     return piece.offset + (read.line_of(path) if path else _first_line(piece) + 1)
 
 
@@ -167,7 +166,7 @@ def _first_line(piece: DocumentText) -> int:
 
 
 def dump(tree: Any, piece: DocumentText) -> str:
-    """The text of a changed tree, in the style of the document; comments that lost their place stand before it."""
+    """The text of a changed tree in the document's style. Comments that lost their place go to the top."""
     out = io.StringIO()
     _yaml(piece.text).dump(tree, out)
     text = out.getvalue()
@@ -177,7 +176,7 @@ def dump(tree: Any, piece: DocumentText) -> str:
 
 
 def _aligned(text: str, before: str) -> str:
-    """The text with every comment as far in as what follows it, if that was so before."""
+    """The text with comments indented like the line after them, if they were before."""
     lines = text.split("\n")
     were = Counter(line.strip() for line, far in _followed(before.split("\n")) if _indent(line) == far)
     for number, (line, far) in enumerate(_followed(lines)):
@@ -187,7 +186,7 @@ def _aligned(text: str, before: str) -> str:
 
 
 def _followed(lines: list[str]) -> list[tuple[str, int | None]]:
-    """Each line with how far in the next one is that is neither empty nor a comment."""
+    """Each line with the indentation of the next line that is neither empty nor a comment."""
     found: list[tuple[str, int | None]] = []
     far: int | None = None
     for line in reversed(lines):

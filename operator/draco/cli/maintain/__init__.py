@@ -1,1 +1,1 @@
-"""`draco maintain`: devices taken out of service and brought back, looked at beforehand."""
+"""`draco maintain`: take devices out of service and bring them back, with a preview."""

@@ -1,7 +1,7 @@
-"""What may be done to a request as it stands: approve, finish, cancel.
+"""What a user may do to a request: approve, finish, cancel.
 
-Owns the refusals. Each function answers with the fields of the spec to set, none where that was said already, and raises
-CommandError where it makes no sense in the request's phase.
+Owns the refusals. Each function returns the spec fields to set, none if they are set already. Raises CommandError if the step
+makes no sense in the request's phase.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Changes = Mapping[str, Any]
 
 
 def approval(request: DeviceMaintenance) -> Changes:
-    """What approves it."""
+    """The fields that approve it."""
     name = request.metadata.name
     _refuse_ended(request, "approve")
     if request.spec.approval is not Approval.REQUIRED:
@@ -29,7 +29,7 @@ def approval(request: DeviceMaintenance) -> Changes:
 
 
 def finish(request: DeviceMaintenance) -> Changes:
-    """What says that the work is done."""
+    """The fields that mark the work as done."""
     name, phase = request.metadata.name, phase_of(request)
     _refuse_ended(request, "finish")
     cancel = f"`draco maintain cancel {name}`"
@@ -54,7 +54,7 @@ def finish(request: DeviceMaintenance) -> Changes:
 
 
 def cancellation(request: DeviceMaintenance) -> Changes:
-    """What calls it off and gives the devices back."""
+    """The fields that cancel it."""
     _refuse_ended(request, "cancel")
     return {} if request.spec.cancelled else {"cancelled": True}
 

@@ -1,7 +1,4 @@
-"""The cluster as `draco maintain` meets it: what it reads, and its writes.
-
-Owns that nothing is changed that somebody else has changed meanwhile. What is to be written is decided elsewhere.
-"""
+"""The cluster as `draco maintain` reads and writes it. A write never overwrites a concurrent change."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -40,7 +37,7 @@ _ROLE: Final = "draco-maintainer"
 
 
 class MaintainedCluster(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read for a command about requests. `operated`: an operator leads (None: that may not be read)."""
+    """What commands about requests read. `operated`: an operator leads; None if that may not be read."""
 
     client: Client
     reader: Reader
@@ -49,26 +46,26 @@ class MaintainedCluster(msgspec.Struct, frozen=True, kw_only=True):
     taint_rules: Kind[DeviceTaintRule] | None
 
     def request(self, name: str) -> DeviceMaintenance:
-        """The request of this name. Raises CommandError with the nearest names."""
+        """The request of this name. Raises CommandError, which suggests similar names."""
         by_name = {each.metadata.name: each for each in self.requests}
         if name not in by_name:
             raise CommandError(f"there is no DeviceMaintenance {name}{nearest(name, by_name)}")
         return by_name[name]
 
     async def budgets(self) -> list[MaintenanceBudget]:
-        """The MaintenanceBudgets; none where the cluster knows none."""
+        """The MaintenanceBudgets; none if the cluster does not serve the kind."""
         return await self.reader.all_if_served(MAINTENANCE_BUDGETS, "budgets and pauses are not known") or []
 
     async def claims(self) -> list[ResourceClaim]:
-        """The claims, as far as they may be read."""
+        """The claims; none if they may not be read."""
         return await self.reader.all_if_allowed(CLAIMS, "which pods use devices is not known")
 
     async def slices(self) -> list[ResourceSlice]:
-        """What is published."""
+        """The published slices."""
         return await self.reader.all(SLICES)
 
     async def rehearsed(self, slices: Sequence[ResourceSlice]) -> RehearsedObjects:
-        """What a rehearsal is counted from."""
+        """The objects that a rehearsal counts."""
         async with asyncio.TaskGroup() as tasks:
             claims = tasks.create_task(self.claims())
             classes = tasks.create_task(self.reader.all(DEVICE_CLASSES))
@@ -91,7 +88,7 @@ class MaintainedCluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_requests(client: Client, features: Features) -> MaintainedCluster:
-    """Read the requests of the cluster."""
+    """Read the cluster's requests."""
     reader = Reader(client)
     try:
         requests = await reader.all(DEVICE_MAINTENANCES)
@@ -107,19 +104,19 @@ async def read_requests(client: Client, features: Features) -> MaintainedCluster
 
 
 on_cluster = reading.on_cluster(read_requests)
-"""Makes a command of what is done with the cluster, which it gets before its options."""
+"""Turns an async function into a command, which gets the cluster before its options."""
 
 
 async def create(client: Client, kind: Kind[T], name: str, spec: Mapping[str, Any], *, dry_run: bool = False) -> T:
-    """Create an object of ours, whose name nobody had when that was looked at. Raises CommandError."""
+    """Create an object of one of Draco's kinds, after the caller found its name free. Raises CommandError."""
     taken = "another client created it first; try again."
     return await writing.create(client, kind, ObjectKey("", name), spec, roles=_ROLE, taken=taken, dry_run=dry_run)
 
 
 async def change(client: Client, kind: Kind[Any], key: ObjectKey, spec: Mapping[str, Any], generation: int) -> None:
-    """Set fields of an object's spec, if it says what it said when it was looked at. Raises CommandError.
+    """Set fields of an object's spec, if its generation is still the one that was read. Raises CommandError.
 
-    The operator writes statuses all the time, which is no reason to refuse; a spec of another generation is.
+    The operator's status writes do not change the generation, so they cause no refusal.
     """
     for _ in range(_TRIES):
         try:

@@ -1,7 +1,7 @@
-"""`draco maintain`: take devices out of service, see how far that is, and give them back.
+"""`draco maintain`: take devices out of service, follow progress, and return them.
 
-Owns the options, what is asked before pods are evicted, and the order of reading, showing and writing. What was written on the
-command line means is `requests`', what may be done in which phase `changes`', what a request would do `maintenance.selecting`'s.
+Owns the options, the confirmation before pods are evicted, and the order of reading, showing and writing. `requests` parses the
+command line, `changes` decides what each phase permits, `maintenance.selecting` rehearses a request.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from draco.resources.kinds import DEVICE_MAINTENANCES, MAINTENANCE_BUDGETS
 from draco.resources.texts import counted
 
 SCHEMA = "draco.dev/maintenance/v1"
-"""Name of the JSON document. Fields are only ever added under one name."""
+"""Schema of the JSON document. Fields are only added under one name."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _START_OPTIONS = (
@@ -111,7 +111,7 @@ _START_OPTIONS = (
 
 
 class MaintenanceList(OutputStruct, frozen=True, kw_only=True):
-    """Requests, and whether an operator is there to carry them out. `unread` says what could not be read."""
+    """Requests, and whether an operator carries them out. `unread` lists what could not be read."""
 
     schema: str = SCHEMA
     maintenances: list[MaintenanceView]
@@ -121,7 +121,7 @@ class MaintenanceList(OutputStruct, frozen=True, kw_only=True):
 
 
 class StartPreview(OutputStruct, frozen=True, kw_only=True):
-    """What a request would do. `problem` says why it would not start."""
+    """What a request would do. `problem` says why it would not start; "" if it would."""
 
     schema: str = "draco.dev/maintenance-preview/v1"
     name: str
@@ -312,7 +312,7 @@ async def resume(cluster: MaintainedCluster) -> None:
 
 
 async def _change(cluster: MaintainedCluster, request: DeviceMaintenance, wanted: changes.Changes, said: str) -> None:
-    """Write what is wanted and say so as kubectl does."""
+    """Write the changes and report them as kubectl does."""
     name = request.metadata.name
     if wanted:
         await change(cluster.client, DEVICE_MAINTENANCES, request.metadata.key, wanted, request.metadata.generation)
@@ -331,7 +331,7 @@ def _preview(request: DeviceMaintenance, found: Rehearsal, cluster: MaintainedCl
 
 
 def _ask(policy: DrainPolicy, pods: int, *, yes: bool, otherwise: str = "") -> None:
-    """Have somebody agree to the end of pods, or to what is asked otherwise."""
+    """Ask for confirmation of evictions, or of the question in `otherwise`."""
     evicts = pods and policy is not DrainPolicy.WAIT
     if yes or not (evicts or otherwise):
         return
@@ -343,7 +343,7 @@ def _ask(policy: DrainPolicy, pods: int, *, yes: bool, otherwise: str = "") -> N
 
 
 def _warn(cluster: MaintainedCluster) -> None:
-    """Say what could not be read, and that nobody carries requests out."""
+    """Warn of what could not be read, and of a missing operator."""
     warn(cluster.reader.unread)
     if cluster.operated is False:
         echo(NO_OPERATOR, err=True)

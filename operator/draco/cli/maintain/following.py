@@ -1,7 +1,4 @@
-"""`draco maintain status NAME --watch`: says what becomes of one request, until it is over.
-
-Owns when following ends, and whether that was what was asked for. Where the phase comes from is the operator's.
-"""
+"""`draco maintain status NAME --watch`: print each change of one request until it is over."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,14 +17,14 @@ from draco.resources.kinds import DEVICE_MAINTENANCES
 _ENDS: Final = OVER | {MaintenancePhase.FAILED}
 _WATCH_S: Final = 240.0
 _SILENT_S: Final = 90.0
-"""The server says each minute that nothing has happened."""
+"""The server sends a bookmark every minute."""
 _AGAIN_S: Final = 1.0
 
 
 async def follow(client: Client, request: DeviceMaintenance, limit: str) -> None:
-    """Say each change of the request's phase and message, until it is Completed.
+    """Print each change of the request's phase and message, until it is Completed.
 
-    `limit` is how long that may take. Raises CommandError when it is cancelled, fails, is deleted, or takes longer.
+    `limit` is the longest time that may take. Raises CommandError if it is cancelled, fails, is deleted, or takes longer.
     """
     name, said = request.metadata.name, ""
     try:
@@ -46,7 +43,7 @@ async def follow(client: Client, request: DeviceMaintenance, limit: str) -> None
 
 
 async def _versions(client: Client, request: DeviceMaintenance) -> AsyncIterator[DeviceMaintenance]:
-    """The request as it is, and then each version of it, until it is deleted. A server that is away is waited for."""
+    """The request now, and each later version until it is deleted. Retries while the server is unreachable."""
     key, uid = request.metadata.key, request.metadata.uid
     away = False
     while True:
@@ -61,7 +58,7 @@ async def _versions(client: Client, request: DeviceMaintenance) -> AsyncIterator
             await asyncio.sleep(_AGAIN_S)
             continue
         away = False
-        if now.metadata.uid != uid:  # another one of that name
+        if now.metadata.uid != uid:  # deleted and created again
             return
         yield now
         stream = watch(
@@ -82,6 +79,6 @@ async def _versions(client: Client, request: DeviceMaintenance) -> AsyncIterator
                         case Upsert() | Removal():
                             return
         except (Expired, StreamBroken, *TRANSIENT):
-            await asyncio.sleep(_AGAIN_S)  # and what has happened meanwhile is read
+            await asyncio.sleep(_AGAIN_S)  # then read the current version
         finally:
             await stream.aclose()

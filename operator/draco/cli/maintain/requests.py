@@ -1,7 +1,7 @@
-"""What people write on the command line of `draco maintain start`, as a DeviceMaintenance.
+"""Turns the command line of `draco maintain start` into a DeviceMaintenance.
 
-Owns these short forms, the names that requests get, and what is said of options that make no sense. Reads nothing and knows no
-clock: the time is an argument. What the request would do is `maintenance.selecting`'s to say.
+Owns the short forms, generated names, and the errors about options that contradict each other. Pure: `now` is an argument. What
+the request would do is decided by `maintenance.selecting`.
 """
 
 import re
@@ -41,7 +41,7 @@ _ROOM_FOR_NUMBER: Final = 4
 
 
 class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of `draco maintain start` as they were written. `target` is its argument: a name, or POOL/DEVICE."""
+    """The options of `draco maintain start` as written. `target` is the argument: a name, or POOL/DEVICE."""
 
     target: str = ""
     node: str = ""
@@ -66,7 +66,7 @@ class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
 def request_of(
     options: StartOptions, published: Collection[DeviceKey], taken: Collection[str], *, now: datetime
 ) -> DeviceMaintenance:
-    """The request that is meant. `taken` are the names of those that there are. Raises CommandError."""
+    """The request that the options describe. `taken` are the names of existing requests. Raises CommandError."""
     selector = _selector(options, published)
     name = options.target if "/" not in options.target else ""
     if name and name in taken:
@@ -95,7 +95,7 @@ def request_of(
 
 
 def manifest_of(request: DeviceMaintenance) -> dict[str, object]:
-    """The request as a manifest for `kubectl apply`: only what was set."""
+    """The request as a manifest for `kubectl apply`, with only the fields that were set."""
     spec = {name: value for name, value in msgspec.to_builtins(request.spec).items() if value != {}}
     return manifest(DEVICE_MAINTENANCES, request.metadata.key, spec)
 
@@ -131,7 +131,7 @@ def _selector(options: StartOptions, published: Collection[DeviceKey]) -> Mainte
 
 
 def _free_name(selector: MaintenanceSelector, taken: Collection[str]) -> str:
-    """A name that says what is maintained: gpu-node-0-gpu-3, and with a number where there is one already."""
+    """A name after what is maintained, such as gpu-node-0-gpu-3, with a number if it is taken."""
     words = (selector.node_name, selector.pool, selector.device, selector.device_class_name)
     text = "-".join(word for word in words if word) or selector.driver or "maintenance"
     stem = re.sub(r"[^-a-z0-9.]", "-", text.lower())[: LONGEST_NAME - _ROOM_FOR_NUMBER].strip(".-") or "maintenance"
@@ -142,7 +142,7 @@ def _schedule(options: StartOptions, now: datetime) -> MaintenanceSchedule:
     start = None
     if options.start_at:
         try:
-            start = datetime.fromisoformat(options.start_at).astimezone()  # without a zone it is this machine's
+            start = datetime.fromisoformat(options.start_at).astimezone()  # without an offset, this machine's time zone
         except ValueError:
             raise CommandError(
                 f"'{options.start_at}' is not a time: write --start-at as 2026-12-24T22:00 or 2026-12-24T22:00+01:00."
@@ -153,7 +153,7 @@ def _schedule(options: StartOptions, now: datetime) -> MaintenanceSchedule:
 
 
 def window_of(text: str) -> TimeWindow:
-    """Read [DAYS] HH:MM DURATION [TIMEZONE], such as "Sat,Sun 22:00 4h Europe/Berlin"."""
+    """Parse [DAYS] HH:MM DURATION [TIMEZONE], such as "Sat,Sun 22:00 4h Europe/Berlin". Raises CommandError."""
     words = text.split()
     form = (
         f"'{text}' is not a window: write '[DAYS] HH:MM DURATION [TIMEZONE]', such as 'Sat,Sun 22:00 4h Europe/Berlin'"

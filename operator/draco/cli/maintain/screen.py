@@ -1,7 +1,4 @@
-"""How requests and previews look on a terminal.
-
-Owns layout and words. Decides nothing and reads nothing.
-"""
+"""Requests and previews as text for a terminal. Owns layout and words."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -22,16 +19,16 @@ from draco.resources.names import DeviceKey
 from draco.resources.texts import agreeing, are, counted, listed
 
 _SHOWN = 10
-"""So many devices and pods of a preview are named."""
+"""Devices and pods that a preview names; the rest are counted."""
 _MINUTE_S = 60
 _HOUR_S = 60 * _MINUTE_S
 _DAY_S = 24 * _HOUR_S
 _YOUNG = 2
-"""Of fewer minutes the seconds are shown, of fewer hours the minutes, and so on."""
+"""Below this many minutes seconds are shown, below this many hours minutes, and so on."""
 
 
 def preview(request: DeviceMaintenance, found: Rehearsal, budgets: Sequence[MaintenanceBudget]) -> list[str]:
-    """What the request would do, a sentence a line."""
+    """What the request would do, one sentence per line."""
     if found.problem:
         return [f"It would not start: {found.problem}"]
     return [
@@ -42,7 +39,7 @@ def preview(request: DeviceMaintenance, found: Rehearsal, budgets: Sequence[Main
 
 
 def numbers(summary: MaintenanceRehearsal, policy: DrainPolicy) -> list[str]:
-    """What was counted: pods, budgets of pods, and what remains of each class."""
+    """The counts: pods, PodDisruptionBudgets, and what remains of each class."""
     lines = []
     if not summary.claims:
         lines.append("No claim holds any of them.")
@@ -70,7 +67,7 @@ def numbers(summary: MaintenanceRehearsal, policy: DrainPolicy) -> list[str]:
 
 
 def _waits(request: DeviceMaintenance, budgets: Sequence[MaintenanceBudget]) -> list[str]:
-    """What it would wait for before anything is isolated."""
+    """What must happen before anything is isolated."""
     spec, lines = request.spec, []
     if spec.approval is Approval.REQUIRED:
         lines.append(f"Starts after `draco maintain approve {request.metadata.name}`.")
@@ -93,7 +90,7 @@ def _waits(request: DeviceMaintenance, budgets: Sequence[MaintenanceBudget]) -> 
 
 
 def show_list(views: Sequence[MaintenanceView], now: datetime) -> None:
-    """A row for each request."""
+    """A table with a row per request."""
     rows = table("NAME", "PHASE", "DEVICES", "IN USE", "PODS", "SINCE", "WAITS FOR", "DETAIL")
     for view in map(visible, views):
         figures = map(str, (view.device_count, view.in_use, len(view.pods)))
@@ -102,7 +99,7 @@ def show_list(views: Sequence[MaintenanceView], now: datetime) -> None:
 
 
 def show_one(view: MaintenanceView, found: MaintenanceRehearsal | None, policy: DrainPolicy, now: datetime) -> None:
-    """All that is known of one request, and what to do next."""
+    """Everything known of one request, and the next step."""
     view = visible(view)
     echo(f"{view.name}: {view.phase}" + (f" for {age(view.since, now)}" if view.since else ""))
     if view.reason:
@@ -142,7 +139,7 @@ def _show_conditions(conditions: Sequence[ConditionView]) -> None:
 
 
 def age(since: str, now: datetime) -> str:
-    """How long ago, as kubectl writes it: 42s, 5m, 3h, 2d."""
+    """The time since then, as kubectl writes it: 42s, 5m, 3h, 2d."""
     if not since:
         return "-"
     seconds = max(0, int((now - datetime.fromisoformat(since).astimezone(UTC)).total_seconds()))
@@ -153,6 +150,6 @@ def age(since: str, now: datetime) -> str:
 
 
 def _devices(devices: Sequence[DeviceKey]) -> str:
-    """The devices, with partitions counted where they go with their GPU."""
+    """The devices; partitions of a GPU that goes too are only counted."""
     names = listed([f"{key.pool}/{key.device}" for key in devices], _SHOWN)
     return f"{counted(len(devices), 'device')}, the same hardware included: {names}"

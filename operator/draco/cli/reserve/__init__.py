@@ -1,1 +1,1 @@
-"""`draco reserve`: devices for pods that are yet to come, and how reservations stand."""
+"""`draco reserve`: reserve devices for future pods, and list reservations."""

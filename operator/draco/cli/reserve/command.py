@@ -1,8 +1,4 @@
-"""`draco reserve`: make a reservation, or list those that there are.
-
-Owns the options, the order of reading, showing and writing, and the waiting for a reservation to be ready. What was written on
-the command line means is `requests`'.
-"""
+"""`draco reserve`: create a reservation and wait for it, or list the existing ones. `requests` parses the command line."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -98,7 +94,7 @@ def command(
         raise CommandError("there is nothing to wait for: leave --wait out, or create the reservation.")
     if not wait and timeout != NO_LIMIT:
         raise CommandError("--timeout limits --wait: add --wait, or leave it out.")
-    limit_s(timeout)  # before anything is created
+    limit_s(timeout)  # validate before anything is created
 
     async def work() -> None:
         async with Client(await connect(kubeconfig, context)) as client:
@@ -137,7 +133,7 @@ def _list(reservations: Sequence[DeviceReservation], with_namespace: bool) -> No
 async def create_reservation(
     client: Client, key: ObjectKey, spec: Mapping[str, Any], *, dry_run: bool
 ) -> DeviceReservation:
-    """Create it. Raises CommandError."""
+    """Create the reservation. Raises CommandError."""
     return await create(
         client,
         DEVICE_RESERVATIONS,
@@ -151,7 +147,7 @@ async def create_reservation(
 
 
 async def _read(client: Client, namespace: str) -> list[DeviceReservation]:
-    """The reservations of a namespace, of all for "". Raises CommandError."""
+    """The reservations of a namespace; "" means all. Raises CommandError."""
     try:
         found = await client.list(DEVICE_RESERVATIONS, namespace=namespace)
     except NotFound:
@@ -162,7 +158,7 @@ async def _read(client: Client, namespace: str) -> list[DeviceReservation]:
 
 
 async def wait_until_ready(client: Client, reservation: DeviceReservation, limit: str) -> None:
-    """Say each change of its message until it is ready. Raises CommandError when it ends, is deleted, or takes too long."""
+    """Print each change of its message until it is ready. Raises CommandError if it ends, is deleted, or takes too long."""
     key, said = reservation.metadata.key, ""
     if await operated(client) is False:
         echo(NO_OPERATOR, err=True)

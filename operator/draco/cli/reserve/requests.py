@@ -1,7 +1,4 @@
-"""What people write on the command line of `draco reserve`, as a DeviceReservation.
-
-Owns the short forms, and what is said of options that make no sense. Reads nothing and knows no clock: the time is an argument.
-"""
+"""Turns the command line of `draco reserve` into a DeviceReservation. Pure: `now` is an argument."""
 
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -17,7 +14,7 @@ DEFAULT_CLASS: Final = OPERATOR_DEVICE_CLASS
 
 
 class ReserveOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of `draco reserve` as they were written."""
+    """The options of `draco reserve` as written."""
 
     device_class: str = ""
     selector: tuple[str, ...] = ()
@@ -31,7 +28,7 @@ class ReserveOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spec_of(name: str, options: ReserveOptions, now: datetime) -> dict[str, Any]:
-    """The spec of the reservation that is meant. Raises CommandError."""
+    """The spec that the options describe. Raises CommandError."""
     if not is_name(name, _LONGEST_NAME):
         raise CommandError(
             f"'{name}' cannot be the name of a reservation: use at most {_LONGEST_NAME} lower-case letters, digits, - and ."
@@ -72,7 +69,7 @@ def _time(text: str, now: datetime) -> str:
         raise CommandError(
             f"'{text}' is not a time: write for example 2030-01-31T18:00, or 2030-01-31T18:00Z with a zone."
         ) from None
-    end = end.astimezone(UTC)  # without a zone, that of this machine
+    end = end.astimezone(UTC)  # without an offset, this machine's time zone
     if end <= now:
         raise CommandError(f"--until {text} is in the past: set a later time.")
     return f"{end:%Y-%m-%dT%H:%M:%SZ}"

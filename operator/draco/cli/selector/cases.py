@@ -1,7 +1,4 @@
-"""Many selectors at once: JSON lines in, one JSON line out for each, as they come.
-
-Owns the form of a case and of its answer. Knows nothing of files or of the command line: it takes lines and gives lines.
-"""
+"""Many selectors in one run: JSON lines in, one JSON line out for each, as they arrive. Pure."""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -17,13 +14,13 @@ from draco.resources.errors import DracoError
 from draco.resources.quantity import Quantity, QuantityError
 
 LONGEST_LINE: Final = 1 << 20
-"""Bytes of a case: a hundred times the longest expression with the biggest device that Kubernetes takes."""
+"""Most bytes of a case: a hundred times the longest expression with the largest device that Kubernetes accepts."""
 
 NO_DEVICE: Final = 'not a case: it has no "device", such as {"driver": "gpu.example.com", "attributes": {}}'
 
 
 class MalformedCase(DracoError):
-    """A line that is no case."""
+    """A line that is not a valid case."""
 
 
 class _Capacity(msgspec.Struct, rename="camel"):
@@ -44,7 +41,7 @@ class _Case(msgspec.Struct):
 
 
 class CaseAnswer(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What an expression says of a device: exactly one field is set."""
+    """The answer of an expression for a device; exactly one field is set."""
 
     match: bool | None = None
     compile_error: str | None = None
@@ -52,9 +49,9 @@ class CaseAnswer(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class Findings(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What is known of an expression without a device, or why it does not compile.
+    """The analysis of an expression without a device, or why it does not compile.
 
-    `estimated_cost` is absent where the cost has no bound; Kubernetes refuses what may cost more than `cost_limit`.
+    `estimated_cost` is absent if the cost is unbounded; Kubernetes refuses expressions whose estimate exceeds `cost_limit`.
     """
 
     compile_error: str | None = None
@@ -66,19 +63,19 @@ class Findings(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 def evaluated(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """One line for each case: what its expression says of its device."""
+    """One answer per case: the expression's result for the device."""
     for line in lines:
         yield msgspec.json.encode(_evaluate(line)) + b"\n"
 
 
 def checked(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """One line for each case: what is known of its expression; a device is not needed, nor looked at."""
+    """One answer per case: the analysis of its expression. A device is ignored."""
     for line in lines:
         yield msgspec.json.encode(_check(line)) + b"\n"
 
 
 def findings(expression: str) -> Findings:
-    """What is known of an expression."""
+    """The analysis of one expression."""
     selector = compiled(expression)
     if isinstance(selector, str):
         return Findings(compile_error=selector)
@@ -103,7 +100,7 @@ def described(path: AttributePath) -> str:
 
 @lru_cache(maxsize=1024)
 def compiled(expression: str) -> Selector | str:
-    """The selector, or why it does not compile; the last ones asked for are kept."""
+    """The compiled selector, or the compile error. Cached."""
     try:
         return compile_selector(expression)
     except CompileError as error:
@@ -141,7 +138,7 @@ def _read(line: bytes) -> _Case:
 
 
 def _device(case: _Device) -> Device:
-    """The device as a slice would hold it. Raises MalformedCase for what Kubernetes could not read."""
+    """The device as a slice would hold it. Raises MalformedCase for what Kubernetes could not decode."""
     return Device(
         name="device",
         attributes=case.attributes or {},
@@ -151,7 +148,7 @@ def _device(case: _Device) -> Device:
 
 
 def _quantity(name: str, held: _Capacity | str | float) -> str:
-    """The text of an amount; of a JSON number it is how the number is written, as in Kubernetes."""
+    """A quantity as text; a JSON number keeps its spelling, as in Kubernetes."""
     text = str(held)
     if isinstance(held, _Capacity):
         written = bytes(held.value)

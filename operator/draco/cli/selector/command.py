@@ -1,7 +1,4 @@
-"""`draco selector`: what an expression reads, what it costs, and what it says of devices.
-
-Owns options, files and streams, and how findings are shown. Cases are `cases`, devices `devices`.
-"""
+"""`draco selector`: what an expression reads, what it costs, and its result for devices."""
 
 import asyncio
 import codecs
@@ -77,7 +74,7 @@ def check(expression: str | None, file: Path | None, cases: Path | None, output:
         echo(f"{found.compile_error}{_hint(text)}", err=True)
     else:
         echo_lines(_shown(text, found, refusals))
-        for each in complaints:  # what is probably not meant, though Kubernetes takes it
+        for each in complaints:  # valid for Kubernetes, but probably not meant
             echo(f"{'but':<10}{each.message}")
         if hint := _hint(text):
             echo(hint.strip())
@@ -86,7 +83,7 @@ def check(expression: str | None, file: Path | None, cases: Path | None, output:
 
 
 def _hint(expression: str) -> str:
-    """A line with the expression that was probably meant, if there is one that compiles."""
+    """A line with the expression that was probably meant, if it compiles; else ""."""
     meant = corrected(expression, None)[1]
     if meant == expression:
         return ""
@@ -98,7 +95,7 @@ def _hint(expression: str) -> str:
 
 
 def _just_one(**given: object) -> None:
-    """Refuse a command line that says nothing, or more than one thing."""
+    """Raise UsageError unless exactly one is given."""
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
         ways = ["as the argument", *(["with -f FILE"] if "file" in given else []), "or many with --cases FILE"]
@@ -106,24 +103,24 @@ def _just_one(**given: object) -> None:
 
 
 def _argument(expression: str | None) -> str:
-    """The expression of the command line; - stands for standard input."""
+    """The expression argument; "-" reads standard input."""
     return _text(Path("-")) if expression == "-" else expression or ""
 
 
 def _text(file: Path) -> str:
-    """The expression in a file, without the line end that every file ends with."""
-    most = MAX_LENGTH * 2  # too long already, whatever follows
+    """The expression in a file, without the final line break."""
+    most = MAX_LENGTH * 2  # already too long, whatever follows
     with click.open_file(str(file), "rb") as stream:
         data: bytes = stream.read(most)
     try:
-        # What is read up to there may end within a character.
+        # The limit may cut a multi-byte character.
         return codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < most).rstrip("\r\n")
     except UnicodeDecodeError:
         raise click.ClickException(f"{file} is not text in UTF-8: give a file that holds one expression.") from None
 
 
 def _refusal(expression: str, minor: int) -> str | None:
-    """Why the API server of a release refuses the expression in a new object, or None if it takes it."""
+    """Why this release's API server refuses the expression in a new object; None if it accepts it."""
     try:
         cost = compile_selector(expression, environment=new_expressions(minor)).estimated_cost
     except CompileError as error:
@@ -155,7 +152,7 @@ def _releases(minors: Sequence[int]) -> str:
 
 
 def _with_lists(expression: str, minor: int) -> bool:
-    """Whether a new object may hold the expression where attributes may be lists."""
+    """Whether the expression is valid in a new object if attributes may be lists."""
     try:
         compile_selector(expression, environment=new_expressions(minor, list_attributes=True))
     except CompileError:
@@ -212,7 +209,6 @@ def evaluate(
 
 
 def _slices_of(filenames: Sequence[str]) -> list[ResourceSlice]:
-    """The slices in the files; whatever else stands there has no part in it."""
     slices = []
     for document, where in read_documents(filenames):
         for manifest, source in expand(document, source=where):

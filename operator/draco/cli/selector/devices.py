@@ -1,7 +1,4 @@
-"""One selector on many devices: what it answers for each, and equal ones counted together.
-
-Owns the evaluation over published slices, the folding, and how both are put into words. Reads no file and no cluster.
-"""
+"""One selector on many devices: its answer for each, with equal outcomes counted together. Reads no file and no cluster."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,34 +15,34 @@ from draco.selectors.known_names import published_twice, twice_text
 
 ABSENT: Final = "absent"
 _NAMED: Final = 4
-"""Devices of a group that are named; the others are counted."""
+"""Devices of a group that are named; the rest are counted."""
 
 
 class SelectorOutcome(msgspec.Struct, frozen=True):
-    """What the selector says of one device, and what it read there. Exactly one of match and error is set."""
+    """The selector's answer for one device, and what it read there. Exactly one of `match` and `error` is set."""
 
     device: DeviceKey
     read: dict[str, str]
     match: bool | None = None
     error: str | None = None
     twice: Sequence[str] = ()
-    """What it read there that the device publishes with two values."""
+    """Names it read that the device publishes with two values."""
 
     @property
     def answer(self) -> str:
-        """true, false or error."""
+        """The answer as text: true, false or error."""
         return "error" if self.match is None else str(self.match).lower()
 
 
 class DeviceGroup(msgspec.Struct, frozen=True):
-    """Devices of one driver that agree in everything the selector reads, and so in the answer."""
+    """Devices of one driver with equal values of everything the selector reads, and so with the same answer."""
 
     first: SelectorOutcome
     devices: list[DeviceKey]
 
 
 def outcomes(selector: Selector, slices: Iterable[ResourceSlice]) -> Iterator[SelectorOutcome]:
-    """The answer for each device of the newest generation of each pool, in the order in which they are published."""
+    """The answer for each device of every pool's newest generation, in published order."""
     paths = sorted(selector.paths)
     for parts in current_slices(slices).values():
         for part in sorted(parts, key=lambda item: item.metadata.name):
@@ -69,7 +66,7 @@ def _outcome(selector: Selector, paths: Sequence[AttributePath], key: DeviceKey,
 
 
 def doubts(found: Iterable[SelectorOutcome]) -> list[str]:
-    """What keeps an answer from being certain, a sentence for each name."""
+    """What makes answers uncertain, one sentence per name."""
     devices: dict[tuple[str, str], list[DeviceKey]] = defaultdict(list)
     for each in found:
         for name in each.twice:
@@ -96,14 +93,14 @@ def _value(path: AttributePath, view: DeviceVariable) -> str:
 
 
 def _text(value: object) -> str:
-    """As it stands in a slice."""
+    """The value as a slice spells it."""
     if isinstance(value, list):
         return f"[{', '.join(map(_text, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def folded(found: Iterable[SelectorOutcome]) -> list[DeviceGroup]:
-    """Equal outcomes together: those that match first, then errors, then the others; many devices before few."""
+    """Outcomes grouped if equal: matches first, then errors, then the rest; large groups first."""
     groups: dict[tuple[str, str | None, bool | None, tuple[str, ...]], DeviceGroup] = {}
     for outcome in found:
         key = (outcome.device.driver, outcome.error, outcome.match, tuple(outcome.read.values()))
@@ -129,7 +126,7 @@ def summary(groups: Sequence[DeviceGroup]) -> str:
 
 
 def group_lines(groups: Sequence[DeviceGroup]) -> Iterator[str]:
-    """A paragraph for each group: answer, devices, what was read, and the error if there is one."""
+    """A paragraph per group: answer, devices, values read, and the error if any."""
     for group in groups:
         first = group.first
         yield f"{first.answer:<6}{counted(len(group.devices), 'device')}: {listed(group.devices, _NAMED)}"
@@ -139,13 +136,13 @@ def group_lines(groups: Sequence[DeviceGroup]) -> Iterator[str]:
 
 
 def record(outcome: SelectorOutcome) -> dict[str, object]:
-    """One outcome for machines."""
+    """One outcome for JSON output."""
     said = {"match": outcome.match} if outcome.error is None else {"error": outcome.error}
     return {**outcome.device._asdict(), **said, "read": outcome.read}
 
 
 def wide_lines(found: Iterable[SelectorOutcome]) -> Iterator[str]:
-    """A line for each device."""
+    """A line per device."""
     for outcome in found:
         read = ", ".join(f"{name} = {value}" for name, value in outcome.read.items())
         yield "  ".join(part for part in (f"{outcome.answer:<5}", str(outcome.device), outcome.error, read) if part)

@@ -1,8 +1,8 @@
 """`draco simulate`: what would happen, without touching the cluster.
 
-Owns the options, and what of the command each of them starts. `--with-taint` is written as `kubectl taint` has it, with the
-devices behind an @: KEY[=VALUE]:EFFECT[@DRIVER/POOL/DEVICE]. Scenarios are `scenarios`; what is imagined
-and tried is `draco.whatif`, `report` what is said of it. `draco simulate mig` is `mig`.
+Owns the options, and which part of the command each one starts. `--with-taint` uses the syntax of `kubectl taint`, with devices
+after an @: KEY[=VALUE]:EFFECT[@DRIVER/POOL/DEVICE]. `draco.whatif` simulates, `report` words the result, `scenarios` handles
+batches, and `mig` is `draco simulate mig`.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _FIELDS: Final = ("driver", "pool", "device")
 
 
 class TaintOption(click.ParamType[DeviceTaintRule]):
-    """Reads a taint into a rule that puts it on the devices it names; on all if it names none."""
+    """Parses a taint into a rule for the devices it names, or for all devices if it names none."""
 
     name = "taint"
 
@@ -55,7 +55,7 @@ class TaintOption(click.ParamType[DeviceTaintRule]):
                 self.fail(f"'{unknown[0]}' selects no devices; use {', '.join(_FIELDS)}.", param, ctx)
         else:
             driver, _, rest = text.partition("/")
-            pool, slash, device = rest.rpartition("/")  # pools may have slashes in their names
+            pool, slash, device = rest.rpartition("/")  # pool names may contain slashes
             if not slash or not all((driver, pool, device)):
                 self.fail(
                     f"'{text}' names no devices; write DRIVER/POOL/DEVICE with * for any, or pool=NAME,device=NAME.",
@@ -156,7 +156,6 @@ def _refuse_before(ctx: click.Context, subcommand: str) -> None:
 
 
 def _given(ctx: click.Context) -> list[str]:
-    """The options on the command line."""
     return [
         parameter.opts[-1]
         for parameter in ctx.command.params
@@ -165,7 +164,7 @@ def _given(ctx: click.Context) -> list[str]:
 
 
 def _trials(made: World, gone: set[PoolKey]) -> list[simulate_trials.Trial]:
-    """What the files ask for; what the cluster has to place if they ask for nothing."""
+    """What the files ask for; if they ask for nothing, what waits in the cluster."""
     if made.wanted:
         trials = simulate_trials.trials_of_files(made)
         nothing = "no claim in the files waits for devices: all are allocated, or no pod uses one"

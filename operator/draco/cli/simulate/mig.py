@@ -1,7 +1,6 @@
-"""`draco simulate mig`: what would have become of a trace of MIG claims under this or that policy.
+"""`draco simulate mig`: how a trace of MIG claims would have fared under different policies.
 
-Owns the options, the boards one can choose from, and how the outcome is shown. Traces are `traces`, what happens is
-`draco.mig.replay`'s.
+Owns the options, the choice of boards, and the output. `traces` reads the trace, `draco.mig.replay` replays it.
 """
 
 import asyncio
@@ -40,14 +39,14 @@ from draco.resources.kinds import GPU_NODES
 from draco.resources.texts import counted
 
 SCHEMA: Final = "draco.dev/mig-simulation/v1"
-"""Name of the document. Fields are only ever added under one name."""
+"""Schema of the document. Fields are only added under one name."""
 FEWEST_SAMPLES: Final = 256
-"""Headroom is looked at so often at least in a long trace, at most twice as often, evenly over its events."""
+"""In a long trace, headroom is sampled evenly: at least this many times, at most twice as many."""
 
 
 @dataclass
 class _Run:
-    """One policy on the trace, and its headroom now and then."""
+    """One policy on the trace, with samples of its headroom."""
 
     policy: Policy
     replay: Replay
@@ -61,7 +60,7 @@ class _Run:
                 self.replay.depart(claim, t)
 
     def measure(self) -> dict[str, tuple[int, int]]:
-        """Of each profile, how many more fit as things are, and how many if everything were placed again."""
+        """Per profile: how many more fit now, and how many if everything were placed again."""
         profiles = self.replay.board.profiles
         return {p.name: (self.replay.headroom(p), self.replay.headroom_repacked(p)) for p in profiles}
 
@@ -137,7 +136,7 @@ def command(
     table = _known(board) if from_node is None else asyncio.run(_reported(from_node, board, kubeconfig, context))
     runs = []
     for policy in map(Policy, dict.fromkeys(policies)):
-        chance = Random(seed).randrange  # noqa: S311 - stands in for a scheduler that meets devices in no fixed order
+        chance = Random(seed).randrange  # noqa: S311 - simulates a scheduler that meets devices in random order
         fleet = SimulatedFleet(geometry(table), gpus, gpus_per_node)
         runs.append(_Run(policy, Replay(fleet, rule_of(policy, chance), moves)))
     name = "standard input" if str(trace) == "-" else str(trace)
@@ -193,7 +192,7 @@ async def _reported(node: str, name: str | None, kubeconfig: Path | None, contex
 
 
 def _replay(trace: Iterable[Arrive | Depart], runs: Sequence[_Run]) -> tuple[int, float]:
-    """Feed every run with every event. Returns how many there are, and when they begin."""
+    """Feed each event to every run. Returns the number of events and the time of the first."""
     number, began, every = 0, 0.0, 1
     for event in trace:
         if not number:
@@ -209,7 +208,7 @@ def _replay(trace: Iterable[Arrive | Depart], runs: Sequence[_Run]) -> tuple[int
             if len(runs[0].headroom) == 2 * FEWEST_SAMPLES:
                 every *= 2
                 for run in runs:
-                    del run.headroom[::2]  # what stays are multiples of the new distance
+                    del run.headroom[::2]  # the rest are multiples of the new interval
     return number, began
 
 

@@ -1,7 +1,4 @@
-"""What a simulation says: lines for people, one document for programs.
-
-Owns the layout and the schema. Decides nothing.
-"""
+"""The result of a simulation: lines for people, one document for programs. Owns the layout and the schema."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,13 +14,13 @@ from draco.resources.written.conversion import written
 from draco.whatif.trials import TrialResult, TrialRun
 
 SCHEMA: Final = "draco.dev/simulation/v1"
-"""Name of the document. Fields are only ever added under one name."""
+"""Schema of the document. Fields are only added under one name."""
 MOST_NODES: Final = 20
-"""Nodes whose copies are counted one by one."""
+"""Up to this many nodes, copies are counted per node."""
 
 
 def document(run: TrialRun, notes: Sequence[str]) -> dict[str, Any]:
-    """The whole simulation: per claim its allocation as Kubernetes would write it, or why there is none."""
+    """The whole simulation: each claim's allocation as Kubernetes would write it, or why there is none."""
     return {
         "schema": SCHEMA,
         "notes": list(notes),
@@ -34,7 +31,7 @@ def document(run: TrialRun, notes: Sequence[str]) -> dict[str, Any]:
 
 
 def _each(run: TrialRun) -> dict[str, int]:
-    """How many copies fit of each pod, or of each claim that is tried alone."""
+    """How many copies of each pod fit, or of each claim that is tried alone."""
     counts = dict.fromkeys((attempt.name for attempt in run.attempts), 0)
     for attempt in run.attempts:
         counts[attempt.name] += attempt.fits
@@ -58,7 +55,7 @@ def _entries(attempt: TrialResult) -> Iterator[dict[str, Any]]:
 
 
 def lines(run: TrialRun, notes: Sequence[str], *, verbose: bool) -> Iterator[str]:
-    """The same for people. `verbose` says all that is known of what does not fit."""
+    """The same for people. `verbose` shows everything about what does not fit."""
     yield from notes
     if notes:
         yield ""
@@ -105,7 +102,7 @@ def _why(attempt: TrialResult, *, verbose: bool) -> Iterator[str]:
     explanation = attempt.explanation
     if attempt.error and (
         explanation is None or explanation.error != attempt.error
-    ):  # otherwise the explanation begins with it
+    ):  # otherwise the explanation starts with the error
         yield f"  {attempt.error[:1].upper()}{attempt.error[1:]}{'' if attempt.error.endswith(('.', '?')) else '.'}"
     if explanation is not None:
         for line in (report if verbose else brief)(explanation):

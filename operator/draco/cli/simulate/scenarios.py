@@ -1,7 +1,7 @@
-"""Many small clusters at once: JSON lines in, one JSON line out for each, as they come.
+"""Many small clusters in one run: JSON lines in, one JSON line out for each, as they arrive.
 
-Owns the form of a scenario and of its answer. A scenario is decided by `allocate` alone, on objects as they are given: what an
-API server would refuse to store is answered as Kubernetes' allocator answers it. Knows nothing of files or of the command line.
+Owns the forms of scenarios and answers. `allocate` alone decides, on objects as given: objects that an API server would refuse to
+store are answered as Kubernetes' allocator answers them. Knows neither files nor the command line.
 """
 
 from collections import defaultdict
@@ -23,17 +23,17 @@ from draco.resources.written.manifests import Object, decode
 from draco.whatif.trials import share_ids
 
 LONGEST_LINE: Final = 64 << 20
-"""Bytes of a scenario: some thousand nodes with all their devices."""
+"""Most bytes of a scenario: a few thousand nodes with all their devices."""
 
 _VERSIONS: Final = {"Node": "v1", "Pod": "v1"}
 
 
 class ScenarioError(DracoError):
-    """A line is no scenario."""
+    """A line that is not a valid scenario."""
 
 
 class Scenario(msgspec.Struct):
-    """One line: objects, and the claims to allocate together on a node, given by its name or as an object."""
+    """One line: objects, and the claims to allocate together on a node, which is a name or an object."""
 
     node: str | dict[str, Any]
     name: str | int | None = None
@@ -42,7 +42,7 @@ class Scenario(msgspec.Struct):
 
 
 class ScenarioAnswer(msgspec.Struct):
-    """Results of the claims in their order. Neither results nor an error: they do not fit."""
+    """Results of the claims in order. Without results and error, they do not fit."""
 
     name: str | int | None
     results: list[dict[str, Any]] | None = None
@@ -50,13 +50,13 @@ class ScenarioAnswer(msgspec.Struct):
 
 
 def answers(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """One line for each scenario. A line that cannot be read is answered by what is wrong with it."""
+    """One answer per scenario. A line that cannot be read is answered with the error."""
     for number, line in enumerate(lines, 1):
         yield msgspec.json.encode(answer(line, f"line {number}")) + b"\n"
 
 
 def answer(line: bytes, source: str) -> ScenarioAnswer:
-    """What the allocator says of one scenario."""
+    """The allocator's answer to one scenario."""
     name = None
     try:
         scenario = _scenario(line, source)
@@ -81,7 +81,7 @@ def _scenario(line: bytes, source: str) -> Scenario:
 
 
 def _name(line: bytes) -> str | None:
-    """The name in a line that is no scenario, so that its answer can be recognised."""
+    """The name in a malformed scenario, so that its answer can be matched; None if it has none."""
     try:
         return msgspec.json.decode(line[:LONGEST_LINE], type=_Named).name
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError):
@@ -106,14 +106,14 @@ def _decide(scenario: Scenario) -> list[AllocationResult] | None:
 
 
 def _node(node: str | dict[str, Any], known: Mapping[str, Node]) -> Node:
-    """The node of that name; one without labels if no object describes it."""
+    """The named node; one without labels if no object describes it."""
     if isinstance(node, str):
         return known.get(node) or Node(metadata=ObjectMeta(name=node))
     return cast("Node", _decoded({**node, "kind": "Node"}, "node"))
 
 
 def _fleet(objects: list[dict[str, Any]]) -> Fleet:
-    """Of objects, each of another name. Pods and templates are nothing to it: the allocator knows only claims."""
+    """A fleet of the objects, without Pods and templates, which the allocator ignores. Raises ScenarioError for a duplicate."""
     found: dict[type, dict[object, Any]] = defaultdict(dict)
     for number, manifest in enumerate(objects, 1):
         source = f"object {number}"
@@ -132,7 +132,7 @@ def _fleet(objects: list[dict[str, Any]]) -> Fleet:
 
 
 def _decoded(manifest: dict[str, Any], source: str) -> Object:
-    """Scenarios may leave out the version where it is today's."""
+    """Decode an object; apiVersion defaults to the current one."""
     kind = manifest.get("kind")
     version = _VERSIONS.get(kind, "resource.k8s.io/v1") if isinstance(kind, str) else "v1"
     return decode({"apiVersion": version, **manifest}, source=source)

@@ -1,7 +1,6 @@
-"""Traces of MIG claims: JSON lines, one event each, in the order of time.
+"""Traces of MIG claims: JSON lines in time order, one event each.
 
-Owns the form of a line and what makes a trace wrong. Reads as it goes; a trace of any length takes no more memory than the
-claims that are there at one moment.
+Owns the form of a line and what makes a trace invalid. Reads as a stream; memory is bounded by the claims present at one time.
 """
 
 import math
@@ -27,7 +26,7 @@ class TraceError(DracoError):
 
 
 class Arrive(NamedTuple):
-    """A claim comes."""
+    """A claim arrives."""
 
     t: float
     claim: str
@@ -36,7 +35,7 @@ class Arrive(NamedTuple):
 
 
 class Depart(NamedTuple):
-    """A claim goes."""
+    """A claim departs."""
 
     t: float
     claim: str
@@ -51,7 +50,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def events(lines: Iterable[bytes], board: Board, name: str) -> Iterator[Arrive | Depart]:
-    """Each event of a trace; `TraceError` with the line where it stops making sense."""
+    """The events of a trace. Raises TraceError with the first invalid line."""
     decoder = msgspec.json.Decoder(_Line)
     profiles = {profile.name: profile for profile in board.profiles}
     present: set[str] = set()
@@ -87,7 +86,7 @@ def _decoded(decoder: msgspec.json.Decoder[_Line], written: bytes, where: str) -
 
 
 def _why(problem: str) -> str:
-    """What msgspec says of a line, in the words of a trace."""
+    """Msgspec's decoding error in the words of a trace."""
     if unknown := _UNKNOWN.search(problem):
         return f'an event has no field "{unknown[1][:40]}"'
     if missing := _MISSING.search(problem):

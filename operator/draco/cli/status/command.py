@@ -1,7 +1,4 @@
-"""`draco status`: read the cluster once and show it.
-
-Owns the options, the reading and the choice of output. What is shown is decided in `overview.status`, how in `screen`.
-"""
+"""`draco status`: read the cluster once and show it. `overview.status` decides what is shown, `screen` how."""
 
 import asyncio
 from collections.abc import Mapping
@@ -52,7 +49,7 @@ _OWN: Final[Mapping[Kind[Any], str]] = MappingProxyType(
         DEVICE_RESERVATIONS: "reservations are not shown",
     }
 )
-"""Draco's kinds, with what is not shown without the right to list them."""
+"""Draco's kinds, each with the consequence if it may not be listed."""
 
 
 @click.command()

@@ -1,6 +1,6 @@
-"""How a `ClusterStatus` looks on a terminal or in a file.
+"""The text of a `ClusterStatus` for a terminal or a file.
 
-Owns layout, words and colours. Colour only repeats what the words say, so that nothing is lost without it. Computes nothing.
+Owns layout, words and colours. Colours only repeat what the words say. Computes nothing.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,9 +17,9 @@ from draco.resources.names import REASON_AGENT_LOST, TAINT_FAMILIES
 from draco.resources.texts import agreeing, counted, listed
 
 MOST_NODES = 16
-"""Above this many nodes, those that are in order are only counted."""
+"""Above this number of nodes, healthy ones are only counted."""
 MOST_DEVICES = 32
-"""Above this many devices, those that are free or in use are only counted."""
+"""Above this number of devices, those that are free or in use are only counted."""
 MOST_CLAIMS = 10
 NO_NODE = "(no single node)"
 
@@ -61,7 +61,7 @@ _COUNTED = (
 
 
 def show(status: ClusterStatus, console: Console) -> None:
-    """Print the screen, with counts in place of the nodes and devices of large clusters that are in order."""
+    """Print the screen; in large clusters, healthy nodes and devices are only counted."""
     _headline(status, console)
     _nodes(status.nodes, console, fold=len(status.nodes) > MOST_NODES)
     _devices(status.device_list, console, fold=len(status.device_list) > MOST_DEVICES)
@@ -137,7 +137,7 @@ def _nodes(nodes: Iterable[NodeView], console: Console, *, fold: bool) -> None:
 
 
 def _in_order(node: NodeView) -> bool:
-    """Whether there is nothing to say of the node but numbers."""
+    """Whether the node has nothing to show but numbers."""
     devices = node.devices
     return (
         node.ready
@@ -202,7 +202,7 @@ def _detail(view: DeviceView) -> str:
 
 
 def _taint_words(taint: str) -> str:
-    """A taint as it is written; one that an agent publishes for a fault as what it says."""
+    """The taint as text; a fault taint of an agent as the fault."""
     key, _, rest = taint.partition("=")
     family, (fault, _, effect) = key.removeprefix(TAINT_FAMILIES), rest.rpartition(":")
     if not key.startswith(TAINT_FAMILIES) or family not in _FAMILIES:
@@ -234,7 +234,6 @@ def _claims(status: ClusterStatus, console: Console, *, most: int) -> None:
 
 
 def _pods(view: ClaimView) -> str:
-    """Who uses the claim or waits for it."""
     if view.waiting:
         return f"{_some(view.waiting)} ({agreeing(len(view.waiting), 'waits', 'wait')})"
     if view.state is ClaimState.PENDING:
@@ -246,7 +245,7 @@ def _rules(status: ClusterStatus, console: Console, *, fold: bool) -> None:
     if not status.taint_rules:
         return
     table = _table("RULE", "TAINT", "SELECTS", "DEVICES", "CLAIMS", "PODS")
-    # A GPU has dozens of partitions, and as many rules when it is tainted: they are shown with the one that they serve.
+    # Rules that extend another to partitions, or belong to a request, are only counted: one GPU can have dozens.
     shown = [rule for rule in status.taint_rules if not (fold and (rule.extends or rule.maintenance))]
     for rule in shown:
         table.add_row(rule.name, rule.taint, rule.selector, _some(rule.devices), _some(rule.claims), _some(rule.pods))
@@ -345,7 +344,7 @@ def _section(title: str, console: Console) -> None:
 
 
 def _table(*columns: str, numbers: Collection[int] = ()) -> Table:
-    # The header's style is its text's: that of the cell would colour the padding too.
+    # Style the header's text, not its cell: a cell style would colour the padding too.
     return table(*(Text(column, "dim") for column in columns), numbers=numbers)
 
 

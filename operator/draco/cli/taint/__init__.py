@@ -1,1 +1,1 @@
-"""`draco taint`: taints on single devices, looked at beforehand, added and removed."""
+"""`draco taint`: preview, add and remove taints on single devices."""

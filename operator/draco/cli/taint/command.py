@@ -1,7 +1,7 @@
-"""`draco taint`: see, try, add and remove taints of single devices.
+"""`draco taint`: list, preview, add and remove taints of single devices.
 
-Owns the options, what is asked before pods are deleted, and the writes of rules for people. What was written on the command line
-means is `targets`', what a taint does is decided in `draco.overview`. Writes no rule that Draco's operator owns.
+Owns the options, the confirmation before pods are deleted, and the writes of rules for people. `targets` parses the command line,
+`draco.overview` decides what a taint does. Writes no rule that Draco's operator owns.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, SLICES, Kind
 from draco.resources.texts import counted, listed
 
 SCHEMA = "draco.dev/taint-rules/v1"
-"""Name of the JSON document. Fields are only ever added under one name."""
+"""Schema of the JSON document. Fields are only added under one name."""
 
 
 class RuleList(OutputStruct, frozen=True, kw_only=True):
-    """DeviceTaintRules and what they hit. `unread` says what could not be read."""
+    """DeviceTaintRules and what they affect. `unread` lists what could not be read."""
 
     schema: str = SCHEMA
     taint_rules: list[RuleView]
@@ -42,7 +42,7 @@ class RuleList(OutputStruct, frozen=True, kw_only=True):
 
 
 class _Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read. `requests` are UIDs and names of DeviceMaintenances."""
+    """What was read."""
 
     client: Client
     kind: Kind[DeviceTaintRule]
@@ -51,13 +51,13 @@ class _Cluster(msgspec.Struct, frozen=True, kw_only=True):
     tainted: TaintedCluster
 
     async def with_users(self, rules: Sequence[DeviceTaintRule]) -> TaintedCluster:
-        """The same with the pods that use what these rules hit, and with the budgets that cover them."""
+        """The same, with the pods that these rules affect and the PodDisruptionBudgets that cover them."""
         pods, budgets = await pods_and_budgets(self.reader, self.tainted.claims_hit(rules))
         return msgspec.structs.replace(self.tainted, pods=pods, budgets=budgets)
 
 
 async def _read(client: Client, features: Features) -> _Cluster:
-    """Read what taints can hit."""
+    """Read what taints can affect. Raises CommandError if the cluster does not serve DeviceTaintRule."""
     if features.taint_rules is None:
         (missing,) = [each for each in features.missing if each.name == "DeviceTaintRule"]
         raise CommandError(
@@ -174,7 +174,7 @@ async def remove(cluster: _Cluster, *, what: Sequence[str], dry_run: bool) -> No
     draco taint remove gpu-node-0/gpu-3 example.com/broken
     draco taint remove my-rule
     """  # noqa: D301 - click keeps the lines below a backspace as they are
-    if any("/" in each for each in what):  # no name of a rule has one
+    if any("/" in each for each in what):  # rule names have no slash
         if len(what) == 1:
             raise click.UsageError("Name the taint to remove after its devices, as KEY or KEY:EFFECT.")
         *named, key = what
@@ -189,13 +189,13 @@ async def remove(cluster: _Cluster, *, what: Sequence[str], dry_run: bool) -> No
             raise targets.TaintTargetError(said)
     for rule in rules:
         if not dry_run:
-            with suppress(NotFound):  # somebody else was faster
+            with suppress(NotFound):  # deleted by another client
                 await cluster.client.delete(cluster.kind, rule.metadata.key, uid=rule.metadata.uid)
         echo(f"devicetaintrule/{rule.metadata.name} deleted{' (dry run)' if dry_run else ''}")
 
 
 def _meant(what: Sequence[str], cluster: _Cluster) -> list[DeviceTaintRule]:
-    """The rules that put the taint, the last of the words, on the devices before it."""
+    """The rules that put the last word's taint on the devices before it."""
     *devices, text = what
     taint = targets.taint_of(text)
     found = [targets.device_of(device, cluster.tainted.devices) for device in dict.fromkeys(devices)]
@@ -203,7 +203,7 @@ def _meant(what: Sequence[str], cluster: _Cluster) -> list[DeviceTaintRule]:
 
 
 async def _write(cluster: _Cluster, rule: DeviceTaintRule, there: Mapping[str, DeviceTaintRule], dry_run: bool) -> str:
-    """Create the rule or change its taint. Returns the word for what was done, as kubectl has it."""
+    """Create the rule or change its taint. Returns kubectl's word for what was done."""
     before = there.get(rule.metadata.name)
     if before and before.spec.taint.identity == rule.spec.taint.identity:
         return "unchanged"

@@ -1,7 +1,7 @@
-"""What people write on the command line of `draco taint`, as devices, taints and rules.
+"""Turns the command line of `draco taint` into devices, taints and rules.
 
-Owns these short forms and what is said when they name nothing, or more than one thing. Reads nothing; what a rule hits is
-`overview.taint_rules`' to say.
+Owns the short forms, and the errors if they match nothing or are ambiguous. Pure. `overview.taint_rules` says what a rule
+affects.
 """
 
 import hashlib
@@ -21,11 +21,11 @@ _EFFECTS = ", ".join(EFFECTS)
 
 
 class TaintTargetError(DracoError):
-    """What was written names no device, taint or rule that the command can work with."""
+    """The text matches no usable device, taint or rule."""
 
 
 def taint_of(text: str) -> DeviceTaint:
-    """Read KEY[=VALUE]:EFFECT, as kubectl writes taints of nodes."""
+    """Parse KEY[=VALUE]:EFFECT, the form of `kubectl taint`. Raises TaintTargetError."""
     said, colon, effect = text.rpartition(":")
     key, _, value = said.partition("=")
     if not colon or not key:
@@ -41,7 +41,7 @@ def taint_of(text: str) -> DeviceTaint:
 
 
 def device_of(text: str, published: Collection[DeviceKey]) -> DeviceKey:
-    """Find the device that is meant by POOL/DEVICE, or by DRIVER/POOL/DEVICE where two drivers publish one."""
+    """Find a device by POOL/DEVICE, or by DRIVER/POOL/DEVICE if several drivers publish it. Raises TaintTargetError."""
     meant = [key for key in published if text in {str(key), f"{key.pool}/{key.device}"}]
     if len(meant) == 1:
         return meant[0]
@@ -57,7 +57,7 @@ def device_of(text: str, published: Collection[DeviceKey]) -> DeviceKey:
 
 
 def rule_on(device: DeviceKey, taint: DeviceTaint) -> DeviceTaintRule:
-    """The rule that puts the taint on just this device. Who adds a taint of one key twice, writes one rule."""
+    """The rule that puts the taint on this device only. Its name depends on the key, so adding a key twice gives one rule."""
     digest = hashlib.sha256("\0".join((*device, taint.key)).encode()).hexdigest()[:_DIGEST]
     stem = f"{device.pool}-{device.device}".replace("/", "-")[: LONGEST_NAME - _DIGEST - 1].rstrip(".-")
     return DeviceTaintRule(
@@ -70,7 +70,7 @@ def rule_on(device: DeviceKey, taint: DeviceTaint) -> DeviceTaintRule:
 
 
 def check_overwriting(before: DeviceTaintRule | None, wanted: DeviceTaintRule, *, overwrite: bool) -> None:
-    """Raise TaintTargetError if the rule that has this name says something else, and is not to be changed."""
+    """Raise TaintTargetError if an existing rule of this name differs and may not be changed."""
     if before is None:
         return
     name = before.metadata.name
@@ -83,7 +83,7 @@ def check_overwriting(before: DeviceTaintRule | None, wanted: DeviceTaintRule, *
 
 
 def rules_named(names: Iterable[str], rules: Sequence[DeviceTaintRule]) -> list[DeviceTaintRule]:
-    """Find the rules with these names. Raises TaintTargetError for one that is not there."""
+    """Find the rules by name. Raises TaintTargetError for an unknown name."""
     by_name = {rule.metadata.name: rule for rule in rules}
     for name in names:
         if name not in by_name:
@@ -92,7 +92,7 @@ def rules_named(names: Iterable[str], rules: Sequence[DeviceTaintRule]) -> list[
 
 
 def rules_to_remove(device: DeviceKey, text: str, rules: Sequence[DeviceTaintRule]) -> list[DeviceTaintRule]:
-    """Find the rules that put the taint KEY[:EFFECT] on just this device. Raises TaintTargetError if there is none."""
+    """Find the rules that put the taint KEY[:EFFECT] on this device only. Raises TaintTargetError if there is none."""
     key, _, effect = text.removesuffix("-").partition(":")
     with_key = [rule for rule in rules if rule.spec.taint.key == key and effect in {"", rule.spec.taint.effect}]
     exact = DeviceTaintSelector(driver=device.driver, pool=device.pool, device=device.device)
@@ -111,7 +111,7 @@ def rules_to_remove(device: DeviceKey, text: str, rules: Sequence[DeviceTaintRul
 
 
 def kept_by(rule: DeviceTaintRule, rules: Iterable[DeviceTaintRule], requests: Iterable[tuple[str, str]]) -> str:
-    """Say why it does no good to remove a rule that Draco would write again; "" for every other one.
+    """Why removing the rule is useless, because Draco would write it again; "" if it is not.
 
     `requests` are UIDs and names of DeviceMaintenances.
     """
@@ -130,7 +130,7 @@ def kept_by(rule: DeviceTaintRule, rules: Iterable[DeviceTaintRule], requests: I
 
 
 def target_text(rule: DeviceTaintRule) -> str:
-    """What a rule selects, in the form in which devices are written here."""
+    """What a rule selects, as POOL/DEVICE where possible."""
     selector = rule.spec.device_selector
     if selector and selector.pool and selector.device:
         return f"{selector.pool}/{selector.device}"

@@ -1,4 +1,4 @@
-"""`draco withdraw`: takes back what Draco has written on objects that are not its own. The chart's uninstallation runs it.
+"""`draco withdraw`: takes back what Draco wrote on objects of other kinds than its own. The chart's uninstallation runs it.
 
-Rooms: `plan` says what is to be taken back, and what stays; `cluster` reads and writes; `command` has the options and the screen.
+Rooms: `plan` decides what to take back and what stays; `cluster` reads and writes; `command` has the options and the screen.
 """

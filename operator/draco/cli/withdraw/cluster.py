@@ -1,8 +1,7 @@
-"""The cluster as `draco withdraw` meets it: ends operator and agents, then takes back what they wrote until nothing is left.
+"""The cluster as `draco withdraw` reads and writes it: stops operator and agents, then takes back what they wrote.
 
-Owns the reading, the order and the writes. Each write is made on top of what was read, or of that very object, and all is read
-again until the plan is empty: what was written meanwhile is seen, and a second run does nothing. What is to be taken back is
-`plan`'s to say.
+Owns the reading, the order and the writes. Each write is conditional on the version or UID that was read, and everything is read
+again until `plan` returns an empty plan. So concurrent writes are seen, and a second run does nothing.
 """
 
 from collections.abc import Sequence
@@ -27,13 +26,13 @@ T = TypeVar("T")
 _WORKERS: Final = "app.kubernetes.io/name=draco,app.kubernetes.io/component in (operator,agent)"
 _AGAIN_S: Final = 1.0
 _SETTLES_S: Final = 0.2
-"""After a round without refusals: who writes anew is seen by then, and no loop is tight."""
+"""Pause after a round without refusals: long enough to see concurrent writes, and to avoid a busy loop."""
 _PODS_WITHIN: Final = 0.5
-"""Which part of the time may pass until the pods of operator and agents have ended."""
+"""Share of the timeout in which the pods of operator and agents must end."""
 
 
 class Withdrawal:
-    """One withdrawal. `namespace` is Draco's, `job_namespace` where it runs Jobs, if any, `rules` the served DeviceTaintRules."""
+    """One withdrawal. `namespace` is Draco's, `job_namespace` that of its Jobs ("" for none), `rules` the served taint rules."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class Withdrawal:
         self._until_s = self._clock.monotonic() + within_s
 
     async def workloads(self) -> list[tuple[Kind[Any], Workload]]:
-        """The Deployment and the DaemonSet of Draco, where they are."""
+        """Draco's Deployment and DaemonSet, if they exist."""
         found = [
             (kind, await self._list(kind, namespace=self._namespace, label_selector=_WORKERS))
             for kind in (DEPLOYMENTS, DAEMON_SETS)
@@ -61,7 +60,7 @@ class Withdrawal:
         return [(kind, each) for kind, objects in found for each in objects]
 
     async def read(self) -> WithdrawalPlan:
-        """Say what is to be taken back, as things are now. Raises ApiError."""
+        """What is left to take back now. Raises ApiError."""
         return plan(
             Written(
                 job_namespace=self._job_namespace,
@@ -79,7 +78,7 @@ class Withdrawal:
         )
 
     async def stop(self) -> None:
-        """End operator and agents, which would write again. Who does not end in time is named, and not waited for any more."""
+        """Delete operator and agents, which would write again. Pods that do not end in time are named, then ignored."""
         for kind, each in await self.workloads():
             with suppress(NotFound):
                 await retry(partial(self._delete, kind, each.metadata), clock=self._clock)
@@ -92,7 +91,7 @@ class Withdrawal:
             await self._clock.sleep(_AGAIN_S)
 
     async def take_back(self) -> None:
-        """Take back all of the plan, and of the plans after it, until nothing is left. Raises CommandError when time is up."""
+        """Carry out plans until one is empty. Raises CommandError when time is up."""
         while left := (await self.read()).reversals:
             refused: dict[str, str] = {}
             for each in left:
@@ -107,11 +106,11 @@ class Withdrawal:
             await self._clock.sleep(_AGAIN_S if refused else _SETTLES_S)
 
     async def _write(self, reversal: Reversal) -> str:
-        """Make one write; returns why it was not made, "" if it was or the object is gone. Raises what may pass on its own."""
+        """Make one write; return why it was refused, "" if it succeeded or the object is gone. Raises transient errors."""
         kind, meta = reversal.kind, reversal.meta
         try:
             if reversal.manager:
-                body = {"metadata": meta.as_seen}  # without a status: an empty one would still be set by somebody
+                body = {"metadata": meta.as_seen}  # without a status: even an empty one would keep an owner
                 await self._client.apply(kind, meta.key, body, manager=reversal.manager, subresource="status")
             elif reversal.patch is not None:
                 patch = {**reversal.patch, "metadata": {**reversal.patch.get("metadata", {}), **meta.as_seen}}
@@ -121,7 +120,7 @@ class Withdrawal:
         except NotFound:
             return ""
         except Conflict as error:
-            return f"{error}"  # somebody was faster: it is read again
+            return f"{error}"  # changed meanwhile; the next round reads it again
         except (Forbidden, Invalid) as error:
             return str(error)
         echo(str(reversal))
@@ -131,7 +130,7 @@ class Withdrawal:
         await self._client.delete(kind, meta.key, uid=meta.uid, propagation="Background")
 
     async def _list(self, kind: Kind[T], **where: str) -> list[T]:
-        """All of the kind; none where the cluster does not serve it. Raises ApiError, or CommandError without the right."""
+        """All objects of the kind; none if it is not served. Raises ApiError, or CommandError if listing is forbidden."""
         try:
             return await retry(lambda: self._client.list(kind, **where), clock=self._clock)
         except NotFound:

@@ -1,6 +1,6 @@
-"""`draco withdraw`: before Draco is uninstalled, take back what it has written on objects that are not its own.
+"""`draco withdraw`: before Draco is uninstalled, take back what it wrote on objects of other kinds than its own.
 
-Owns the options, what must be agreed to, and the screen. What is taken back is in `plan`, how in `cluster`.
+Owns the options, the confirmation, and the screen. `plan` decides what is taken back, `cluster` does it.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ def command(
                 client, namespace, features.taint_rules, job_namespace=job_namespace, within_s=timeout_s
             )
             try:
-                # It ends on its own, unless the server does not answer.
+                # The withdrawal observes the timeout itself; this one is for a server that does not answer.
                 async with asyncio.timeout(timeout_s + _ANSWERS_S):
                     if dry_run:
                         _show(await withdrawal.read(), await withdrawal.workloads())

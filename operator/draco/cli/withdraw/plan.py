@@ -1,9 +1,8 @@
-"""What Draco has written into a cluster, of what was read, and how each of it is taken back.
+"""Plans a withdrawal: what Draco wrote into the cluster, and how to take back each part.
 
-Owns the list of all that operator and agents write outside of Draco's own kinds, and how that is told from what others wrote: by
-label and name, by the reason of a condition, by the annotation that remembers what was set, or by who has set a field, as the API
-server says. Reads and writes nothing itself. What a person asked for (a taint rule of `draco taint add`), what a pod uses
-(an allocated claim), and objects of Draco's own kinds stay.
+Owns the list of everything that operator and agents write outside of Draco's own kinds, and how such writes are recognised: by
+label and name, by a condition's reason, by an annotation that records what was set, or by managedFields. Objects of Draco's own
+kinds stay, and so does what a person asked for (a rule of `draco taint add`) or a pod uses (an allocated claim). Pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,24 +49,24 @@ from draco.resources.texts import counted, listed
 
 DELETE_PROTECTION: Final = "resource.kubernetes.io/delete-protection"
 _NAMED: Final = 3
-"""How many objects a sentence names."""
+"""Objects that a sentence names; the rest are counted."""
 
 
 class FieldManager(ApiStruct, frozen=True, kw_only=True):
-    """Who has set fields of an object, by the API server's word."""
+    """An entry of metadata.managedFields."""
 
     manager: str = ""
     subresource: str = ""
 
 
 class ManagedMeta(ObjectMeta, frozen=True, kw_only=True):
-    """Metadata, with who has set what."""
+    """Metadata with managedFields."""
 
     managed_fields: list[FieldManager] = []
 
 
 class ManagedClaim(ResourceClaim, frozen=True, kw_only=True):
-    """A claim, with who has set what."""
+    """A claim with managedFields."""
 
     metadata: ManagedMeta = ManagedMeta()
 
@@ -76,7 +75,7 @@ MANAGED_CLAIMS: Final = Kind("resource.k8s.io", "v1", "resourceclaims", "Resourc
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read. Leases are those of Draco's namespace, Jobs those of `job_namespace`, where it runs them."""
+    """What was read. Leases are those of Draco's namespace, Jobs those of `job_namespace` ("" if Draco runs none)."""
 
     job_namespace: str = ""
     slices: Sequence[ResourceSlice] = ()
@@ -94,7 +93,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 class Reversal(msgspec.Struct, frozen=True, kw_only=True):
     """One write. Without `patch` and `manager` the object is deleted.
 
-    A merge `patch` is made on top of just the version that was read; a `manager` gives up all that it has set in the status.
+    A merge `patch` applies only to the version that was read; a `manager` gives up all status fields that it owns.
     """
 
     kind: Kind[Any]
@@ -108,7 +107,7 @@ class Reversal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WithdrawalPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to write, in this order; the devices that claims get again by it; and what stays, a sentence each."""
+    """The writes in order, the devices that they make available to claims again, and a sentence about each thing that stays."""
 
     reversals: tuple[Reversal, ...] = ()
     isolated: tuple[DeviceKey, ...] = ()
@@ -116,7 +115,7 @@ class WithdrawalPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(found: Written) -> WithdrawalPlan:
-    """Say what is to be taken back. Devices vanish before the rules that keep claims off them do."""
+    """Plan the withdrawal. Slices are deleted before the rules that keep claims off their devices."""
     reversals = [*_slices(found), *_rules(found), *_of_pods(found), *_claims(found), *_nodes(found), *_own(found)]
     isolated = {maintained_device(rule) for rule in found.rules if maintenance_uid(rule)} - {None}
     return WithdrawalPlan(
@@ -127,7 +126,7 @@ def plan(found: Written) -> WithdrawalPlan:
 
 
 def is_agents(item: ResourceSlice) -> bool:
-    """Whether one of Draco's agents published it: another plugin of the same driver gives its slices other names."""
+    """Whether an agent of Draco published it; other plugins of the same driver name their slices differently."""
     node, index = item.spec.node_name, item.metadata.name[-3:]
     if not node or item.spec.pool.name != node or not index.isdecimal():
         return False

@@ -1,1 +1,1 @@
-"""What is found: for each node a verdict, for each device and request what stands in the way."""
+"""Findings: a verdict per node, and the obstacle of each device for each request."""

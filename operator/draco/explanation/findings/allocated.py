@@ -1,6 +1,6 @@
-"""Claims that need no search: those that are allocated already, and those that are missing or on their way out.
+"""Claims that need no search: those that are allocated, missing, or being deleted.
 
-Owns what can still be in the way of a pod whose claims have their devices. Reads status only.
+Owns what can still block a pod whose claims have their devices. Reads status only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceCl
 from draco.resources.api.core import Node, Pod
 
 MAX_CONSUMERS: Final = 256
-"""Who may use one claim at a time; the API's limit."""
+"""Most consumers of one claim; the API's limit."""
 
 
 def missing(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> tuple[str, bool]:
-    """The claims of the pod that are not there, in words, and whether one of them is named that no other pod can have."""
+    """The pod's missing claims, in words, and whether one is named that belongs to this pod alone."""
     if pod is None:
         return "", False
     known = {claim.metadata.key for claim in claims} | fleet.claims.keys()
@@ -37,7 +37,7 @@ def missing(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> t
 
 
 def bypassing(fleet: Fleet, waiting: Sequence[ResourceClaim], node: str) -> str:
-    """What is said of a pod that names its node itself, by who allocates the claims that wait."""
+    """The message about a pod that sets spec.nodeName; it depends on who allocates the waiting claims."""
     by_draco = all(is_for_operator(claim, fleet.classes) for claim in waiting)
     why = "and Draco allocates" if by_draco else "so it bypasses kube-scheduler, which allocates"
     return (
@@ -47,7 +47,7 @@ def bypassing(fleet: Fleet, waiting: Sequence[ResourceClaim], node: str) -> str:
 
 
 def allocated_claim(claim: ResourceClaim) -> AllocatedClaim:
-    """What the explanation says of a claim that is allocated."""
+    """The explanation's entry for an allocated claim. Raises TypeError if it is not allocated."""
     allocation = claim.status.allocation
     if allocation is None:
         raise TypeError(f"claim {claim.metadata.key} is not allocated")
@@ -79,7 +79,7 @@ def _true_conditions(claim: ResourceClaim, result: DeviceRequestAllocationResult
 
 
 def reaching(claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> Mapping[str, Node]:
-    """The nodes from which the devices of all claims that are allocated can be reached."""
+    """The nodes from which the devices of all allocated claims are reachable."""
     selectors = [claim.status.allocation.node_selector for claim in claims if claim.status.allocation is not None]
     bound = [selector for selector in selectors if selector is not None]
     if not bound:
@@ -88,7 +88,7 @@ def reaching(claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> Mapp
 
 
 def is_full(claim: ResourceClaim, pod: Pod | None) -> bool:
-    """Whether as many use the claim as may, and the pod is not among them."""
+    """Whether the claim has its maximum number of users, and the pod is not one of them."""
     users = {each.uid for each in claim.status.reserved_for}
     return pod is not None and len(claim.status.reserved_for) >= MAX_CONSUMERS and pod.metadata.uid not in users
 
@@ -101,7 +101,7 @@ def reason_of(
     unusable: bool,
     reach: bool,
 ) -> PendingReason:
-    """Why a pod waits though all its claims are allocated."""
+    """Why a pod waits although all its claims are allocated."""
     if any(is_full(claim, pod) for claim in claims):
         return PendingReason.RESERVED_BY_OTHERS
     if any(each.failed or each.waiting_for for each in allocated):

@@ -1,7 +1,7 @@
 """Runs the allocator once for each kind of node.
 
-Owns what makes two nodes the same to the allocator, and when it need not be asked: a node with fewer devices that would do than a
-request wants does not fit. Devices that would do for no request are nothing to it, unless one makes a selector fail.
+Owns when two nodes are the same to the allocator, and when it need not run: a node with fewer suitable devices than a request
+wants does not fit. Devices that suit no request do not matter, unless a selector fails on one.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -20,11 +20,11 @@ from draco.explanation.model import Cause
 from draco.resources.api.claims import MAX_RESULTS, ResourceClaim
 
 MAX_STEPS: Final = 200_000
-"""Devices that one search looks at before it is given up: some tenths of a second."""
+"""Most devices that one search looks at: some tenths of a second."""
 
 
 class AllocatorVerdict(Enum):
-    """What the allocator says of the claims on one node."""
+    """The allocator's verdict on the claims on one node."""
 
     FITS = "fits"
     NONE = "none"
@@ -34,7 +34,7 @@ class AllocatorVerdict(Enum):
 
 
 class AllocatorRuns:
-    """The verdicts on nodes."""
+    """The allocator's verdicts on nodes."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class AllocatorRuns:
         for (claim, _), numbers in self._requests.items():
             most[claim] = most.get(claim, 0) + max(requests[number].wanted for number in numbers)
         self._counts_decide = not self._all and all(each <= MAX_RESULTS for each in most.values())
-        """Whether too few devices for one request mean that nothing fits, and no error."""
+        """Whether too few devices for one request mean that nothing fits, without an error."""
 
     def verdicts(
         self,
@@ -68,7 +68,7 @@ class AllocatorRuns:
         shared: Sequence[JudgedDevice],
         drawn: Hashable,
     ) -> Iterator[tuple[Sequence[str], AllocatorVerdict, str]]:
-        """The verdicts on nodes that have like devices, which meet the same of counters (`drawn`), in groups."""
+        """The verdicts on nodes with alike devices and equal counters (`drawn`), in groups."""
         devices = [*own, *shared]
         may_fail = (
             bool(pools.error)
@@ -110,7 +110,7 @@ class AllocatorRuns:
     def _compared(
         self, names: Sequence[str], matter: Sequence[int], *, by_place: bool
     ) -> Iterable[tuple[Hashable, Sequence[str]]]:
-        """The nodes by what constraints compare of their devices that matter: the values, or which of them are equal."""
+        """The nodes grouped by what constraints compare of their relevant devices: the values, or which of them are equal."""
         if not self._classes.compared or not matter:
             return [(None, names)]
         alike: list[tuple[tuple[Hashable, ...], Sequence[str]]] = [((), names)]
@@ -149,7 +149,7 @@ class AllocatorRuns:
 
 
 def _fails(finding: DeviceFinding) -> bool:
-    """Whether the allocator may end with an error on account of such a device."""
+    """Whether the allocator may fail because of such a device."""
     match finding:
         case DeviceFinding(Cause.SELECTOR_FAILED) | DeviceFinding(Cause.CAPACITY_SHORT, ("", _)):
             return True

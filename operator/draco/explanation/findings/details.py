@@ -1,6 +1,6 @@
-"""Details of a device beside its cause: the values a selector saw, who holds it, what it is short of, where a taint is from.
+"""Details of a device's cause: the values that a selector read, the holder, the shortage, the origin of a taint.
 
-Owns the reading of one device, for examples of many and for each individually. Judges nothing.
+Reads one device, as an example of many or on request. Judges nothing.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ _BILLION: Final = 10**9
 
 
 class DeviceDetails:
-    """What belongs to the cause of one device, as fields of CauseCount and of DeviceVerdict."""
+    """Details of one device's cause, as fields of CauseCount and DeviceVerdict."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -34,7 +34,7 @@ class DeviceDetails:
     def of(
         self, constrained: ConstrainedRequest, view: PoolView, candidate: Candidate, finding: DeviceFinding
     ) -> dict[str, Any]:
-        """Of a device and a request."""
+        """The details for a device and a request."""
         fleet = self._fleet
         details: dict[str, Any] = {}
         match finding:
@@ -60,7 +60,7 @@ class DeviceDetails:
 
 
 def selector_ref(constrained: ConstrainedRequest, place: int) -> SelectorRef:
-    """The selector at that place among all of the request."""
+    """The request's selector at that position."""
     source, index, selector = constrained.selectors[place]
     return SelectorRef(source=source, index=index, expression=selector.cel.expression if selector.cel else "")
 
@@ -76,7 +76,7 @@ def paths_of(expression: str) -> tuple[AttributePath, ...]:
 
 
 def value_of(driver: str, device: Device, path: AttributePath) -> str:
-    """What a device has there, as text; "" if nothing."""
+    """The device's value at the path, as text; "" if it has none."""
     full = f"{path.domain}/{path.id}"
     names = [full, path.id or ""] if path.domain == driver else [full]
     for name in names:
@@ -89,7 +89,7 @@ def value_of(driver: str, device: Device, path: AttributePath) -> str:
 
 
 def values_seen(devices: Iterable[Candidate], expression: str) -> list[SeenValue]:
-    """What a selector met on some devices, path by path, the most frequent first."""
+    """The values that a selector read on these devices, per path, the most frequent first."""
     paths = paths_of(expression)
     counts: dict[tuple[str, str], int] = {}
     for candidate in devices:
@@ -110,12 +110,12 @@ def most_frequent(counts: dict[tuple[str, str], int]) -> list[SeenValue]:
 
 
 def consumers_of(claim: ResourceClaim) -> list[str]:
-    """Who a claim is reserved for, each as "pod NAME"."""
+    """The consumers of a claim, each as "pod NAME"."""
     return [f"{each.resource.removesuffix('s')} {each.name}" for each in claim.status.reserved_for]
 
 
 def newer_elsewhere(fleet: Fleet, candidate: Candidate) -> str:
-    """Whose slice has the newest generation of the pool of a node's device; "" if it is the node's own."""
+    """The owner of the slice with the pool's newest generation; "" if that is the device's own node."""
     pool = fleet.inventory.pool(candidate.key.pool_key)
     entries = list(pool.entries) if pool is not None else []
     newest = max((entry.spec.pool.generation for entry in entries), default=0)
@@ -127,14 +127,14 @@ def newer_elsewhere(fleet: Fleet, candidate: Candidate) -> str:
 
 
 def holder(claim: ResourceClaim, devices: int = 1) -> Holder:
-    """A claim that holds devices."""
+    """The claim as a holder of devices."""
     consumers = consumers_of(claim)
     return Holder(claim=str(claim.metadata.key), consumers=consumers[:MAX_LISTED], idle=not consumers, devices=devices)
 
 
 def taint_seen(fleet: Fleet, candidate: Candidate, taint: TaintIdentity) -> TaintSeen:
-    """A taint of a device, and the rule that says it, if one does."""
-    # The device's own slice may say it as well: what is under maintenance is published with the taint that its rule has.
+    """A taint of a device, with the rule that sets it, if any."""
+    # A device under maintenance is published with the taint of its rule, so its own slice may have it too.
     rule = next(
         (
             _name_of(each)
@@ -149,13 +149,13 @@ def taint_seen(fleet: Fleet, candidate: Candidate, taint: TaintIdentity) -> Tain
 
 
 def _name_of(rule: DeviceTaintRule) -> str:
-    """The rule that a person knows: that one which this one extends to more of the same hardware, if it does."""
+    """The name of the rule, or of the rule that it extends to more of the same hardware."""
     extended = LABEL_EXTENDS in rule.metadata.labels
     return next((owner.name for owner in rule.metadata.owner_references if extended), rule.metadata.name)
 
 
 def counter_shortage(fleet: Fleet, judge: Judge, view: PoolView, candidate: Candidate) -> Shortage | None:
-    """The first counter of which too little is left for a device."""
+    """The first counter with too little left for the device; None if there is none."""
     left = judge.left(view)
     for (counter_set, name), (place, taken) in zip(counter_names(candidate), candidate.charges, strict=True):
         if taken > left[place] or left[place] < 0:
@@ -180,7 +180,7 @@ def counter_shortage(fleet: Fleet, judge: Judge, view: PoolView, candidate: Cand
 def capacity_shortage(
     fleet: Fleet, constrained: ConstrainedRequest, candidate: Candidate, name: str, how: str
 ) -> Shortage:
-    """How a capacity of a device does not suffice."""
+    """Why a capacity of a device is too small."""
     asked = constrained.request.asked.capacity
     wanted = (asked.requests if asked is not None else {}).get(name, "")
     if how == "lacks" or name not in candidate.device.capacity:
@@ -199,7 +199,7 @@ def capacity_shortage(
 
 
 def _text(nanos: int, device: Device, name: str) -> str:
-    """An amount of a counter, in the format in which the device takes it."""
+    """A counter's amount in the format that the device uses."""
     texts = [each.counters[name].value for each in device.consumes_counters if name in each.counters]
     return _quantity(nanos, Quantity.parse(texts[0]).format)
 

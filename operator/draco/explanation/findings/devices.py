@@ -1,7 +1,4 @@
-"""Judges every device individually: detail that is computed only on request.
-
-Owns the list of verdicts on devices. Judges as the counts of an explanation do.
-"""
+"""Judges every device individually, by the same rules as an explanation's counts. Computed only on request."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +20,7 @@ from draco.resources.api.core import Node, Pod
 
 
 def device_verdicts(fleet: Fleet, claims: Sequence[ResourceClaim], *, pod: Pod | None = None) -> list[DeviceVerdict]:
-    """Why each device is not for each request of the claims that are not allocated; none if they ask for what is not there."""
+    """Why each device is unsuitable for each request of the unallocated claims; empty if a claim cannot be expanded."""
     waiting = [as_judged(claim, fleet.classes) for claim in claims if claim.status.allocation is None]
     try:
         expanded = [expand(claim, fleet.classes, (), matcher(fleet.inventory.selectors, Node())) for claim in waiting]
@@ -47,7 +44,6 @@ def _verdict(
     candidate: Candidate,
     finding: DeviceFinding,
 ) -> DeviceVerdict:
-    """One device and one request."""
     as_count = CauseCount(
         cause=finding.cause,
         devices=1,

@@ -1,7 +1,6 @@
-"""What stays in the way when everybody else has left: what others hold hides a cause that no waiting mends.
+"""Finds causes that would remain if nothing were in use: devices in use can hide a cause that waiting does not cure.
 
-Owns the small cluster of the nodes that have what is selected, with nothing in use, for whoever explains it. Where there are too
-many of them, nothing is said.
+Owns a small fleet of the nodes with selected devices, with nothing in use, for the caller to explain. None if there are too many.
 """
 
 from collections import Counter
@@ -21,17 +20,17 @@ from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import ResourceSlice
 
 MAX_NODES: Final = 200
-"""Nodes that are asked about; an answer about some of more would be a guess."""
+"""Most nodes; an answer about only some of more nodes would be a guess."""
 _MAX_ROWS: Final = MAX_NODES * 128
 _MAX_STEPS: Final = 10_000
 _ASKED: Final = 4
-"""Nodes that are asked about one by one before: mostly the claims fit on the first, and there is nothing to explain."""
+"""Nodes that are tried one by one first: mostly the claims fit on one, and there is nothing to explain."""
 
 
 def emptied(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> Fleet | None:
-    """The nodes that have what claims select, with nothing in use.
+    """The nodes with devices that the claims select, with nothing in use.
 
-    None where the claims would fit on one of those that have most of it, and where there are too many nodes.
+    None if the claims would fit on one of the nodes with most of those devices, or if there are too many nodes.
     """
     worth = _worth(fleet, claims, nodes)
     if not worth or len(worth) > MAX_NODES or not any(True for _ in fleet.state.devices()):
@@ -43,7 +42,7 @@ def emptied(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, N
 
 
 def _worth(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> "Counter[str]":
-    """The nodes that have devices which are selected, with how many."""
+    """The number of selected devices per node that has any."""
     found: Counter[str] = Counter()
     for claim in claims:
         for request in claim.spec.devices.requests:
@@ -59,7 +58,7 @@ def _worth(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, No
 
 
 def _fits(fleet: Fleet, claims: Sequence[ResourceClaim], node: Node) -> bool:
-    """An error of the allocator is no cause that stays: it is told as it is."""
+    """Whether they fit with nothing in use. True if the allocator fails: its error is reported elsewhere."""
     try:
         return would_get(fleet, node, claims, max_steps=_MAX_STEPS, state=AllocatedState()) is not None
     except AllocationError:
@@ -67,7 +66,7 @@ def _fits(fleet: Fleet, claims: Sequence[ResourceClaim], node: Node) -> bool:
 
 
 def _only(fleet: Fleet, names: Sequence[str]) -> Fleet:
-    """These nodes and what is published for them."""
+    """A fleet of these nodes and what is published for them."""
     nodes = [fleet.nodes[name] for name in names]
     pools = {view.key for node in nodes for view in fleet.inventory.views(node)}
     entries = [entry for key in sorted(pools) if (pool := fleet.inventory.pool(key)) for entry in pool.entries]

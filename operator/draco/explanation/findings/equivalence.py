@@ -1,8 +1,8 @@
-"""Sorts devices into equivalence classes: devices with one code are alike for the claims at hand.
+"""Sorts devices into equivalence classes: devices with the same code are alike for the claims at hand.
 
-Owns what goes into a code: what selectors say, whether the device is in use, its taints, and whether it has what constraints
-compare. Devices that no request selects are all alike, whatever else is true of them. Devices of which more than this matters
-are odd, and distinguished by `oddity`. Of counters it is only noted which devices draw from some.
+Owns what a code covers: the selectors' results, whether the device is in use, its taints, and whether it has the attributes that
+constraints compare. Devices that no request selects are all alike. Devices with more relevant properties are odd; `oddity` tells
+them apart. Of counters, codes note only whether a device draws from any.
 """
 
 from array import array
@@ -22,19 +22,19 @@ from draco.explanation.findings.reachability import VisiblePools
 from draco.explanation.findings.verdicts import ConstrainedRequest
 
 SELECTED: Final = 0
-"""Outcome of a row that all selectors of a request select; otherwise see `outcome`."""
+"""Outcome of a row that all selectors of a request select; for others see `outcome`."""
 _MOST: Final = 255
-"""What a byte can tell apart."""
+"""The largest value of a byte."""
 _EVERY_BIT: Final = 0xFF
 
 
 def outcome(place: int, *, failed: bool) -> int:
-    """The first selector that does not say yes, and whether it fails. Selectors beyond what a byte can say share a number."""
+    """Code of the first selector that is not true, and whether it fails. Selectors too far back for a byte share a code."""
     return min(1 + 2 * place + failed, _MOST - 1 + failed)
 
 
 def _matters(result: int) -> bool:
-    """Whether anything but this outcome can matter: not if a selector says no."""
+    """Whether other properties can matter: not if a selector is false."""
     return result % 2 == 0
 
 
@@ -45,7 +45,7 @@ class EquivalenceClasses:
         self._fleet = fleet
         columns = fleet.inventory.columns
         self.outcomes = [_outcomes(fleet, constrained, columns.rows) for constrained in requests]
-        """For each request a byte for each row: SELECTED or an `outcome`."""
+        """Per request, a byte for each row: SELECTED or an `outcome`."""
         attributes = {
             constraint.match_attribute or constraint.distinct_attribute or ""
             for constrained in requests
@@ -53,7 +53,7 @@ class EquivalenceClasses:
         }
         compared = [self._column(attribute) for attribute in sorted(attributes)]
         self.compared = [column for column in compared if column is not None]
-        """For each attribute that a constraint compares a number for each row, equal where the values are."""
+        """Per attribute that a constraint compares, a number for each row; equal numbers mean equal values."""
         if any(constrained.request.asked.capacity is not None for constrained in requests) or len(self.compared) < len(
             compared
         ):
@@ -73,17 +73,17 @@ class EquivalenceClasses:
         combined = combine([results, *marks, taints, *there])
         self.codes = combined.codes
         self.odd = frozenset(code for code, row in enumerate(combined.rows) if odd[row])
-        """Codes of devices of which more matters."""
+        """Codes of odd devices."""
         self.drawing = frozenset(code for code, row in enumerate(combined.rows) if drawing[row])
         """Codes of devices that draw from shared counters."""
         fails = any(each[row] and each[row] % 2 == 0 for each in self.outcomes for row in combined.rows)
         self.order_matters = fails or bool(self.odd) or bool(self.drawing) or bool(compared)
-        """Whether nodes can only be alike that have like devices in the same order."""
+        """Whether alike nodes must have their alike devices in the same order."""
 
     def fails_on(self, pools: VisiblePools) -> bool:
-        """Whether a selector fails on a device of a slice that leaves nodes to its devices: also on one for another node.
+        """Whether a selector fails on a device of a slice with perDeviceNodeSelection, even on a device for another node.
 
-        The allocator asks selectors first, and only then whether the device is for the node.
+        The allocator evaluates selectors before it checks whether the device is for the node.
         """
         return any(
             candidate.spec.per_device_node_selection
@@ -93,7 +93,7 @@ class EquivalenceClasses:
         )
 
     def oddity(self, candidate: Candidate) -> Hashable:
-        """What else matters of a device, if it is odd."""
+        """The other relevant properties of an odd device; None if it is not odd."""
         if self.codes[candidate.row] not in self.odd:
             return None
         state, device = self._fleet.state, candidate.device
@@ -113,7 +113,7 @@ class EquivalenceClasses:
 
 
 def _limited_or_shareable(fleet: Fleet) -> bytes:
-    """1 for each row whose device may be shared, or says how much may be asked for."""
+    """1 for each row whose device may be shared or limits what may be requested."""
     columns = fleet.inventory.columns
     column = columns.read(SHAREABLE)
     if column is None:

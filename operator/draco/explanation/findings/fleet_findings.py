@@ -1,7 +1,7 @@
-"""Finds, for the claims of one pod, a verdict for each node of the fleet and a finding for each device and request.
+"""Finds, for the claims of one pod, a verdict per node and a finding per device and request.
 
-Owns the folding of like nodes and like devices, so that each kind is looked at once: nodes are alike that have like devices, in
-the same order. The verdict on a kind of node is what the allocator says of one of them. Puts nothing into words.
+Folds alike nodes and devices, so that each kind is examined once. Nodes are alike if they have alike devices in the same order;
+the verdict on a kind is the allocator's verdict on one of its nodes. Contains no wording.
 """
 
 from collections import Counter
@@ -31,10 +31,10 @@ from draco.resources.names import PoolKey
 
 MAX_EXAMPLES: Final = 20
 MAX_HELD: Final = 512
-"""Devices in use of which the holders are looked up."""
+"""Devices in use whose holders are looked up."""
 _ORDER: Final = {cause: place for place, cause in enumerate(Cause)}
 _ANYWHERE: Final = frozenset({Cause.NOT_SELECTED, Cause.IN_USE})
-"""What is found of a device before its pool is looked at."""
+"""Causes that are found before the device's pool is looked at."""
 
 
 class FindingCounts:
@@ -43,14 +43,14 @@ class FindingCounts:
     def __init__(self) -> None:
         self.devices = 0
         self.examples: list[tuple[PoolView, Candidate]] = []
-        """Some of them."""
+        """Some of the devices."""
         self.rows: list[int] = []
-        """Of those in use that are in plain pools, the rows of the first."""
+        """For devices in use in plain pools, the rows of the first ones."""
         self._alike: list[Sequence[str]] = []
         self._nodes: set[str] = set()
 
     def add_alike(self, devices: int, nodes: Sequence[str]) -> None:
-        """Count so many devices on each of these nodes."""
+        """Count `devices` on each of these nodes."""
         self.devices += devices * len(nodes)
         self._alike.append(nodes)
 
@@ -63,7 +63,7 @@ class FindingCounts:
 
     @property
     def nodes(self) -> int:
-        """How many nodes have such devices of their own."""
+        """Number of nodes that have such devices of their own."""
         if not self._nodes:
             return sum(map(len, self._alike))
         return len(self._nodes.union(*self._alike))
@@ -75,7 +75,7 @@ class FindingCounts:
 
 
 class NodeGroup(msgspec.Struct, frozen=True):
-    """Nodes with one verdict for one cause. `free` has for each request how many devices would do alone."""
+    """Nodes with one verdict for one cause. `free` has, per request, how many devices would suit if it were alone."""
 
     names: list[str]
     verdict: AllocatorVerdict
@@ -84,11 +84,11 @@ class NodeGroup(msgspec.Struct, frozen=True):
 
 
 class FleetFindings(msgspec.Struct, frozen=True):
-    """What was found. `groups` are of the nodes that the pod may go to."""
+    """The findings. `groups` covers the nodes that the pod may use."""
 
     requests: Sequence[ConstrainedRequest]
     counts: Sequence[Mapping[DeviceFinding, FindingCounts]]
-    """For each request."""
+    """Per request."""
     groups: Sequence[NodeGroup]
     classes: EquivalenceClasses
     devices: int
@@ -99,17 +99,17 @@ _Like: TypeAlias = tuple[bool, int, NodeProfile]
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """Nodes with like devices in their plain pools, which see the same other pools."""
+    """Nodes with alike devices in their plain pools that see the same other pools."""
 
     open: bool
     pools: VisiblePools
     names: list[str]
     drawn: Hashable = ()
-    """What their devices meet of counters, where some draw from them (see `Ground.drawn`)."""
+    """The counters their devices draw from, if any (see `Reachability.drawn`)."""
 
 
 class FleetFinder:
-    """Looks at every node and device, for these requests of these claims; `open_nodes` are those that the pod may go to."""
+    """Examines every node and device for these requests of these claims; `open_nodes` are those that the pod may use."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class FleetFinder:
         self._groups: dict[tuple[AllocatorVerdict, str, tuple[int, ...]], NodeGroup] = {}
 
     def findings(self) -> FleetFindings:
-        """Everything, folded."""
+        """All findings, folded."""
         for kind in self._kinds():
             self._look(kind)
         for seen in self._unreached():
@@ -146,7 +146,7 @@ class FleetFinder:
         )
 
     def devices(self) -> Iterator[tuple[PoolView, Candidate, tuple[DeviceFinding, ...]]]:
-        """What is found of every device."""
+        """The findings of every device."""
         for name in self._fleet.node_names:
             kind = _Kind(name in self._open, self._reachability.pools(self._fleet.nodes[name]), [name])
             self._shared(kind)
@@ -163,7 +163,7 @@ class FleetFinder:
         return [each for kind in kinds.values() for each in self._split(kind)]
 
     def _plainly_read(self) -> dict[_Like, _Kind]:
-        """The nodes by the codes of their devices, in order, where that is all there is to tell."""
+        """Nodes by the codes of their devices in order; enough if all pools are plain."""
         names = self._fleet.node_names
         shut = [] if len(self._open) == len(names) else [name for name in names if name not in self._open]
         there = [name for name in names if name in self._open] if shut else names
@@ -174,7 +174,7 @@ class FleetFinder:
         }
 
     def _as_read(self) -> dict[_Like, _Kind]:
-        """The same where nodes also see pools that are not plain."""
+        """The same if nodes also see pools that are not plain."""
         as_read: dict[_Like, _Kind] = {}
         codes, read, pools_of = self._classes.codes, self._reachability.read, self._reachability.pools
         for name in self._fleet.node_names:
@@ -187,7 +187,7 @@ class FleetFinder:
         return as_read
 
     def _split(self, kind: _Kind) -> Iterable[_Kind]:
-        """A kind of nodes with odd devices, or devices that draw from counters, split by them."""
+        """A kind of nodes, split by its odd devices and by devices that draw from counters."""
         codes = set(self._reachability.read(kind.names[0], self._classes.codes))
         odd, drawing = not codes.isdisjoint(self._classes.odd), not codes.isdisjoint(self._classes.drawing)
         if not odd and not drawing:
@@ -200,7 +200,7 @@ class FleetFinder:
         return kinds.values()
 
     def _look(self, kind: _Kind) -> None:
-        """One kind, by its first node."""
+        """Examine a kind by its first node."""
         own = [
             JudgedDevice(view, candidate, self._seen(view, candidate, Cause.FREE if kind.open else Cause.NODE_RULES))
             for view, candidate in self._reachability.own(kind.names[0])
@@ -243,7 +243,7 @@ class FleetFinder:
             count.rows += [row for row in self._reachability.rows(name) if self._classes.codes[row] in codes]
 
     def _seen(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[DeviceFinding, ...]:
-        """What is found of a device in a plain pool."""
+        """The findings of a device in a plain pool."""
         code = self._classes.codes[candidate.row]
         drawn: Hashable = None
         if code in self._classes.drawing:
@@ -255,7 +255,7 @@ class FleetFinder:
         return findings
 
     def _of_pool(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[DeviceFinding, ...]:
-        """What is found of a device in another pool: as of like devices, where its pool does not come into it."""
+        """The findings of a device in another pool; shared by alike devices if the pool plays no role."""
         key = (self._classes.codes[candidate.row], at_most)
         findings = self._anywhere.get(key)
         if findings is None:
@@ -270,7 +270,7 @@ class FleetFinder:
         )
 
     def _shared(self, kind: _Kind) -> list[JudgedDevice]:
-        """The devices of other pools."""
+        """The devices of pools that are not plain."""
         key = (id(kind.pools), kind.open)
         known = self._pools.get(key)
         if known is None:
@@ -287,7 +287,7 @@ class FleetFinder:
         return known
 
     def _unreached(self) -> Iterator[JudgedDevice]:
-        """The devices that no node may reach."""
+        """The devices that no node can reach."""
         for entry in self._reachability.lost:
             yield from self._of_slice(entry, Cause.NO_NODE)
         for pool in self._reachability.others:
@@ -313,7 +313,7 @@ class FleetFinder:
 
 
 def _in_any_order(as_read: Mapping[_Like, _Kind]) -> dict[_Like, _Kind]:
-    """The kinds, with those merged that differ only in the order of their devices."""
+    """The kinds, merged if they differ only in the order of their devices."""
     kinds: dict[_Like, _Kind] = {}
     for (is_open, pools, profile), kind in as_read.items():
         same = kinds.setdefault((is_open, pools, tuple(sorted(profile))), kind)
@@ -325,7 +325,7 @@ def _in_any_order(as_read: Mapping[_Like, _Kind]) -> dict[_Like, _Kind]:
 
 
 def _better(seen: JudgedDevice, known: JudgedDevice | None) -> JudgedDevice:
-    """A device that several kinds of nodes reach, as the luckiest of them does."""
+    """The better of the two findings per request, for a device that several kinds of nodes reach."""
     if known is None:
         return seen
     pairs: Iterator[tuple[DeviceFinding, DeviceFinding]] = zip(seen.findings, known.findings, strict=True)

@@ -1,6 +1,6 @@
 """Folds findings into counts that people can read.
 
-Owns the order of causes, and which selectors, values, holders, taints and shortages are listed for many devices. Counts only.
+Owns the order of causes, and which selectors, values, holders, taints and shortages represent many devices. Counts only.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ USEFUL: Final = (
     Cause.NOT_SELECTED,
     Cause.FREE,
 )
-"""The order in which causes are listed: the nearest to fitting comes first."""
+"""The order in which causes are listed: the closest to fitting first."""
 _MANY_VALUES: Final = 256
 
 
@@ -55,8 +55,6 @@ def folded(fleet: Fleet, found: FleetFindings) -> list[RequestExplanation]:
 
 
 class _Folding:
-    """Of one request."""
-
     def __init__(self, fleet: Fleet, found: FleetFindings, place: int, constrained: ConstrainedRequest) -> None:
         self._fleet = fleet
         self._found = found
@@ -65,7 +63,6 @@ class _Folding:
         self._of_one = DeviceDetails(fleet)
 
     def request(self) -> RequestExplanation:
-        """The request with its counts."""
         found, constrained, findings = self._found, self._constrained, self._found.counts[self._place]
         counts = [self._count(finding, totals) for finding, totals in findings.items()]
         most, best = max(((group.free[self._place], group.names[0]) for group in found.groups), default=(0, ""))
@@ -124,7 +121,7 @@ class _Folding:
         return details
 
     def _holders(self, totals: FindingCounts) -> dict[str, Any]:
-        """Who has the devices, those first whom nobody uses."""
+        """The holders of the devices; claims that nobody uses come first."""
         fleet, inventory = self._fleet, self._fleet.inventory
         plain = set(totals.rows)
         candidates = [each.key for _, each in totals.examples if each.row not in plain]
@@ -143,7 +140,7 @@ class _Folding:
         return Holder(claim=str(key), devices=count) if claim is None else holder(claim, count)
 
     def _values(self, place: int, totals: FindingCounts) -> list[SeenValue]:
-        """The values for which a selector says no, counted over all devices where that is cheap, else over some."""
+        """The values for which a selector is false: over all devices if that is cheap, else over some."""
         expression = selector_ref(self._constrained, place).expression
         paths = paths_of(expression)
         columns = self._fleet.inventory.columns

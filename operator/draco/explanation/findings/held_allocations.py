@@ -1,7 +1,7 @@
-"""Allocations held against what is there now: what keeps a device that a claim has already from being used.
+"""Compares allocations with the current state: what keeps a pod from using a device that its claim already has.
 
-Owns what is looked for: the node, the driver, the device, its board, whether another claim has it too, taints, configuration.
-Kubernetes takes an allocation back for none of these, so a pod that has its node waits for ever. Decides nothing.
+Owns the list of checks: node, driver, device, board, double allocation, taints, configuration. Kubernetes revokes an allocation
+for none of these, so a pod that already has a node waits forever. Decides nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,9 +24,9 @@ _ONE_GOES: Final = "delete the pod of one of them, so that its claim is allocate
 
 
 def obstacles(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> list[UseObstacle]:
-    """What keeps the pod from using the devices that its claims have, device by device: the first obstacle of each.
+    """The first obstacle of each device that the pod's claims have.
 
-    Without a pod, or for one that has started, what its containers have at hand already is none: taints and configurations.
+    Without a pod, or for a started pod, taints and configurations are no obstacles: containers have the devices already.
     """
     starts = pod is not None and pod.pending
     found = [
@@ -74,9 +74,9 @@ def _of_device(
 
 
 def _other_board(fleet: Fleet, claim: ResourceClaim, key: DeviceKey, row: int) -> str:
-    """That the claim was prepared on another board than the one that has the device's name now; "" where it was not.
+    """The text if the device's name now belongs to another board than the one on which the claim was prepared; else "".
 
-    A node that comes under the name of one that was deleted has devices of the same names, too.
+    A new node with the name of a deleted one has devices of the same names.
     """
     then = next((each.board for each in claim.status.devices if (each.driver, each.pool, each.device) == key), "")
     [device] = (each for each in fleet.inventory.entry(row).spec.devices if each.name == key.device)
@@ -87,7 +87,7 @@ def _other_board(fleet: Fleet, claim: ResourceClaim, key: DeviceKey, row: int) -
 
 
 def _node_of(claim: ResourceClaim, pod: Pod | None) -> str:
-    """The node that the device is on, or was; "" where it is not known, or there are several."""
+    """The node that the device is or was on; "" if unknown or if there are several."""
     if pod is not None and pod.spec.node_name:
         return pod.spec.node_name
     selector = claim.status.allocation.node_selector if claim.status.allocation is not None else None
@@ -104,14 +104,14 @@ def _node_of(claim: ResourceClaim, pod: Pod | None) -> str:
 
 
 def _others(fleet: Fleet, claim: ResourceClaim, result: DeviceRequestAllocationResult) -> list[str]:
-    """The other claims that have the device as well, though one has it to itself, or what is cut from the same hardware."""
+    """Other claims that hold this device, if one holds it exclusively, or overlapping partitions of its hardware."""
     both = fleet.holders(result.key) if fleet.state.holds(result.key) else ()
     found = {*both, *_of_same_hardware(fleet, result.key)} - {claim.metadata.key}
     return [str(each) for each in sorted(found)]
 
 
 def _of_same_hardware(fleet: Fleet, device: DeviceKey) -> Iterator[ObjectKey]:
-    """Who has devices that draw from a counter of which devices in use take more than there is, as this one does."""
+    """Holders of devices that draw from the same overdrawn counter as this device."""
     pool = fleet.inventory.pool(device.pool_key)
     if pool is None or not pool.has_counters or not pool.only_node:
         return

@@ -1,7 +1,7 @@
-"""Explains why devices that fit one by one do not fit together on a node.
+"""Explains why devices that fit individually do not fit together on a node.
 
-Owns the questions to the allocator that tell a constraint from counters and from requests that want the same devices: what if
-a request were the only one, what if a constraint were not there. Asks about one node at a time.
+Asks the allocator about variants of the claims, to tell a constraint from counters and from requests that compete for devices:
+one request alone, or without one constraint. One node per question.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ MAX_STEPS: Final = 50_000
 
 
 class Misfit(NamedTuple):
-    """What keeps claims from fitting on a node that has devices enough for each request; and that in words."""
+    """Why claims do not fit on a node that has enough devices for each request."""
 
     reason: NodeReason
     text: str
@@ -30,7 +30,7 @@ class Misfit(NamedTuple):
 
 
 def why_not(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> Misfit:
-    """Find out what it is."""
+    """Find the misfit on this node."""
     free = [with_devices(claim, constraints=[]) for claim in claims]
     if any(claim.spec.devices.constraints for claim in claims) and _fits(fleet, free, node):
         return Misfit(
@@ -55,7 +55,7 @@ def why_not(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> Misfit:
 
 
 def _first(claims: Sequence[ResourceClaim], last: int) -> list[ResourceClaim]:
-    """The claims with their requests up to that one, counted through all of them."""
+    """The claims with their requests up to number `last`, counted across all claims."""
     found: list[ResourceClaim] = []
     for claim in claims:
         requests = claim.spec.devices.requests[: last + 1]
@@ -67,7 +67,7 @@ def _first(claims: Sequence[ResourceClaim], last: int) -> list[ResourceClaim]:
 
 
 def _left_out(fleet: Fleet, steps: Sequence[tuple[Sequence[ResourceClaim], str]], node: str, noun: str) -> str:
-    """What of it has no place any more where all before it have theirs."""
+    """The first request or claim that no longer fits beside those before it."""
     names = [name for _, name in steps]
     last = next((number for number, (asked, _) in enumerate(steps) if not _fits(fleet, asked, node)), len(steps) - 1)
     before = f"{agreeing(last, noun, f'{noun}s')} {listed(names[:last], separator=' and ')}"
@@ -75,7 +75,7 @@ def _left_out(fleet: Fleet, steps: Sequence[tuple[Sequence[ResourceClaim], str]]
 
 
 def fits_alone(fleet: Fleet, claim: ResourceClaim, request: str, nodes: Sequence[str]) -> bool:
-    """Whether a request ("name" or "name/alternative") would fit on one of the nodes if nothing else were asked for."""
+    """Whether a request ("name" or "name/alternative") would fit on one of the nodes if it were the only one."""
     name, _, alternative = request.partition("/")
     asked = next(each for each in claim.spec.devices.requests if each.name == name)
     if alternative:
@@ -87,7 +87,7 @@ def fits_alone(fleet: Fleet, claim: ResourceClaim, request: str, nodes: Sequence
 
 
 def _constraints(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> str:
-    """The constraints that are in the way: each that makes the claims fit if it alone is left out, else all."""
+    """The constraints that block: each that lets the claims fit if it alone is removed, or all if there is none."""
     constraints = [
         (place, constraint) for place, claim in enumerate(claims) for constraint in claim.spec.devices.constraints
     ]

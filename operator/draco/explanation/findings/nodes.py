@@ -1,7 +1,6 @@
-"""Explains why the nodes that the pod may go to do not fit, and derives the main reason.
+"""Explains why the nodes that a pod may use do not fit, and derives the main reason.
 
-Owns the telling apart of nodes with too few devices from those with enough that do not go together, and the choice of the main
-reason. The devices are counted elsewhere.
+Owns the distinction between too few devices and enough devices that do not fit together. Devices are counted elsewhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +15,9 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.texts import are, listed
 
 MAX_NODES: Final = 10
-"""Nodes that are named."""
+"""Nodes that are named; the rest are counted."""
 _ASKED_ABOUT: Final = 5
-"""Kinds of nodes about which the allocator is asked more."""
+"""Kinds of nodes about which the allocator is asked in detail."""
 _IN_NOBODYS_WAY: Final = frozenset({Cause.FREE, Cause.NOT_SELECTED})
 _GAVE_UP: Final = frozenset({AllocatorVerdict.ERROR, AllocatorVerdict.TOO_LONG})
 _REASONS: Final[Mapping[Cause, PendingReason]] = {
@@ -45,7 +44,7 @@ _OF_NODES: Final[Mapping[NodeReason, PendingReason]] = {
 def device_causes(
     fleet: Fleet, claims: Sequence[ResourceClaim], found: FleetFindings, requests: Sequence[RequestExplanation]
 ) -> list[NodeCause]:
-    """The causes of all nodes on which the claims do not fit, the nearest to fitting first."""
+    """The causes of all nodes on which the claims do not fit, the closest to fitting first."""
     groups = [group for group in found.groups if group.verdict is not AllocatorVerdict.FITS]
     groups.sort(key=lambda group: (lacking(group, requests) is not None, -sum(group.free), group.names[0]))
     causes: dict[tuple[NodeReason, str, str], NodeCause] = {}
@@ -86,7 +85,7 @@ def device_causes(
 
 
 def _not_free(group: NodeGroup, requests: Sequence[RequestExplanation]) -> str:
-    """What is in the way of devices of these nodes, of those that a request wants every one of; the end of a sentence."""
+    """What blocks devices of these nodes for a request that wants all of them; the end of a sentence."""
     found = [
         f"{count.devices} {are(count.devices)} {count.text}"
         for request in requests
@@ -98,7 +97,7 @@ def _not_free(group: NodeGroup, requests: Sequence[RequestExplanation]) -> str:
 
 
 def lacking(group: NodeGroup, requests: Sequence[RequestExplanation]) -> int | None:
-    """The first request for which the nodes have too few devices, whatever its alternative; None if there is none."""
+    """The first request with too few devices on these nodes in every alternative; None if there is none."""
     for numbers in alternatives(requests):
         if all(group.free[number] < requests[number].wanted for number in numbers):
             return max(numbers, key=lambda number: group.free[number])
@@ -108,7 +107,7 @@ def lacking(group: NodeGroup, requests: Sequence[RequestExplanation]) -> int | N
 def main_reason(
     found: FleetFindings, requests: Sequence[RequestExplanation], nodes: Sequence[NodeCause]
 ) -> PendingReason:
-    """Why the claims fit nowhere, in one word."""
+    """The main reason why the claims fit nowhere."""
     if any(group.verdict is AllocatorVerdict.TOO_LONG for group in found.groups):
         return PendingReason.SEARCH_TOO_LONG
     causes = {count.cause for request in requests for count in request.causes}
@@ -126,7 +125,7 @@ def main_reason(
 
 
 def _of_requests(requests: Sequence[RequestExplanation]) -> PendingReason | None:
-    """The reason of the first request that no node could meet."""
+    """The reason of the first request that no node could meet; None if there is none."""
     for numbers in alternatives(requests):
         each = [requests[number] for number in numbers]
         if all(not request.free for request in each):
@@ -137,7 +136,7 @@ def _of_requests(requests: Sequence[RequestExplanation]) -> PendingReason | None
 
 
 def _of_nodes(requests: Sequence[RequestExplanation], nodes: Sequence[NodeCause]) -> PendingReason:
-    """The reason of the nodes that have enough, each request for itself."""
+    """The reason of the nodes that have enough devices for each request alone."""
     reasons = [cause.reason for cause in nodes]
     if NodeReason.ALL_MODE in reasons:
         of_all = next(request for request in requests if request.mode == "All")
@@ -149,7 +148,7 @@ def _of_nodes(requests: Sequence[RequestExplanation], nodes: Sequence[NodeCause]
 
 
 def most_common(request: RequestExplanation) -> PendingReason:
-    """What most of the devices have in their way that a request selects; that it selects none, if so."""
+    """What blocks most of the devices that a request selects; NOTHING_SELECTED if it selects none."""
     counts: dict[PendingReason, int] = {}
     for count in request.causes:
         if count.cause not in _IN_NOBODYS_WAY:

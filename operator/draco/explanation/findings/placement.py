@@ -1,7 +1,7 @@
-"""Which nodes a pod cannot go to, whatever devices they have, and why.
+"""Which nodes a pod cannot use, whatever devices they have, and why.
 
-Owns kube-scheduler's rules of nodes: cordoned, named by the pod, taints, labels. Devices and resources such as memory are not
-looked at here. Causes are equal where the same thing stands in the way, so that nodes can be counted by cause.
+Owns kube-scheduler's node rules: cordon, node name, taints, labels. Ignores devices and resources such as memory. Equal obstacles
+give equal causes, so that nodes can be counted by cause.
 """
 
 import heapq
@@ -20,7 +20,7 @@ from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, Node
 from draco.resources.api.taints import BLOCKING_EFFECTS, TaintIdentity
 
 UNSCHEDULABLE: Final = NodeTaint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
-"""What a pod tolerates that may go to a cordoned node."""
+"""A pod that tolerates this taint may use a cordoned node."""
 _CONDITIONS: Final = {
     "node.kubernetes.io/not-ready": "not ready",
     "node.kubernetes.io/unreachable": "unreachable",
@@ -32,19 +32,19 @@ _CONDITIONS: Final = {
     "node.cloudprovider.kubernetes.io/uninitialized": "not initialized by the cloud provider",
     "node.cloudprovider.kubernetes.io/shutdown": "shut down",
 }
-"""What the taints mean that Kubernetes itself puts on nodes."""
+"""The meaning of the taints that Kubernetes itself sets."""
 _KEY_OF_TAINT: Final = re.compile("[=:]")
 MAX_NAMES: Final = 5
-"""Nodes that are named of all that have a cause."""
+"""Nodes named per cause; the rest are counted."""
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 
 
 class PlacementObstacle(msgspec.Struct, frozen=True):
-    """One thing that keeps a pod away from a node. Equal for all nodes of which the same is to be said."""
+    """One thing that keeps a pod off a node. Equal for all nodes with the same text."""
 
     reason: NodeReason
     what: str = ""
-    """The taint, or what the pod asks of the node, as one would write it down."""
+    """The taint, or the pod's requirement, as written in a manifest."""
 
     def __str__(self) -> str:
         match self.reason:
@@ -62,18 +62,18 @@ class PlacementObstacle(msgspec.Struct, frozen=True):
 
 
 class PodNodes(msgspec.Struct, frozen=True):
-    """The nodes as the rules of a pod divide them."""
+    """The nodes as a pod's rules divide them."""
 
     open: Mapping[str, Node]
-    """Those to which it may go."""
+    """Nodes that the pod may use."""
     causes: Sequence[NodeCause]
-    """Of the others, the first that kube-scheduler meets at each, counted over all nodes; that of most nodes first."""
+    """The first cause that kube-scheduler meets at each other node, counted over nodes; the most frequent first."""
 
 
 def nodes_for(fleet: Fleet, pod: Pod | None) -> PodNodes:
-    """Where the pod may go, worked out once for all pods that ask the same of their nodes.
+    """The nodes a pod may use; cached in the fleet for pods with equal rules.
 
-    Without a pod, where one may go that asks nothing of its node and tolerates nothing.
+    Without a pod: the nodes for a pod without requirements and tolerations.
     """
     rules = PodRules(pod)
     if rules.asked not in fleet.of_nodes:
@@ -83,7 +83,7 @@ def nodes_for(fleet: Fleet, pod: Pod | None) -> PodNodes:
 
 
 def unbound(pod: Pod) -> Pod:
-    """The pod as if it had no node yet."""
+    """The pod without spec.nodeName."""
     return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name=""))
 
 
@@ -103,7 +103,7 @@ def _divided(fleet: Fleet, rules: "PodRules") -> PodNodes:
 
 
 class PodRules:
-    """What one pod asks of nodes. Like nodes are judged once, so a whole cluster takes a few microseconds a node."""
+    """One pod's node rules. Alike nodes are judged once, so a cluster takes a few microseconds per node."""
 
     def __init__(self, pod: Pod | None) -> None:
         spec = pod.spec if pod is not None else PodSpec()
@@ -117,11 +117,11 @@ class PodRules:
         self._asks_name = bool(self._node_name) or any(term.match_fields for term in terms)
         self._requests = bool(self._labels or self._asks_name or self._required is not None)
         self.asked: Final = msgspec.msgpack.encode((spec.tolerations, spec.node_name, self._selector, self._required))
-        """Equal for pods that ask the same of nodes."""
+        """Equal for pods with equal rules."""
         self._judged: dict[tuple[object, ...], tuple[PlacementObstacle, ...]] = {}
 
     def obstacles(self, node: Node) -> tuple[PlacementObstacle, ...]:
-        """Everything that keeps the pod away from the node, in kube-scheduler's order; nothing if it may go there."""
+        """Everything that keeps the pod off the node, in kube-scheduler's order; empty if it may go there."""
         spec = node.spec
         if not (self._requests or spec.unschedulable or spec.taints):
             return ()
@@ -145,7 +145,7 @@ class PodRules:
         for taint in node.spec.taints:
             if taint.effect in BLOCKING_EFFECTS and not self._tolerates(taint):
                 if taint.key == UNSCHEDULABLE.key and node.spec.unschedulable:
-                    continue  # cordoning puts it there, and it goes with it
+                    continue  # set by the cordon, which is reported already
                 reason = NodeReason.NOT_READY if taint.key in _CONDITIONS else NodeReason.TAINTED
                 yield PlacementObstacle(reason, str(TaintIdentity(taint.key, taint.value, taint.effect)))
         for key, value in self._selector:
@@ -161,8 +161,8 @@ class PodRules:
 def tolerates(toleration: Toleration, taint: NodeTaint) -> bool:
     """Whether the toleration covers the taint.
 
-    Gt and Lt compare the taint's value with the toleration's. They are an alpha feature; the API server keeps them only where
-    it is on, so every reader may rely on them.
+    Gt and Lt compare the taint's value with the toleration's. They are an alpha feature; the API server stores them only if it is
+    enabled, so no feature check is needed here.
     """
     is_about_it = toleration.effect in {"", taint.effect} and toleration.key in {"", taint.key}
     match toleration.operator:
@@ -177,7 +177,7 @@ def tolerates(toleration: Toleration, taint: NodeTaint) -> bool:
 
 
 def selector_text(selector: NodeSelector) -> str:
-    """A node selector in one line: what holds together joined by "and", alternatives by "or"."""
+    """A node selector in one line: requirements joined by "and", terms by "or"."""
     terms = [term_text(term) for term in selector.node_selector_terms]
     return " or ".join(terms) or "no terms, which no node matches"
 
@@ -205,12 +205,12 @@ def _requirement_text(wanted: NodeSelectorRequirement) -> str:
 
 
 def _allows(required: NodeSelector, node: Node) -> bool:
-    """Whether one term holds. One that is not valid holds nowhere, but unlike in a slice it does not spoil the others."""
+    """Whether one term matches. Unlike in a slice, an invalid term does not invalidate the others."""
     return any(holds(NodeSelector(node_selector_terms=[term]), node) for term in required.node_selector_terms)
 
 
 def holds(selector: NodeSelector, node: Node) -> bool:
-    """Whether the node is selected; none is by a selector that is not valid."""
+    """Whether the selector matches the node; an invalid one matches none."""
     try:
         return selects(selector, node)
     except AllocationError:

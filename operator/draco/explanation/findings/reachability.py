@@ -1,7 +1,7 @@
 """Reads once which nodes of a fleet reach which pools.
 
-Separates pools that are plainly one node's own (nearly all of them, and cheap to look at by the thousand, with
-shared counters or without) from those that need a view for each kind of node. Judges nothing.
+Separates plain pools, which belong to one node (nearly all pools, cheap by the thousand), from those that need a view for each
+kind of node. Judges nothing.
 """
 
 from array import array
@@ -21,11 +21,11 @@ from draco.resources.names import DeviceKey, PoolKey
 
 
 class VisiblePools(msgspec.Struct, frozen=True):
-    """What one node sees beside its plain pools, and with it all nodes that are like it."""
+    """What one node, and every node like it, sees besides its plain pools."""
 
     views: Sequence[PoolView] = ()
     error: str = ""
-    """Why what it sees could not be found out."""
+    """Why the pools could not be read; "" if they could."""
 
     def candidates(self, node: Node) -> Iterable[tuple[PoolView, Candidate]]:
         """The devices that the node may reach."""
@@ -37,11 +37,11 @@ class VisiblePools(msgspec.Struct, frozen=True):
 
 NOTHING = VisiblePools()
 NO_VIEW = PoolView(key=PoolKey("", ""))
-"""Of a device in a pool without counters, whose view tells nothing more."""
+"""The view of devices in pools without counters; it holds nothing."""
 
 
 class Reachability:
-    """The pools of a fleet, by who sees them.
+    """The pools of a fleet by who sees them.
 
     `others` are the pools that are not plain (see `Pool.plain`), `lost` the slices of plain pools whose node does not exist.
     """
@@ -61,11 +61,11 @@ class Reachability:
             yield from (entry for entry in entries.values() if pool_key(entry) not in self._other_keys)
 
     def profiles(self, nodes: Iterable[str], column: Codes) -> Mapping[NodeProfile, list[str]]:
-        """The nodes by what a column has for these devices; to be asked where all pools are plain."""
+        """Nodes by the values of their devices in a column. Only valid if all pools are plain."""
         return self._fleet.inventory.nodes.profiles(column, nodes)
 
     def likenesses(self, nodes: Iterable[str], column: Codes) -> Mapping[Likeness, list[str]]:
-        """The nodes by which of these devices have equal values in a column, the nodes of each in the same order."""
+        """Nodes by which of their devices have equal values in a column; each group keeps the order of nodes."""
         if not self._likeness.names:
             return self._fleet.inventory.nodes.likenesses(column, nodes)
         found: dict[Likeness, list[str]] = {}
@@ -81,14 +81,14 @@ class Reachability:
         return [row for row in rows if pool_key(self._fleet.inventory.entry(row)) not in self._other_keys]
 
     def read(self, node: str, column: Codes) -> NodeProfile:
-        """What a column has for these devices, in the same order."""
+        """The values of those rows in a column, in order."""
         if node not in self._likeness.names:
             return self._fleet.inventory.nodes.read(node, column)
         cells = [column[row] for row in self.rows(node)]
         return tuple(cells) if isinstance(column, array) else bytes(cells)
 
     def own(self, node: str) -> Iterator[tuple[PoolView, Candidate]]:
-        """The devices in a node's plain pools, as its rows."""
+        """The devices in a node's plain pools, in the order of its rows."""
         inventory = self._fleet.inventory
         sources = map(inventory.columns.sources.__getitem__, self.rows(node))
         for entry in filter(None, map(inventory.slice, dict.fromkeys(sources))):
@@ -101,7 +101,7 @@ class Reachability:
                 yield view, candidate_of(entry, place, charges.get(row, ()))
 
     def drawn(self, node: str) -> Hashable:
-        """Equal for nodes whose plain pools have as many devices, which meet the same of the same counters."""
+        """Equal for nodes whose plain pools have as many devices, drawing from equal counters with equal amounts left."""
         fleet = self._fleet
         likeness: list[Hashable] = []
         for key in fleet.inventory.pools_on(node):
@@ -117,7 +117,7 @@ class Reachability:
         return tuple(likeness)
 
     def pools(self, node: Node) -> VisiblePools:
-        """What a node sees of the pools that are not plain; the same object for nodes that are alike."""
+        """What a node sees of pools that are not plain; the same object for alike nodes."""
         if not self.others:
             return NOTHING
         like = self._likeness.of(node)
@@ -135,7 +135,7 @@ class Reachability:
 
 
 class _Likeness:
-    """What tells nodes apart for some pools: the labels their selectors look at, and the names they name."""
+    """What distinguishes nodes for these pools: labels and names in their node selectors."""
 
     def __init__(self, pools: Iterable[Pool]) -> None:
         self.names: set[str] = set()
@@ -157,7 +157,7 @@ class _Likeness:
                 self.names.update(field.values)
 
     def of(self, node: Node) -> tuple[str | None, ...]:
-        """Equal for nodes that see the same."""
+        """Equal for nodes that see the same pools."""
         name = node.metadata.name
         has = node.metadata.labels.get
         return (name if name in self.names else None, *[has(key) for key in self._labels])
@@ -169,7 +169,7 @@ def pool_key(entry: SliceEntry) -> PoolKey:
 
 
 def candidate_of(entry: SliceEntry, place: int, charges: Charges = ()) -> Candidate:
-    """A device of a slice that takes so much of its pool's counters."""
+    """A device of a slice, with its charges on the pool's counters."""
     device = entry.spec.devices[place]
     key = DeviceKey(entry.spec.driver, entry.spec.pool.name, device.name)
     return Candidate(key, device, entry.rows[place], entry.spec, entry.taints[place], charges)

@@ -1,7 +1,7 @@
-"""Judges one device for one request: what stands in the way.
+"""Judges one device for one request: what blocks it.
 
-Owns the order in which causes are looked for, and the values, holders and shortages that are listed for each. A device is judged
-alone; that several do not go together is found out elsewhere. Every check is that of `draco.allocation`.
+Owns the order in which causes are tried. Each device is judged alone; `joint_fit` finds devices that do not fit together. Every
+check is `draco.allocation`'s.
 """
 
 from collections.abc import Hashable, Sequence
@@ -22,11 +22,11 @@ from draco.resources.api.claims import DeviceConstraint, ResourceClaim
 
 
 class DeviceFinding(NamedTuple):
-    """The cause of one device, and in which respect: devices with equal findings are counted together.
+    """The cause of one device, and its detail; devices with equal findings are counted together.
 
-    The respect of each cause: NOT_SELECTED the selector's place among all of the request; SELECTOR_FAILED that and the error;
-    TAINTED the taints (key, value, effect); COUNTERS_SHORT counter set and counter; CAPACITY_SHORT the capacity and in which
-    way; CONSTRAINT the attribute.
+    `respect` by cause: NOT_SELECTED the selector's position in the request; SELECTOR_FAILED that and the error; TAINTED the
+    taints (key, value, effect); COUNTERS_SHORT counter set and counter; CAPACITY_SHORT the capacity and how it falls short;
+    CONSTRAINT the attribute.
     """
 
     cause: Cause
@@ -37,7 +37,7 @@ FREE = DeviceFinding(Cause.FREE)
 
 
 def at_best(finding: DeviceFinding, cause: Cause) -> DeviceFinding:
-    """The finding of a device that, even if it is selected, has this cause."""
+    """Replace the finding by `cause`, unless the device is not selected or `cause` is FREE."""
     return finding if cause is Cause.FREE or finding.cause is Cause.NOT_SELECTED else DeviceFinding(cause)
 
 
@@ -50,13 +50,13 @@ class JudgedDevice(msgspec.Struct, frozen=True):
 
 
 class ConstrainedRequest:
-    """One request, or one alternative of it, with the constraints that it is under."""
+    """One request, or one alternative of it, with its constraints."""
 
     def __init__(self, claim: ResourceClaim, expanded: ExpandedClaim, request: Request, *, number: int) -> None:
         self.claim = claim
         self.request = request
         self.number = number
-        """Its claim's place among the claims that are to be allocated."""
+        """Position of its claim among the claims to be allocated."""
         self.all_mode = request.asked.allocation_mode == "All"
         self.constraints: list[tuple[DeviceConstraint, Constraint]] = [
             (written, constraint)
@@ -67,12 +67,12 @@ class ConstrainedRequest:
 
     @property
     def wanted(self) -> int:
-        """How many devices it takes at least."""
+        """The least number of devices that it takes."""
         return 1 if self.all_mode else self.request.count
 
 
 def constrained_requests(expanded: Sequence[ExpandedClaim]) -> list[ConstrainedRequest]:
-    """Everything that the claims ask for, alternatives one by one."""
+    """All requests of the claims, alternatives one by one."""
     return [
         ConstrainedRequest(claim.claim, claim, request, number=number)
         for number, claim in enumerate(expanded)
@@ -90,7 +90,7 @@ class Judge:
         self._left: dict[int, tuple[PoolView, list[int]]] = {}
 
     def finding(self, constrained: ConstrainedRequest, view: PoolView, candidate: Candidate) -> DeviceFinding:
-        """What stands in the way of a device that its node may reach."""
+        """What blocks a device that its node may reach."""
         failed = None
         for place, (_, _, selector) in enumerate(constrained.selectors):
             expression = selector.cel.expression if selector.cel is not None else ""

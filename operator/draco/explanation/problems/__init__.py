@@ -1,1 +1,1 @@
-"""What is wrong with claims themselves, whatever is free."""
+"""Defects of claims themselves, whatever is free."""

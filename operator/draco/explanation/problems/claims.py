@@ -1,8 +1,7 @@
-"""Finds what is wrong with claims themselves, whatever devices are free.
+"""Finds defects of claims themselves, whatever devices are free.
 
-Owns the questions to a claim that need no search: whether its classes exist, its selectors compile, work on every device and can
-select any, whether what they name is published, and whether it asks for more than there is. Says what to write instead where that
-was tried.
+Owns the checks that need no search: whether classes exist; whether selectors compile, work on every device and can select any;
+whether the names they use are published; whether a claim asks for more than exists. Suggests a correction only if it was tried.
 """
 
 import re
@@ -45,7 +44,7 @@ _MODES: Final = frozenset({"ExactCount", "All", ""})
 
 
 def problems_of(fleet: Fleet, claims: Sequence[ResourceClaim], *, kind: str = "claim") -> list[Problem]:
-    """Everything that is wrong with the claims, what forbids every node first. `kind` is what their author wrote."""
+    """All defects of the claims, those that forbid every node first. `kind` is what the author wrote (claim or template)."""
     published = PublishedNames(fleet.inventory.columns)
     found = [
         problem for claim in claims for problem in _of_claim(fleet, published, claim, f"{kind} {claim.metadata.key}")
@@ -112,11 +111,11 @@ def _of_claim(fleet: Fleet, published: PublishedNames, claim: ResourceClaim, cal
 
 
 def _class_missing(fleet: Fleet, asked: Asked) -> tuple[str, str]:
-    """What is said of a class that does not exist, and the remedy."""
+    """The problem and the remedy for a class that does not exist."""
     slip = slip_of(asked.device_class_name, fleet.classes)
     if slip:
         remedy = f"write deviceClassName: {slip}"
-    elif fleet.classes:  # which of them has the same purpose nobody knows
+    elif fleet.classes:  # which existing class fits the purpose is unknown
         remedy = f"create it; the cluster has {listed(sorted(fleet.classes))}"
     else:
         remedy = "create it; the cluster has no DeviceClass yet"
@@ -124,7 +123,7 @@ def _class_missing(fleet: Fleet, asked: Asked) -> tuple[str, str]:
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The problems of one request, or one alternative of it. `only`: it has no other alternative."""
+    """The problems of one request or alternative. `only`: the request has no other alternative."""
 
     fleet: Fleet
     published: PublishedNames
@@ -162,7 +161,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return Problem(claim=self.claim, request=self.name, **fields)
 
     def _of_selector(self, ref: SelectorRef, kind: ProblemKind, text: str, *, remedy: str = "", fatal: bool) -> Problem:
-        """A problem of a selector, which `text` follows."""
+        """A problem of a selector; `text` follows the selector's name."""
         return self._problem(
             kind=kind,
             text=f"selector #{ref.index} of {ref.source}{text}",
@@ -173,7 +172,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         )
 
     def _uncompilable(self, step: SelectorStep, error: CompileError) -> Problem:
-        """In the words of who knows what other languages write; in the compiler's where nobody does."""
+        """The problem in terms of the language the author probably meant; else the compiler's errors."""
         expression, drivers = step.ref.expression, drivers_of(self.fleet.inventory.columns, step.before)
         complaints, meant = corrections.corrected(expression, drivers[0] if len(drivers) == 1 else None)
         tried = (corrected(self.published, expression), corrected(self.published, meant), meant)
@@ -197,7 +196,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             yield self._of_selector(ref, unknown.kind, f": {unknown.text}", remedy=unknown.remedy, fatal=fatal)
 
     def _failing(self, step: SelectorStep) -> Problem:
-        """A selector that fails on devices. It is fatal if one of them is free: those in use are not asked."""
+        """A selector that fails on devices. Fatal if one of them is free, because the allocator skips devices in use."""
         fleet = self.fleet
         said = main_error(fleet, step)
         failed = count(step.failed)
@@ -214,16 +213,16 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self._of_selector(step.ref, ProblemKind.SELECTOR_ERRORS, text, remedy=remedy, fatal=fatal)
 
     def _nothing(self, steps: Sequence[SelectorStep], among: bytes) -> Iterator[Problem]:
-        """Nothing is selected: by which selector, and why."""
+        """The problems if nothing is selected: by which selector, and why."""
         if any(step.error is not None or count(step.failed) for step in self.selection.steps):
-            return  # that is the problem, and is in the list
+            return  # reported already
         of_class, class_name = among is self.selection.start, self.asked.device_class_name
         who = "no device" if of_class else f"no device of class {class_name}"
         ends = list(dead_ends(self.fleet, self.published, steps, among, who=who))
         for end in ends:
             yield self._of_selector(end.ref, end.kind, f": {end.text}", remedy=end.remedy, fatal=self.only)
         if ends:
-            return  # that it selects nothing follows
+            return  # the empty selection is a consequence
         if of_class:
             text = f"DeviceClass {class_name} selects none of the {count(among)} published devices"
             yield self._problem(kind=ProblemKind.CLASS_SELECTS_NOTHING, text=text, fatal=self.only)
@@ -256,7 +255,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             )
 
     def _capacities(self) -> Iterator[Problem]:
-        """Amounts asked of capacities that no selected device has."""
+        """Requested capacities that no selected device has."""
         wanted = self.asked.capacity.requests if self.asked.capacity is not None else {}
         if not wanted or not count(self.selection.end):
             return
@@ -278,7 +277,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def most_on_one_node(fleet: Fleet, marks: bytes, wanted: int) -> int:
-    """The most marked devices that one node has, whether the pod may go there or not; no more than are wanted."""
+    """The most marked devices that one node has, at most `wanted`; ignores whether the pod may go there."""
     nodes = fleet.inventory.nodes
     anywhere = sum(nodes.read("", marks))
     most, names = anywhere, fleet.node_names
@@ -327,7 +326,7 @@ def _of_constraints(
 
 
 def _comparable(published: PublishedNames, path: AttributePath) -> str:
-    """What to write instead of an attribute that nobody has."""
+    """The remedy for an attribute that no device has; "" if there is none."""
     if path.domain is None:
         return f"write the attribute with its domain, such as {next(iter(published.drivers), 'example.com')}/{path.id}"
     meant = None if published.has(path) else published.meant(path)
@@ -340,7 +339,7 @@ def _comparable(published: PublishedNames, path: AttributePath) -> str:
 
 
 def _to_whom(problem: Problem) -> Problem:
-    """With a remedy that says so where it is not the claim that has to change."""
+    """The problem; if it is the class's fault, its remedy says to change the class."""
     name = problem.selector.class_name if problem.selector is not None else ""
     if not name or not problem.remedy:
         return problem

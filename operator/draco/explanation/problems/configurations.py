@@ -1,7 +1,7 @@
-"""Opaque configurations with which a claim would be allocated and never prepared.
+"""Opaque configurations with which a claim would be allocated but never prepared.
 
-Owns the imagining of what would be allocated: of each request a device that it selects, with the configurations of its class and
-of the claim. What is carried out is `allocation.configurations`' to say.
+Simulates an allocation: for each request a selected device, with the configurations of its class and the claim.
+`allocation.configurations` decides what is supported.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from draco.resources.names import NVIDIA_DRIVER
 
 
 def configuration_problems(fleet: Fleet, claim: ResourceClaim, selected: Mapping[str, bytes]) -> Iterator[Problem]:
-    """The first configuration that Draco's agent would refuse. `selected` are the rows that each request selects, by its name."""
+    """The first configuration that Draco's agent would refuse. `selected` are the rows that each request selects, by name."""
     asked = [each for request in claim.spec.devices.requests for each in alternatives(request)]
     configs = [
         DeviceAllocationConfiguration(source=FROM_CLASS, requests=[name], opaque=each.opaque)

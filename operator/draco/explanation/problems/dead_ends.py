@@ -1,7 +1,7 @@
-"""Explains why selectors that evaluate on every device select none.
+"""Explains why selectors that evaluate without errors select no device.
 
-Owns the search for the part of a selector that no device meets, or the two that none meets at once, and the telling of what
-is published in its place.
+Owns the search for the part of a selector that no device meets, or two parts that no device meets both, and the text about what
+is published instead.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ class _Part(msgspec.Struct, frozen=True, eq=False):
 def dead_ends(
     fleet: Fleet, published: PublishedNames, steps: Sequence[SelectorStep], among: bytes, *, who: str
 ) -> Iterator[DeadEnd]:
-    """Why none of the marked devices gets through the steps. `who` is what to call these devices: "no device of …"."""
+    """Why none of the marked devices passes the steps. `who` is the subject for these devices: "no device of …"."""
     parts = list(_parts(fleet, steps, among))
     contradiction = next(_contradictions(parts), None)
     if contradiction is not None:
@@ -76,14 +76,14 @@ def _parts(fleet: Fleet, steps: Sequence[SelectorStep], among: bytes) -> Iterato
         for demand in demands(step.ref.expression):
             try:
                 yield _Part(step.ref, demand, met(fleet, demand.text, among))
-            except CompileError:  # on its own it may mean something else
+            except CompileError:  # the part alone may mean something else
                 continue
 
 
 def unknown_names(
     fleet: Fleet, published: PublishedNames, ref: SelectorRef, expression: str, among: bytes
 ) -> Iterator[DeadEnd]:
-    """What the expression, all or part of the selector, reads and nobody publishes."""
+    """Names that the expression (all or part of the selector) reads and no device publishes."""
     better = corrected(published, ref.expression)
     works = better is not None and _works(fleet, better, among)
     for path in unpublished(published, expression):
@@ -141,7 +141,7 @@ def _dead(fleet: Fleet, published: PublishedNames, part: _Part, among: bytes, wh
         return _uncomparable(published, ref, compared, values, who) or _unmet(ref, demand, compared, values, who)
     paths = paths_of(demand.text)
     reads = {path: published.values(path, among) for path in paths}
-    # Whether the answer depends on the device at all, as far as one can tell.
+    # A heuristic for whether the result depends on the device at all.
     if not paths and "device" not in demand.text and len(fleet.inventory):
         return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, f"{demand.text} is false whatever the device")
     shown = "; ".join(f"{path_text(path)} is {_listed(values)}" for path, values in reads.items() if values)
@@ -166,7 +166,7 @@ def _unknown_driver(published: PublishedNames, ref: SelectorRef, compared: Compa
 def _uncomparable(
     published: PublishedNames, ref: SelectorRef, compared: Comparison, values: Collection[Plain], who: str
 ) -> DeadEnd | None:
-    """A comparison with something of another kind, such as a version with a text: it is never true."""
+    """A comparison with another type, such as a version with a string, which is never true; None if types match."""
     if any(holds(compared.operator, each, [value]) is not None for each in values for value in compared.values):
         return None
     if compared.operator == "in" and any(type(each) is type(value) for each in values for value in compared.values):
@@ -180,7 +180,7 @@ def _uncomparable(
 
 
 def _with_value(ref: SelectorRef, demand: Demand, path: AttributePath, value: Plain) -> str:
-    """The expression that asks for a value in place of one of its demands."""
+    """The expression with one of its demands replaced by a comparison with a value."""
     return with_demand(ref.expression, demand, f"{path_text(path)} == {literal(value)}")
 
 
@@ -212,7 +212,7 @@ def _unmet(ref: SelectorRef, demand: Demand, compared: Comparison, values: Colle
 
 
 def _contradictions(parts: Sequence[_Part]) -> Iterator[DeadEnd]:
-    """Two parts that contradict each other, whatever is published."""
+    """Pairs of parts that exclude each other, whatever is published."""
     for (one, left), (other, right) in combinations([(part, comparison(part.demand)) for part in parts], 2):
         if left is not None and right is not None and left.path == right.path and _excludes(left, right):
             text = f"{one.demand.text} and {other.demand.text} can never both be true"
@@ -226,7 +226,7 @@ def _excludes(one: Comparison, other: Comparison) -> bool:
             return all(holds(compared.operator, value, compared.values) is False for value in equal.values)
     for low, high in ((one, other), (other, one)):
         if low.operator in {">", ">="} and high.operator in {"<", "<="}:
-            # What is above the one and below the other must lie between them; at the bounds both must allow it.
+            # A value above one and below the other lies between them; if the bounds are equal, both must include it.
             return not (
                 holds("<", low.value, high.values) is not False
                 or (low.operator == ">=" and high.operator == "<=" and holds("==", low.value, high.values) is not False)
@@ -235,7 +235,7 @@ def _excludes(one: Comparison, other: Comparison) -> bool:
 
 
 def _opposed(parts: Sequence[_Part], who: str) -> Iterator[DeadEnd]:
-    """Two parts that no device meets at once."""
+    """Pairs of parts that no device meets both."""
     for one, other in combinations(parts, 2):
         if int.from_bytes(one.met, "little") & int.from_bytes(other.met, "little"):
             continue
@@ -248,7 +248,7 @@ def _opposed(parts: Sequence[_Part], who: str) -> Iterator[DeadEnd]:
 
 
 def _shown(value: Plain | None) -> str:
-    """A value as one would say it."""
+    """A value as text."""
     if value is None:
         return "nothing"
     return str(value) if isinstance(value, Quantity | SemVer) else literal(value)

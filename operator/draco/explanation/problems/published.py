@@ -1,6 +1,6 @@
-"""What names and values devices are published with, and which of them somebody may have meant.
+"""The names and values that devices are published with, and the closest ones to a name that is not.
 
-Owns questions to the columns of an inventory. Decides nothing about claims.
+Owns queries on the columns of an inventory. Decides nothing about claims.
 """
 
 from collections.abc import Collection, Iterable
@@ -16,14 +16,14 @@ from draco.selectors.comparisons import Plain
 
 _ALIKE: Final = 0.6
 _MANY: Final = 2000
-"""Distinct values that are looked at."""
+"""Most distinct values that are looked at."""
 _COMPARED: Final = 200
 _TELLING: Final = 3
-"""A part of a name so long is taken for the name."""
+"""A part of a name at least this long can stand for the name."""
 
 
 class PublishedNames:
-    """The names and values that are published at the moment."""
+    """The names and values that are published now."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
@@ -44,25 +44,25 @@ class PublishedNames:
         return path.id in self._names[path.kind].get(path.domain or "", ())
 
     def is_version(self, path: AttributePath) -> bool:
-        """Whether devices have a version there, and nothing else."""
+        """Whether devices have only versions there, and at least one."""
         column = self._columns.get(path)
         if column is None or column.empty:
             return False
         return all(isinstance(each, DeviceAttribute) and each.version is not None for _, each, _ in column.values())
 
     def smallest(self, path: AttributePath) -> Quantity | None:
-        """The smallest amount of a capacity."""
+        """The smallest published amount of a capacity; None if there is none."""
         column = self._columns.get(path)
         values = [] if column is None else [value for _, value, _ in column.values()]
         amounts = [Quantity.read(each.value) for each in values if isinstance(each, DeviceCapacity)]
         return min((each for each in amounts if each is not None), default=None)
 
     def domains(self) -> list[str]:
-        """Every domain in which something is published, and the drivers, sorted."""
+        """All domains of published names, and all drivers, sorted."""
         return sorted({*self._names["attributes"], *self._names["capacity"], *self.drivers})
 
     def meant(self, path: AttributePath) -> AttributePath | None:
-        """What a name that nobody publishes most probably stands for."""
+        """The published name that an unpublished one most probably stands for; None if none is close."""
         domain, name = path.domain or "", path.id or ""
         kind, other = path.kind, "capacity" if path.kind == "attributes" else "attributes"
         if name in self._names[other].get(domain, ()):
@@ -84,11 +84,11 @@ class PublishedNames:
         return None
 
     def is_on(self, path: AttributePath, rows: bytes) -> bool:
-        """Whether one of the marked rows has a value there, lists aside. Mostly the first does, however many there are."""
+        """Whether a marked row has a value there other than a list. Tries one row first, which mostly suffices."""
         return bool(self.values(path, rows, most=1) or self.values(path, rows))
 
     def values(self, path: AttributePath, rows: bytes, *, most: int = _MANY) -> dict[Plain, int]:
-        """The distinct values that the marked rows have, with one of the rows; of very many only some, and no lists."""
+        """The distinct values of the marked rows, each with one row; at most `most`, without lists."""
         column = self._columns.get(path)
         if column is None:
             return {}
@@ -102,7 +102,7 @@ class PublishedNames:
 
 
 def value_of(device: Device, driver: str, path: AttributePath) -> Plain | None:
-    """What a selector meets at the path; None where there is nothing or a list."""
+    """The value that a selector reads at the path; None if there is none or a list."""
     if path.kind == "driver":
         return driver
     if path.kind == "allowMultipleAllocations":
@@ -120,7 +120,7 @@ def value_of(device: Device, driver: str, path: AttributePath) -> Plain | None:
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """The name that is most like another, letters' case aside; "" if none is alike."""
+    """The most similar name, ignoring case; "" if none is similar."""
     if not name:
         return ""
     known = sorted(names)
@@ -129,7 +129,7 @@ def closest(name: str, names: Iterable[str]) -> str:
 
 
 def closest_value(value: Plain, values: Collection[Plain]) -> Plain | None:
-    """The published value that is most like one that is not published; None if none is alike."""
+    """The published value that is most similar to an unpublished one; None if none is."""
     alike = [each for each in values if type(each) is type(value)]
     if isinstance(value, str):
         return closest(value, [str(each) for each in alike]) or None

@@ -1,9 +1,8 @@
 """Suggests what the author of a claim probably meant to write.
 
-Owns the rewriting of a selector that names what nobody publishes, or that compares quantities and versions as if they were
-numbers and texts; and of one that fails on some devices, so that it works on every device. Whether a suggestion does any good
-must be tried by the caller. A guarded form is tried here: it is good if it fails on no device and selects all that the
-selector selects now.
+Owns rewriting selectors that name unpublished attributes, compare quantities and versions as numbers and strings, or fail on some
+devices. Callers must try a suggestion, except for a guarded form, which is tried here: it fails on no device and selects
+everything that the selector selects now.
 """
 
 import re
@@ -29,7 +28,7 @@ _FAR: Final = 2**20
 
 
 def corrected(published: PublishedNames, expression: str) -> str | None:
-    """The expression with the names that are published and with proper comparisons; None if there is nothing to correct."""
+    """The expression with published names and proper comparisons; None if nothing needs correction."""
     changed = expression
     for path in unpublished(published, expression):
         meant = published.meant(path)
@@ -43,12 +42,12 @@ def corrected(published: PublishedNames, expression: str) -> str | None:
 
 
 def unpublished(published: PublishedNames, expression: str) -> list[AttributePath]:
-    """The attributes and capacities that an expression reads and nobody publishes."""
+    """The attributes and capacities that an expression reads and no device publishes."""
     return [path for path in paths_of(expression) if not published.has(path)]
 
 
 def _compared_properly(published: PublishedNames, demand: Demand) -> str | None:
-    """A comparison of a quantity or version by the function there is for it."""
+    """A comparison of a quantity or version, rewritten to use its function; None if it needs no change."""
     read = comparison(demand)
     root = demand.root
     if read is None or not isinstance(root, Call) or root.function in {"isGreaterThan", "isLessThan", "@in", "!_"}:
@@ -65,7 +64,7 @@ def _compared_properly(published: PublishedNames, demand: Demand) -> str | None:
 
 
 def _in_gibibytes(published: PublishedNames, read: Comparison) -> Comparison:
-    """A plain number that is far below all that is published: somebody who writes 40 of a memory means 40Gi."""
+    """The comparison in Gi if its plain number is far below all published values: 40 of memory means 40Gi."""
     smallest = published.smallest(read.path)
     if type(read.value) is not int or read.value <= 0 or smallest is None or smallest < Quantity.of(_FAR * read.value):
         return read
@@ -73,7 +72,7 @@ def _in_gibibytes(published: PublishedNames, read: Comparison) -> Comparison:
 
 
 def _by_function(read: Comparison, function: str) -> str | None:
-    """None where the comparison is right as it is, or the constant cannot be read as what it is compared with."""
+    """The comparison by function; None if it is right already, or its constant has no such meaning."""
     value = read.value
     if isinstance(value, bool):
         return None
@@ -87,17 +86,17 @@ def _by_function(read: Comparison, function: str) -> str | None:
 
 _MISSING: Final = re.compile(r"no such key: (.*)")
 _LOOKED_AT: Final = 200
-"""Devices of which the error is read; the most frequent one is reported."""
+"""Devices whose errors are read; the most frequent error is reported."""
 
 
 def main_error(fleet: Fleet, step: SelectorStep) -> str:
-    """What the selector says of most of the devices on which it fails; "" if it fails on none."""
+    """The most frequent error of the selector; "" if it fails on no device."""
     errors = Counter(errors_on(fleet, step.ref.expression, first_rows(step.failed, _LOOKED_AT)))
     return min(errors, key=lambda each: (-errors[each], each), default="")
 
 
 def guard(fleet: Fleet, published: PublishedNames, step: SelectorStep) -> str:
-    """The expression that works; "" if none was found."""
+    """A guarded form of the expression that works; "" if none was found."""
     for candidate in _guards(fleet, published, step):
         try:
             if count(failing(fleet, candidate, step.before)):

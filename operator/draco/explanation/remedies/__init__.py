@@ -1,1 +1,1 @@
-"""What single change would let the claims of a pod fit."""
+"""Finds single changes that would let the claims of a pod fit."""

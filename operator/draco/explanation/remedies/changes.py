@@ -1,7 +1,4 @@
-"""What a change that is tried comes to.
-
-Owns the record of a change that the allocator found to do, and the rewriting of a claim in one respect.
-"""
+"""Records a change that the allocator confirmed, and rewrites a claim in one respect."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -19,19 +16,19 @@ from draco.resources.names import PoolKey
 
 
 class SuggestedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One change with which the claims fit. `miss` is for people; the other fields say how to make the change."""
+    """One change with which the claims fit. `miss` is for people; the other fields describe the change itself."""
 
     miss: NearestMiss
     claims: Sequence[ResourceClaim] = ()
     """All claims, one of them changed."""
     gone: ObjectKey | None = None
-    """A claim that is no more."""
+    """A deleted claim."""
     taints: Sequence[DeviceTaint] = ()
-    """Taints that no device has any more."""
+    """Taints removed from all devices."""
     obstacle: PlacementObstacle | None = None
-    """What keeps the pod away from the node no more."""
+    """The obstacle removed between pod and node."""
     pool: PoolKey | None = None
-    """A pool of which there is nothing more to come."""
+    """A pool assumed to be complete."""
 
     @classmethod
     def of(
@@ -57,7 +54,7 @@ class SuggestedChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_asked(claims: Sequence[ResourceClaim], claim: ResourceClaim, name: str, asked: Asked) -> list[ResourceClaim]:
-    """The claims, one of which asks otherwise in the request (or alternative) of that name."""
+    """The claims, with `asked` in the request or alternative `name` of one of them."""
     devices = claim.spec.devices
     requests = []
     for request in devices.requests:
@@ -74,7 +71,7 @@ def with_asked(claims: Sequence[ResourceClaim], claim: ResourceClaim, name: str,
 
 
 def with_selector(asked: Asked, index: int, expression: str) -> Asked:
-    """A request with another expression in one of its own selectors; without it where that would always be true."""
+    """The request with another expression in one of its own selectors, or without that selector if it would always be true."""
     selectors = list(asked.selectors)
     if expression == "true":
         del selectors[index]
@@ -84,5 +81,5 @@ def with_selector(asked: Asked, index: int, expression: str) -> Asked:
 
 
 def with_changed(claims: Sequence[ResourceClaim], claim: ResourceClaim, **fields: object) -> list[ResourceClaim]:
-    """The claims, one of which has other requests or constraints."""
+    """The claims, with other requests or constraints in one of them."""
     return [with_devices(each, **fields) if each is claim else each for each in claims]

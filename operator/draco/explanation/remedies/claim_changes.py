@@ -1,6 +1,6 @@
-"""Tries the claims with a little less demand: another value, a selector, a number, a constraint, a class.
+"""Tries the claims with a little less demand: another value, selector, count, constraint or class.
 
-Owns the changes that the author of the claims can make. Every changed selector is one that fails on no device.
+Owns the changes that the claims' author can make. No changed selector fails on any device.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ _COUNTS: Final = 4
 
 
 class _Rewriting:
-    """Changed expressions in one of the own selectors of one request."""
+    """Changed expressions in one selector of one request."""
 
     def __init__(self, trials: Trials, request: RequestCandidates, index: int) -> None:
         self._trials = trials
@@ -40,7 +40,7 @@ class _Rewriting:
         self.expression = self.step.ref.expression
 
     def candidates(self, expression: str) -> bytes:
-        """1 for each row that would do if the selector were this one; none if any selector then fails on a device."""
+        """1 for each suitable row if the selector were this one; all 0 if a selector then fails on a device."""
         fleet, chain = self._trials.fleet, self._request.selection
         marks = chain.start
         for step in chain.steps:
@@ -56,7 +56,7 @@ class _Rewriting:
     def on_nodes(
         self, kind: ChangeKind, expression: str, text: str, rows: bytes | None = None
     ) -> Iterator[SuggestedChange]:
-        """The change to this expression, if the claims then fit somewhere."""
+        """The change to this expression, if the claims then fit on a node."""
         trials, request = self._trials, self._request
         rows = self.candidates(expression) if rows is None else rows
         if not count(rows):
@@ -87,7 +87,7 @@ def _changes_on(
 
 
 def guarded_selectors(trials: Trials) -> Iterator[SuggestedChange]:
-    """A selector that fails on devices, so written that it fails on none."""
+    """Selectors that fail on devices, guarded so that they fail on none."""
     for request in trials.requests:
         for index in range(len(request.asked.selectors)):
             rewriting = _Rewriting(trials, request, index)
@@ -99,7 +99,7 @@ def guarded_selectors(trials: Trials) -> Iterator[SuggestedChange]:
 
 
 def relaxed_selectors(trials: Trials) -> Iterator[SuggestedChange]:
-    """One demand of a selector with another value, or dropped."""
+    """One demand of a selector with another value, or removed."""
     for request in trials.requests:
         left = _DEMANDS
         for index in range(len(request.asked.selectors)):
@@ -133,7 +133,7 @@ def _relaxed(
 
 
 def _values(trials: Trials, compared: Comparison, there: bytes) -> Sequence[Plain]:
-    """The published values that would be met if less were asked, the closest first."""
+    """The published values that a weaker comparison would accept, the closest first."""
     if compared.operator in {"in", "!="} or compared.start < 0:
         return []
     unmet = [
@@ -149,7 +149,7 @@ def _values(trials: Trials, compared: Comparison, there: bytes) -> Sequence[Plai
 
 
 def _said(compared: Comparison, value: Plain) -> str:
-    """A change of value, in few words."""
+    """A change of value in few words."""
     path = compared.path
     name = f"{path.domain}/{path.id}" if path.id is not None else path.kind
     sign = compared.operator if compared.operator in {"==", ">=", "<="} else f"{compared.operator}="
@@ -158,7 +158,7 @@ def _said(compared: Comparison, value: Plain) -> str:
 
 
 def _with_value(expression: str, part: Demand, compared: Comparison, value: Plain) -> tuple[str, str]:
-    """The expression, and its part, so that the value is just met."""
+    """The expression, and its changed part, with a comparison that just accepts the value."""
     if compared.operator in {"==", ">=", "<="}:
         changed = with_value(expression, compared, value)
         return changed, changed[part.start : part.end + len(changed) - len(expression)]
@@ -172,7 +172,7 @@ def _with_value(expression: str, part: Demand, compared: Comparison, value: Plai
 
 
 def lowered_counts(trials: Trials) -> Iterator[SuggestedChange]:
-    """Fewer devices."""
+    """Requests with a smaller count."""
     for request in trials.requests:
         if request.asked.allocation_mode == "All" or request.asked.count <= 1:
             continue
@@ -197,7 +197,7 @@ def lowered_counts(trials: Trials) -> Iterator[SuggestedChange]:
 
 
 def lowered_capacities(trials: Trials) -> Iterator[SuggestedChange]:
-    """A smaller amount of a capacity: what some device has left."""
+    """Requests with a smaller amount of a capacity: what some device has left."""
     for request in trials.requests:
         wanted = request.asked.capacity.requests if request.asked.capacity is not None else {}
         for name in wanted:
@@ -234,7 +234,7 @@ def _lowered_capacity(trials: Trials, request: RequestCandidates, name: str) -> 
 
 
 def dropped_constraints(trials: Trials) -> Iterator[SuggestedChange]:
-    """One constraint less."""
+    """Claims without one of their constraints."""
     for claim in trials.claims:
         constraints = claim.spec.devices.constraints
         nodes = trials.likely_nodes() if constraints else []
@@ -250,7 +250,7 @@ def dropped_constraints(trials: Trials) -> Iterator[SuggestedChange]:
 
 
 def other_classes(trials: Trials) -> Iterator[SuggestedChange]:
-    """A class that exists, instead of one that does not."""
+    """An existing class instead of a missing one."""
     classes = trials.fleet.classes
     for claim in trials.claims:
         for name, asked in (each for request in claim.spec.devices.requests for each in alternatives(request)):

@@ -1,8 +1,8 @@
-"""Whether an autoscaler believes that there is room: on a node that could give the claims their devices, were none tainted.
+"""Finds a node that Karpenter wrongly believes to have room: it would fit if its devices had no taints.
 
-Karpenter (1.15) knows no taints of devices. To it an isolated GPU is free, so it adds no node, and the pod waits for as long as
-the GPU is isolated. Owns the finding, which the allocator confirms for claims that tolerate everything. That Karpenter is there
-is read off the nodes that it added, so that it shows in manifests as well.
+Karpenter (1.15) ignores device taints. It treats an isolated GPU as free and adds no node, so the pod waits until the isolation
+ends. The allocator confirms the finding, for claims that tolerate everything. Karpenter is detected by the labels of its nodes,
+so that this works on manifests too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from draco.resources.names import LABEL_KARPENTERS
 def counted_on(
     fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None, requests: Iterable[RequestExplanation]
 ) -> str:
-    """The node on which Karpenter counts for these claims, which do not fit; "" if it counts on none or is not there."""
+    """The node that Karpenter counts on for these claims, which do not fit; "" if there is none, or no Karpenter."""
     if not any(cause.cause is Cause.TAINTED for each in requests for cause in each.causes):
         return ""
     if not any(LABEL_KARPENTERS in node.metadata.labels for node in fleet.nodes.values()):

@@ -1,7 +1,6 @@
 """Finds the nearest misses: single changes that would let the claims of a pod fit.
 
-Owns which kinds of change are tried, and in which order they are listed. Nothing is listed that the allocator did not confirm for
-the changed claims, node or cluster.
+Owns which kinds of changes are tried, and their order. Lists only changes that the allocator confirmed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,13 +29,13 @@ from draco.resources.api.core import Pod
 MAX_CHANGES: Final = 5
 _OF_ONE_KIND: Final = 2
 _FEW: Final = 16
-"""In a cluster of so few nodes each is looked at; in a larger one those that are likely to do."""
+"""Up to this number of nodes, all are tried; in larger clusters only likely ones."""
 _STEPS: Final = 100_000
-"""Devices that a search looks at which finds out whether claims fit as they are."""
+"""Most devices that a search looks at to find out whether the claims fit unchanged."""
 _SIZES: Final = list(ChangeKind)
 _Kind = Callable[[Trials], Iterator[SuggestedChange]]
 _REPAIRS: Final[tuple[_Kind, ...]] = (other_classes, guarded_selectors)
-"""What must be put right before anything else can help."""
+"""Repairs that must come before anything else can help."""
 _CHANGES: Final[tuple[_Kind, ...]] = (
     lifted_taints,
     opened_nodes,
@@ -50,16 +49,15 @@ _CHANGES: Final[tuple[_Kind, ...]] = (
 
 
 def nearest_misses(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None = None) -> list[NearestMiss]:
-    """The smallest single changes with which the claims that are not allocated yet would fit together on a node.
+    """The smallest single changes with which the unallocated claims would fit together on a node that `pod` may use.
 
-    None if no single change of those that are known was found to do. `pod` says where it may go. To be asked about claims that
-    fit on no node; where they do, usually nothing is listed.
+    Empty if no known single change helps, and usually if the claims fit already.
     """
     return [change.miss for change in nearest_changes(fleet, claims, pod)]
 
 
 def nearest_changes(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None = None) -> list[SuggestedChange]:
-    """The same, with what the changes are."""
+    """The same, with the changes themselves."""
     trials = Trials(fleet, claims, pod)
     if not trials.claims or _may_fit(trials):
         return []
@@ -69,7 +67,7 @@ def nearest_changes(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | No
 
 
 def _is_broken(trials: Trials) -> bool:
-    """Whether a class is missing, or a selector does not work on a device that is to be had."""
+    """Whether a class is missing, or a selector fails on an available device or does not compile."""
     requests = [request for claim in trials.claims for request in claim.spec.devices.requests]
     if len(trials.requests) < sum(max(1, len(request.first_available)) for request in requests):
         return True
@@ -78,7 +76,7 @@ def _is_broken(trials: Trials) -> bool:
 
 
 def _may_fit(trials: Trials) -> bool:
-    """Whether the claims fit as things are on a node that is likely to do, or it takes too long to find out."""
+    """Whether the claims fit unchanged on a likely node, or finding out takes too long."""
     nodes = trials.likely_nodes()
     if len(trials.fleet.nodes) <= _FEW:
         nodes = [node for node in trials.fleet.nodes.values() if trials.may_go(node)]

@@ -1,6 +1,6 @@
-"""Tries the claims on a cluster with one thing changed: a taint, another claim, the rules of a node, a pool.
+"""Tries the claims on a cluster with one change: a taint, another claim, a node's rules, a pool.
 
-Owns the changes that somebody other than the author of the claims has to make.
+Owns the changes that others than the claims' author must make.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -67,9 +67,9 @@ _SETTLES: Final[Mapping[str, str]] = {
 
 
 def lifted_taints(trials: Trials) -> Iterator[SuggestedChange]:
-    """A taint that is lifted, or tolerated, which comes to the same but for taints that state what cannot be done.
+    """Lifted taints; or tolerated ones, which is the same unless the taint states that a device cannot be used.
 
-    Where no single one helps: all that a device has.
+    If no single taint suffices: all taints of a device.
     """
     inventory = trials.fleet.inventory
     single: dict[TaintIdentity, DeviceTaint] = {}
@@ -120,13 +120,13 @@ def _lifted(trials: Trials, taints: Sequence[DeviceTaint]) -> Iterator[Suggested
 
 
 def _named(trials: Trials, taint: DeviceTaint, tainted: Iterable[Candidate]) -> str:
-    """A taint of devices, with the rules that say it."""
+    """A taint of devices, with the rules that set it."""
     rules = {taint_seen(trials.fleet, each, taint.identity).rule for each in tainted} - {""}
     return str(taint.identity) + (f" (rule {listed(sorted(rules))})" if rules else "")
 
 
 def _otherwise(trials: Trials, taint: DeviceTaint) -> str:
-    """How the taint goes, or what does as well. One of Draco's would come back, and who tolerates it gets what does not work."""
+    """How the taint ends, or the alternative. Lifting a taint of Draco is useless, and tolerating it gives a broken device."""
     if taint.key in _ENDS:
         return _ENDS[taint.key]
     if taint.key == TAINT_UNSETTLED and taint.value in _SETTLES:
@@ -143,7 +143,7 @@ def _otherwise(trials: Trials, taint: DeviceTaint) -> str:
 
 
 def freed_claims(trials: Trials) -> Iterator[SuggestedChange]:
-    """Another claim that is gone: one that is allocated for nobody, or one that somebody uses."""
+    """Another claim that is deleted: an unused one, or one in use."""
     yield from islice(_freed_idle(trials), 1)
     yield from islice(_freed_busy(trials), 1)
 
@@ -168,7 +168,7 @@ def _freed_idle(trials: Trials) -> Iterator[SuggestedChange]:
 
 
 def _unused(claim: ResourceClaim) -> str:
-    """How a claim goes that nobody uses. One that belongs to a reservation, or to a pod that waits, would be made again."""
+    """How to get rid of an unused claim. A claim owned by a reservation or a waiting pod would be created again."""
     key, owner = claim.metadata.key, claim.metadata.controller
     if owner is None:
         return f"delete claim {key}, which is allocated but not used by any pod"
@@ -177,7 +177,7 @@ def _unused(claim: ResourceClaim) -> str:
 
 
 def _matters(trials: Trials, row: int) -> bool:
-    """Whether a device that is freed may do, or let another do that draws from the same counters."""
+    """Whether freeing the device may help, directly or through the counters it draws from."""
     device = trials.fleet.inventory.columns.devices[row]
     return any(request.selection.end[row] for request in trials.requests) or (
         device is not None and bool(device.consumes_counters)
@@ -221,7 +221,7 @@ def _freed(
 
 
 def _unasked(trials: Trials, claim: ResourceClaim) -> str:
-    """How a claim would leave what it takes without asking for it, of a capacity that is wanted here; "" if it takes none."""
+    """How a claim could give up a capacity wanted here that it holds without asking for it; "" if there is none."""
     wanted = {name for each in trials.requests if each.asked.capacity for name in each.asked.capacity.requests}
     asked = {
         name: each.capacity.requests.keys() if each.capacity is not None else ()
@@ -239,7 +239,7 @@ def _unasked(trials: Trials, claim: ResourceClaim) -> str:
 
 
 def opened_nodes(trials: Trials) -> Iterator[SuggestedChange]:
-    """A node to which the pod may not go for one reason alone."""
+    """Nodes that the pod may not use for a single reason."""
     if not trials.is_any_closed:
         return
 
@@ -280,7 +280,7 @@ def _opened(node: Node, obstacle: PlacementObstacle) -> tuple[ChangeKind, str]:
 
 
 def repaired_pools(trials: Trials) -> Iterator[SuggestedChange]:
-    """A pool of which slices are missing, taken for complete as it is."""
+    """Pools with missing slices, assumed to be complete as published."""
     inventory = trials.fleet.inventory
     broken = select([inventory.columns.live, trials.slice_states.translate(_NOT)])
     keys: dict[PoolKey, None] = {}

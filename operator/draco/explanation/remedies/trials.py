@@ -1,7 +1,7 @@
-"""Tries changes: runs the allocator for claims, a node or a cluster changed in one respect.
+"""Tries changes: runs the allocator with one change to the claims, a node or the cluster.
 
-Owns the choice of the few nodes that are worth a try, and the bounds of how many tries there are. A node is worth more the more
-devices it has that would do; that only decides what is tried first, never what is said.
+Owns the choice of the few nodes worth trying, and the limit on tries. Nodes with more suitable devices are tried first; this
+ranking never decides what is reported.
 """
 
 from collections import Counter
@@ -28,51 +28,51 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaint
 
 MAX_TRIES: Final = 150
-"""Searches in all for one set of claims."""
+"""Most searches for one set of claims."""
 _LONG: Final = 15
-"""As how many tries one counts that was too long."""
+"""Tries that one overlong search counts as."""
 MAX_STEPS: Final = 10_000
-"""Devices that one search looks at."""
+"""Most devices that one search looks at."""
 NODES: Final = 5
-"""Nodes that one change is tried on."""
+"""Nodes on which one change is tried."""
 _SHARING: Final = 2_000
-"""Nodes that are known to have nothing but devices that several share."""
+"""Most nodes without devices of their own that are tried."""
 _FEW: Final = 200
-"""Devices of which the nodes are looked up one by one."""
+"""Up to this number of devices, their nodes are looked up one by one."""
 _AT_ONCE: Final = 500
-"""Nodes that are looked at before it is known whether more need to be."""
+"""Nodes looked at before it is clear whether more are needed."""
 _NOT_HELD: Final = bytes(code != HELD for code in range(256))
 _CURRENT: Final = bytes(code == SliceState.CURRENT for code in range(256))
 _Asked: TypeAlias = tuple[tuple[tuple[ObjectKey, str], int, bytes], ...]
-"""For each alternative its request, how many devices it wants, and the rows that would do."""
+"""For each alternative: its request, the wanted number of devices, and the suitable rows."""
 
 
 class RequestCandidates(msgspec.Struct, frozen=True, eq=False):
-    """One request, or one alternative of it, and the rows that would do for it."""
+    """One request or alternative, and its suitable rows."""
 
     claim: ResourceClaim
     request: str
     """Its own name; alternatives share it."""
     name: str
-    """The name it has in results."""
+    """Its name in results."""
     asked: Asked
     selection: Selection
     tolerated: bytes
-    """1 for each row with no taint but those that it tolerates."""
+    """1 for each row without untolerated taints."""
 
     @property
     def wanted(self) -> int:
-        """How many devices it takes at least."""
+        """The least number of devices that it takes."""
         return least(self.asked)
 
     @property
     def admin(self) -> bool:
-        """Whether it may have devices that others use."""
+        """Whether it may have devices in use."""
         return bool(getattr(self.asked, "admin_access", False))
 
 
 class Trials:
-    """Tries, for the claims of one pod that are not allocated yet."""
+    """Tries for the unallocated claims of one pod."""
 
     def __init__(self, fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> None:
         self.fleet = fleet
@@ -92,7 +92,7 @@ class Trials:
         self.requests: Final = list(self.requests_of(self.claims))
 
     def requests_of(self, claims: Sequence[ResourceClaim]) -> Iterator[RequestCandidates]:
-        """Everything that claims ask for of a class that exists, alternatives one by one."""
+        """The requests of claims whose class exists, alternatives one by one."""
         for claim in claims:
             for request in claim.spec.devices.requests:
                 for name, asked in alternatives(request):
@@ -103,7 +103,7 @@ class Trials:
                         yield RequestCandidates(claim, request.name, name, asked, chain, tolerated)
 
     def tolerated(self, asked: Asked, lifted: Callable[[DeviceTaint], bool]) -> bytes:
-        """1 for each row without taints but those that a request tolerates, or that are lifted."""
+        """1 for each row whose taints are all tolerated by the request or lifted."""
 
         def fine(row: int) -> bool:
             if not self.fleet.inventory.taints.codes[row]:
@@ -116,12 +116,12 @@ class Trials:
         return self._taints.paint([fine(row) for row in self._taints.rows])
 
     def free(self, request: RequestCandidates, *marks: bytes) -> bytes:
-        """1 for each row of a sound pool that has all these marks and that the request may take, as far as claims go."""
+        """1 for each row of a sound pool that has all these marks; rows that claims hold count only for admin access."""
         held = [] if request.admin else [self.unheld]
         return select([self.slice_states, *held, *marks])
 
     def usable(self, request: RequestCandidates) -> bytes:
-        """1 for each row that would do for a request as things are; counters and constraints left aside."""
+        """1 for each row that suits the request unchanged, apart from counters and constraints."""
         known = self._usable.get(id(request))
         if known is None or request not in self.requests:
             known = self._usable[id(request)] = self.free(request, request.selection.end, request.tolerated)
@@ -134,15 +134,15 @@ class Trials:
 
     @property
     def is_any_closed(self) -> bool:
-        """Whether there is a node to which the pod may not go, or from which it does not reach what it has."""
+        """Whether some node is closed to the pod by its rules, or cannot reach its allocated devices."""
         return len(self._open) < len(self.fleet.nodes)
 
     def may_go(self, node: Node) -> bool:
-        """Whether the pod may go to the node, and reaches there the devices that it has already."""
+        """Whether the pod may use the node and reach its allocated devices there."""
         return node.metadata.name in self._open
 
     def reaches(self, node: Node) -> bool:
-        """Whether the devices that the pod has already can be reached from the node."""
+        """Whether the pod's allocated devices are reachable from the node."""
         return all(holds(selector, node) for selector in self._bound)
 
     def nodes(
@@ -151,24 +151,24 @@ class Trials:
         where: Callable[[Node], bool] | None = None,
         most: int = NODES,
     ) -> list[Node]:
-        """The nodes that come nearest to having as many of the marked rows as are wanted. `where` says which nodes count."""
+        """The nodes closest to having the wanted number of marked rows. `where` filters nodes."""
         where = where or self.may_go
         asked = tuple(
             [((request.claim.metadata.key, request.request), request.wanted, rows) for request, rows in marks]
         )
-        # The one that is kept stays at the beginning, and what is taken of the other is not worked out again.
+        # Keep one copy of the iterator at its start, so that ranked nodes are not computed again.
         names, self._ranked[asked] = tee(self._ranked.get(asked) or self._rank(asked))
         nodes = (self.fleet.nodes[name] for name in names if name in self.fleet.nodes)
         return list(islice(filter(where, nodes), most))
 
     def likely_nodes(self, where: Callable[[Node], bool] | None = None, most: int = NODES) -> list[Node]:
-        """The nodes that come nearest to having what would do as things are."""
+        """The nodes closest to having suitable devices, without any change."""
         return self.nodes([(request, self.usable(request)) for request in self.requests], where, most)
 
     def _rank(self, asked: _Asked) -> Iterator[str]:
-        """The names of nodes by how many of the rows that are wanted they have; last those that only share devices.
+        """Node names, ranked by how many wanted rows they have; nodes with only shared devices come last.
 
-        Nodes that have all that is wanted need not be compared with others: mostly the first of them are enough.
+        Nodes that have everything are yielded before the others are ranked, because the first ones are mostly enough.
         """
         nodes = self.fleet.inventory.nodes
         marked = combine([number(rows, (0, 1)) for _, _, rows in asked])
@@ -193,7 +193,7 @@ class Trials:
             yield from (name for name in islice(self.fleet.node_names, _SHARING) if name not in worthy)
 
     def _nodes_with(self, asked: _Asked) -> Collection[str]:
-        """The nodes that may have some of the rows that are wanted."""
+        """The nodes that may have some of the wanted rows."""
         if sum(count(rows) for _, _, rows in asked) > _FEW:
             return self.fleet.node_names
         found = {row for _, _, rows in asked for row in first_rows(rows, _FEW)}
@@ -207,7 +207,7 @@ class Trials:
         views: Sequence[PoolView] | None = None,
         without: ObjectKey | None = None,
     ) -> list[AllocationResult] | None:
-        """The allocator's answer for a node, for these claims, these pools, or without another claim; None for any failure."""
+        """The allocator's answer for a node with these claims, these pools, or without another claim; None for any failure."""
         if self.tries >= MAX_TRIES:
             return None
         self.tries += 1
@@ -226,7 +226,7 @@ class Trials:
         without: ObjectKey | None = None,
         max_steps: int = MAX_STEPS,
     ) -> list[AllocationResult] | None:
-        """The same, whatever was tried before. Raises SearchTooLong if it was not found out."""
+        """The same regardless of MAX_TRIES. Raises SearchTooLong if the search is given up."""
         wanted = self.claims if claims is None else claims
         try:
             here = self.fleet.inventory.views(node) if views is None else views
@@ -238,7 +238,7 @@ class Trials:
             return None
 
     def _state_without(self, views: Sequence[PoolView], without: ObjectKey) -> AllocatedState:
-        """What claims hold of these pools, had it not been for one of them."""
+        """The allocations in these pools, without those of one claim."""
         keys = [candidate.key for view in views for candidate in view.candidates]
         keys += [key for view in views for key, _ in view.others]
         holders = {holder for key in keys for holder in self.fleet.state.holders(key)}
@@ -246,7 +246,7 @@ class Trials:
 
 
 def _worth(asked: _Asked, marked: Combined, profile: NodeProfile) -> int:
-    """How many of the devices that are wanted a node of this profile has."""
+    """How many of the wanted devices a node of this profile has."""
     codes = Counter(profile)
     worth_of: dict[tuple[ObjectKey, str], int] = {}
     for request, wanted, rows in asked:

@@ -1,8 +1,8 @@
-"""What no node of the cluster could give to a request even if nobody used it: what an autoscaler, or a person, would have to add.
+"""Requests that no node could meet even if nothing were in use: what an autoscaler or a person would have to add.
 
-Owns the proof, which is one of numbers: no node has as many of the devices that the request selects, in use, tainted or not.
-That a node has enough of them and lacks another thing is no proof, and is not told here. Names a product or a profile only where
-all selected devices agree, or where the selectors compare it with one string.
+Owns the proof, which only counts: no node has as many devices that the request selects, in use, tainted or not. Nodes that have
+enough but lack something else are not reported. Names a product or profile only if all selected devices agree, or the selectors
+compare it with one string.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,13 +19,13 @@ from draco.resources.api.claims import DeviceRequest, ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER
 
 MOST_ON_A_NODE: Final = 16
-"""GPUs: no server has more, so nothing that could be added would meet a request for more."""
+"""GPUs: no server has more, so no added node would meet a larger request."""
 _LOOKED_AT: Final = 1_000
-"""Devices of which the product is read."""
+"""Devices whose product is read."""
 
 
 def unmet_requests(fleet: Fleet, claims: Sequence[ResourceClaim]) -> list[UnmetRequest]:
-    """The requests of these claims that no node could meet; of alternatives the first, where none could be met."""
+    """The requests that no node could meet; of alternatives the first, if none could be met."""
     return [
         found for claim in claims for request in claim.spec.devices.requests for found in _unmet(fleet, claim, request)
     ]
@@ -58,7 +58,7 @@ def _unmet(fleet: Fleet, claim: ResourceClaim, request: DeviceRequest) -> Iterat
 
 
 def _agreed(fleet: Fleet, chain: Selection, attribute: str) -> str:
-    """The one value that all selected devices have, or that the selectors want where none is selected; "" for none or several."""
+    """The common value of all selected devices, or the value that the selectors want if none is selected; "" if not unique."""
     columns = fleet.inventory.columns
     published = {
         str(value.value) if (value := device.attributes.get(attribute)) is not None else ""

@@ -1,7 +1,4 @@
-"""The rules, one module for each kind of mistake, and all of them in their order.
-
-Owns the order: places first, then old forms, then what the manifests say together, and what remains of values.
-"""
+"""The lint rules, one module per subject, and their order: misplaced fields, old versions, cross-references, other values."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +29,7 @@ from draco.linting.rules.versions import (
 
 ManifestRule = Callable[[Sequence[Manifest], int], Iterator[Finding]]
 NEWEST: Final = 36
-"""Minor version of Kubernetes that manifests are checked for unless another is named."""
+"""Minor version of Kubernetes that manifests are checked against by default."""
 _OF_PLACE: Final[tuple[ManifestRule, ...]] = (check_fragments, check_nesting, check_fields)
 _OF_MEANING: Final[tuple[ManifestRule, ...]] = (
     check_versions,
@@ -59,10 +56,9 @@ _OF_MEANING: Final[tuple[ManifestRule, ...]] = (
 
 
 def lint(manifests: Sequence[Manifest], *, kubernetes: int = NEWEST) -> list[Finding]:
-    """Find what is wrong with manifests that are applied together, each finding once; in the order of the manifests.
+    """Find the mistakes in manifests that are applied together, each once, in the order of the manifests.
 
-    Fields in a wrong place hide what they say: where some can be put right, these findings come alone: lint the corrected
-    manifests again.
+    Misplaced fields hide their content: while some can be corrected, only these are reported. Apply the edits and lint again.
     """
     found = _findings(_OF_PLACE, manifests, kubernetes)
     if not any(finding.edits for finding in found):
@@ -77,12 +73,12 @@ def lint(manifests: Sequence[Manifest], *, kubernetes: int = NEWEST) -> list[Fin
 
 
 def _is_same(value: Finding, other: Finding) -> bool:
-    """Whether a rule that knows more has said of the place, or of what is around or in it, what is wrong; both of a manifest."""
+    """Whether a more specific rule has reported this place, or one around or inside it, in the same manifest."""
     return other.severity == "error" and is_near(value.path, other.path)
 
 
 def _findings(rules: Sequence[ManifestRule], manifests: Sequence[Manifest], kubernetes: int) -> list[Finding]:
-    """What the rules find, each once."""
+    """What the rules find, without duplicates."""
     found: list[Finding] = []
     for rule in rules:
         known = _by_manifest(found)

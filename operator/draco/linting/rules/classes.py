@@ -1,7 +1,7 @@
-"""Rules about DeviceClasses and who allocates their claims.
+"""Rules about DeviceClasses, and which allocator serves their claims.
 
-Owns what is said of them in place, and sample devices as Draco's agents publish them: a GPU of each board that is known, whole,
-and a partition of each of its profiles. Whether a class breaks the rule is `allocation.ownership.classes`'s.
+Owns sample devices as Draco's agents publish them: a GPU of each known board, whole and as a partition of each profile.
+`allocation.ownership.classes` decides whether a class breaks the rule.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ def check_allocators(manifests: Sequence[Manifest], _kubernetes: int) -> Iterato
         try:
             device_class = msgspec.convert(manifest.tree, DeviceClass)
         except msgspec.ValidationError:
-            continue  # other rules say what is wrong with it
+            continue  # reported by other rules
         driver = drivers.get(name_of(manifest.tree), NVIDIA_DRIVER)
         fault = class_fault(device_class, _samples(driver))
         message = f"{fault.cause}: {fault.fix}" if fault else ""

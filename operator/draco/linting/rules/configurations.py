@@ -1,6 +1,6 @@
 """Rules about opaque configurations of Draco's devices.
 
-Owns for which devices one is meant, as far as classes say. Whether it can be carried out is `allocation.configurations`'.
+Owns which devices a configuration applies to, judged by class names. `allocation.configurations` decides whether it is supported.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,11 +14,11 @@ from draco.resources.names import NVIDIA_DRIVER
 
 _RULE: Final = "opaque-configuration"
 _IS_PARTITION: Final[Mapping[str, bool]] = MappingProxyType({"gpu.nvidia.com": False, "mig.nvidia.com": True})
-"""Whether the devices of a class are MIG devices, where its name says so."""
+"""Whether a class's devices are MIG devices, for classes whose name says so."""
 
 
 def check_configurations(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """Configurations that a node refuses when the pod is there already, or that are for no device of their claim."""
+    """Configurations that a node would refuse after the pod was scheduled, or that apply to no device of their claim."""
     for claim in claims(manifests):
         for place, config in _configs(claim.path, claim.devices):
             named = {name.partition("/")[0] for name in listed(config.get("requests")) if isinstance(name, str)}
@@ -29,7 +29,7 @@ def check_configurations(manifests: Sequence[Manifest], _kubernetes: int) -> Ite
 
 
 def _configs(path: TreePath, holder: Json) -> Iterator[tuple[TreePath, Json]]:
-    """The configurations of Draco's devices, each with the place of its parameters."""
+    """The configurations for Draco's driver, each with the path of its parameters."""
     for number, config in enumerate(map(mapping, listed(holder.get("config")))):
         if mapping(config.get("opaque")).get("driver") == NVIDIA_DRIVER:
             yield (*path, "config", number, "opaque", "parameters"), config
@@ -48,7 +48,7 @@ def _of_claim(claim: WrittenClaim, place: TreePath, config: Json, named: Collect
 
 
 def _types(claim: WrittenClaim, named: Collection[str]) -> Iterator[bool | None]:
-    """Whether MIG devices are asked for, by each of these requests, or of all; None where nobody knows."""
+    """Whether these requests (or all) ask for MIG devices, one value each; None if unknown."""
     for request in requests(claim):
         if not named or text(request.fields.get("name")) in named:
             yield from (_IS_PARTITION.get(text(each.fields.get("deviceClassName"))) for each in wanted(request))
@@ -59,7 +59,6 @@ def _devices(partitions: bool) -> str:
 
 
 def _refused(manifest: int, place: TreePath, reasons: Iterable[str]) -> Iterator[Finding]:
-    """The first reason, if there is one."""
     for why in filter(None, reasons):
         yield finding(_RULE, f"this configuration cannot be carried out: {why}", manifest, place)
         return

@@ -1,6 +1,5 @@
-"""Rules about extended resources, for which kube-scheduler makes claims.
+"""Rules about extended resources, for which kube-scheduler creates claims: ambiguous classes, and devices requested twice.
 
-Owns what is said of a resource that several classes stand for, and of a container that asks for a device by resource and claim.
 Source: KEP-5004.
 """
 
@@ -30,7 +29,7 @@ from draco.resources.texts import listed
 
 
 def check_extended_resources(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """One class for each resource, and a device asked for once."""
+    """Each resource has one class, and no device is requested twice."""
     standing = defaultdict(list)
     for index, manifest in of_kind(manifests, "DeviceClass"):
         if resource := text(mapping(manifest.tree.get("spec")).get("extendedResourceName")):
@@ -72,7 +71,7 @@ def _asked_twice(manifests: Sequence[Manifest], standing: Mapping[str, set[str]]
 
 
 def _extended(container: WrittenRequest) -> Iterator[tuple[str, tuple[str | int, ...]]]:
-    """Each extended resource of a container, with where it stands first."""
+    """Each extended resource of a container, with its first path."""
     told = set()
     for field in ("limits", "requests"):
         for resource in mapping(at(container.fields, ("resources", field))):
@@ -82,7 +81,7 @@ def _extended(container: WrittenRequest) -> Iterator[tuple[str, tuple[str | int,
 
 
 def _classes(claim: WrittenClaim | None) -> set[str]:
-    """The classes whose devices a claim takes."""
+    """The classes whose devices a claim takes; admin access takes none."""
     if claim is None:
         return set()
     every = (one.fields for one in asked_of(claim))

@@ -1,6 +1,6 @@
-"""Rules about fields: those that do not exist, stand in the wrong place, or hold another form of value.
+"""Rules about unknown fields, misplaced fields, and values of the wrong form.
 
-Owns the search for the field or the place that was meant. Which fields there are is `schema`.
+Owns the search for the intended field or place. `schema` knows the fields.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,16 +32,16 @@ _INSTEAD: Final[Mapping[TreePath, str]] = MappingProxyType(
         "selector eval` finds them by any attribute"
     }
 )
-"""What to write where a field of another name would select something else, so that none is told as the nearest."""
+"""The remedy for fields whose closest name would select something else; no similar name is suggested then."""
 _SAME: Final = {
     "deviceclass": "deviceClassName",
     "resourceclaim": "resourceClaimName",
     "resourceclaimtemplate": "resourceClaimTemplateName",
 }
-"""Fields without their last word, in small letters."""
+"""Lower-case fields with a missing last word."""
 _NESTED: Final[TreePath] = ("spec", "spec")
 _NAMED: Final = 8
-"""Fields of a place that are listed; of more only the nearest is said."""
+"""Up to this number of fields of a place are listed; otherwise only the closest is named."""
 
 
 def check_fields(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
@@ -61,7 +61,7 @@ class _Walk(NamedTuple):
     schema: Schema
 
     def findings(self, path: TreePath, value: Any, schema: Schema) -> Iterator[Finding]:
-        """What is wrong at a place and below it. As deep as the schema, whatever the manifest is."""
+        """The mistakes at a place and below it; recursion is bounded by the schema."""
         if isinstance(schema, list):
             yield from self._list(path, value, schema[0])
         elif isinstance(schema, Mapping) and value is not None:
@@ -127,7 +127,7 @@ class _Walk(NamedTuple):
         return finding("unknown-field", f"there is no field {field}{where}{listed}", self.number, here)
 
     def _place_of(self, path: TreePath, field: str) -> TreePath | None:
-        """The one place where a field of this name may stand and nothing stands yet: in the same item of a list, or in none."""
+        """The only free place for a field of this name, in the same list item or outside of lists; None if not unique."""
         inner = max((number for number, step in enumerate(path) if isinstance(step, int)), default=-1)
         for start in dict.fromkeys((inner + 1, 0)):
             base = path[:start]
@@ -148,7 +148,7 @@ class _Walk(NamedTuple):
 
 
 def _places(schema: Schema, field: str) -> Iterator[TreePath]:
-    """Every place of a field below a schema that no list lies before."""
+    """All places of a field below a schema that are not inside lists."""
     waiting: list[tuple[TreePath, Schema]] = [((), schema)]
     while waiting:
         path, here = waiting.pop()
@@ -162,12 +162,12 @@ def _places(schema: Schema, field: str) -> Iterator[TreePath]:
 
 
 def _is_nested(tree: Json, path: TreePath = _NESTED) -> bool:
-    """Whether this is the spec of a template, in a claim that is none."""
+    """Whether this is a template's spec in a ResourceClaim."""
     return path == _NESTED and tree.get("kind") == "ResourceClaim" and "devices" in mapping(at(tree, _NESTED))
 
 
 def check_nesting(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """A claim written as a template is. Which of both it is to be is seen by how pods name it."""
+    """A claim written like a template. The pods that name it decide which of the two it becomes."""
     named = {
         (pod.namespace, text(entry.fields[field]), field)
         for pod in pods(manifests)
@@ -196,7 +196,7 @@ def check_nesting(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[F
 
 
 def _where(path: TreePath) -> str:
-    """A place as people write it: spec.devices.requests[0]."""
+    """A path as people write it: spec.devices.requests[0]."""
     written = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return written.removeprefix(".") or "the manifest"
 
@@ -211,6 +211,6 @@ def check_names(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Fin
             yield finding("name-form", message, index, ("metadata", "name"))
         elif kind_of(manifest) in CLAIMS and not name and not metadata.get("generateName"):
             if text(manifest.tree.get("name")):
-                continue  # reported as a field in the wrong place
+                continue  # reported as a misplaced field
             kind = kind_of(manifest)
             yield finding("name-missing", f"the {kind} has no metadata.name", index, ("metadata",))

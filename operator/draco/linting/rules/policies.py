@@ -1,7 +1,4 @@
-"""Rules about HealthPolicies: what their conditions and device selectors say.
-
-Owns what is said of them in place, in the words of `health.conditions`, which the operator goes by too.
-"""
+"""Rules about HealthPolicies: their conditions and device selectors, checked by `health.conditions` as in the operator."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +10,7 @@ from draco.resources.names import DRACO_DOMAIN
 
 
 def check_health_policies(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """Check that the operator will accept each policy, as far as that can be seen without a cluster."""
+    """Check that the operator will accept each policy, as far as is visible without a cluster."""
     for index, manifest in enumerate(manifests):
         of_draco = text(manifest.tree.get("apiVersion")).partition("/")[0] == DRACO_DOMAIN
         if kind_of(manifest) != "HealthPolicy" or not of_draco:

@@ -1,7 +1,7 @@
-"""Rules about pods and their claims: every name must lead somewhere.
+"""Rules about pods and their claims: every name must refer to something.
 
-Owns what is said of `resourceClaims`, of what containers take from it, and of the requests they name. A claim or template that is
-not among the manifests may be in the cluster, and nothing is said of it.
+Owns `resourceClaims` entries, their use by containers, and the requests that containers name. A claim or template outside of the
+manifests may exist in the cluster, so it is not reported.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,7 +53,7 @@ def _target(
     mine = known.within(pod.namespace)
     if not given:
         if any(field in entry.fields for field in ("resourceClaim", "resourceClaimTemplate")):
-            return  # an unknown field, reported with its right name
+            return  # reported as an unknown field
         edits = [SetField((*entry.path, _field_for(claim)), claim.name) for claim in mine] if len(mine) == 1 else []
         message = f"{name} names no claim: add resourceClaimName or resourceClaimTemplateName"
         yield finding("claim-or-template", message, pod.manifest, entry.path, *edits)

@@ -1,6 +1,6 @@
-"""Rules about requests: what of names, modes, counts and references can be put right, and what no claim ever gets.
+"""Rules about requests: correctable names, modes, counts and references, and requests that no claim can ever get.
 
-Owns these corrections. What a server refuses is `resources.written`'s. Source: validation of resource.k8s.io/v1.
+`resources.written` decides what a server refuses. Source: validation of resource.k8s.io/v1.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ def check_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[
 
 
 def _together(claim: objects.WrittenClaim) -> Iterator[Finding]:
-    """Each of several requests may want no more than a claim can have, and all of them do."""
+    """Requests that each stay below a claim's maximum of devices, but exceed it together."""
     fewest = []
     for request in objects.requests(claim):
         asked = [each.fields for each in objects.wanted(request)]
@@ -89,7 +89,7 @@ def _amount(claim: objects.WrittenClaim, asked: objects.WrittenRequest) -> Itera
 
 
 def check_admin_access(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """Administrative access is for namespaces whose label permits it, as far as the manifests have the Namespace."""
+    """Admin access needs a namespace whose label permits it; checked only if the Namespace is among the manifests."""
     labels = {
         objects.name_of(each.tree): objects.mapping(objects.mapping(each.tree.get("metadata")).get("labels"))
         for each in manifests
@@ -107,7 +107,7 @@ def check_admin_access(manifests: Sequence[Manifest], _kubernetes: int) -> Itera
 
 
 def check_references_to_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """Constraints and configuration name requests of their claim."""
+    """Constraints and configurations name requests of their claim."""
     for claim in objects.claims(manifests):
         names = objects.request_names(claim)
         for field in ("constraints", "config"):

@@ -1,7 +1,4 @@
-"""Rules about selectors and about the attributes that constraints name.
-
-Owns what is said of them in place. What is wrong with an expression is `expressions`.
-"""
+"""Rules about selectors, and about attributes in constraints. `expressions` finds the defects of an expression."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -21,7 +18,7 @@ _CONSTRAINTS: Final = ("matchAttribute", "distinctAttribute")
 
 
 def check_selectors(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[Finding]:
-    """Expressions that are wrong, as far as this can be seen without devices."""
+    """Defective expressions, as far as visible without devices."""
     for selector in objects.selectors(manifests):
         is_too_long = len(selector.expression) > MAX_LENGTH
         complaints, wanted_text = corrected("" if is_too_long else selector.expression.strip(), selector.driver)
@@ -51,7 +48,7 @@ def _finding(
 
 @lru_cache(512)
 def _refusal(expression: str, kubernetes: int) -> tuple[str, Severity, str] | None:
-    """Rule, severity and sentence for an expression that the API server would not take."""
+    """Rule, severity and message for an expression that the API server would refuse; None if it would not."""
     try:
         compiled = compile_selector(expression)
     except CompileError as error:
@@ -72,7 +69,7 @@ def _refusal(expression: str, kubernetes: int) -> tuple[str, Severity, str] | No
 def _guarded(
     manifests: Sequence[Manifest], selector: objects.WrittenSelector, expression: str
 ) -> tuple[str, str] | None:
-    """The driver to ask for first, and the expression that does; None where some selector of the class asks, or none need."""
+    """The driver, and the expression that checks it first; None if a selector of the class does already, or none needs to."""
     spec = objects.mapping(manifests[selector.manifest].tree.get("spec"))
     others = " ".join(map(objects.expression_of, objects.listed(spec.get("selectors"))))
     if "device.driver" in others or "orValue" in expression or "has(" in expression or " in device." in expression:
@@ -115,7 +112,7 @@ def check_constraints(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
 
 
 def _qualified(attribute: str, driver: str | None) -> str | None:
-    """The full name that was meant; the name itself where it is right or nothing better is known; None without a domain."""
+    """The intended full name; the name itself if it is right or nothing better is known; None if no domain can be inferred."""
     domain, slash, name = attribute.rpartition("/")
     if not slash:
         if name in names.STANDARD:

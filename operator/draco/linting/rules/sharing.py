@@ -1,6 +1,6 @@
 """Rules about sharing: one claim is one set of devices, and a template makes a claim for each pod.
 
-Owns the guess what somebody meant, which needs a sign of it: the word for sharing in a name or a comment.
+Infers the intention to share only from evidence: a word for sharing in a name or a comment.
 """
 
 import re
@@ -28,7 +28,7 @@ _NOT_SHARED: Final = re.compile(r"\b(own|each|not shared?|exclusive|separate|ded
 
 
 def check_sharing(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """Several pods with one template that is called shared; several replicas with one claim for one device."""
+    """Several pods with one template that is named as shared; several replicas with one claim for one device."""
     known = WrittenClaims(manifests)
     uses: dict[tuple[str, str], list[tuple[WrittenPodSpec, int, str]]] = defaultdict(list)
     for pod in pods(manifests):
@@ -53,7 +53,7 @@ def _meant_to_share(
     users: Sequence[tuple[WrittenPodSpec, int, str]],
     claim: WrittenClaim | None,
 ) -> bool:
-    # Two containers of a pod do share what a template makes: the entry's name says nothing where each pod has several.
+    # Containers of one pod do share a template's claim, so with several containers the entry's name is no evidence.
     names = [template, *(name for pod, _, name in users if len(listed(pod.spec.get("containers"))) < 2)]
     notes = " ".join(
         manifests[index].comments

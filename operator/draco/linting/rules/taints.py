@@ -1,7 +1,4 @@
-"""Rules about device taint rules: what they can select.
-
-Owns what is said of selectors that the kind once had. Source: KEP-5055.
-"""
+"""Rules about DeviceTaintRules: what they can select, and selectors of earlier versions. Source: KEP-5055."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -17,7 +14,7 @@ _EXACT: Final = ("driver", "pool", "device")
 
 
 def _search(selector: Json) -> str:
-    """The command that finds the devices that the selector was meant for."""
+    """The command that finds the devices that the old selector was meant for."""
     for one in listed(selector.get("selectors")):
         expression = expression_of(one)
         if expression and len(expression) <= MAX_LENGTH:

@@ -1,6 +1,6 @@
-"""Rules about values: what cannot be read, and what an API server would refuse to store.
+"""Rules about values: what cannot be decoded, and what an API server would refuse to store.
 
-Owns the corrections that lose nothing. What is right is `resources.written`'s, which reads files for other commands as well.
+Owns the lossless corrections. `resources.written` decides what is valid, also for other commands that read files.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from draco.selectors.known_names import published_twice, twice_text
 
 
 def check_pools(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """A pool whose slices are for several nodes, each its own: what has the same name on both is one device to the scheduler."""
+    """Pools with slices of several nodes: the scheduler takes devices of equal names on them for one device."""
     nodes: dict[tuple[str, str], dict[str, int]] = {}
     for index, manifest in of_kind(manifests, "ResourceSlice"):
         spec = mapping(manifest.tree.get("spec"))
@@ -34,7 +34,7 @@ def check_pools(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Fin
 
 
 def check_values(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """Everything that is wrong with the values of a manifest that is of a kind and version which can be read."""
+    """All wrong values in manifests whose kind and version can be decoded."""
     for index, manifest in enumerate(manifests):
         try:
             item = decode(manifest.tree, source="")
@@ -61,7 +61,7 @@ def _twice(index: int, spec: ResourceSliceSpec) -> Iterator[Finding]:
 
 
 def _unread(index: int, manifest: Manifest, refusal: ValueRefusal) -> Finding:
-    """What cannot be read, with the amount that is meant where it is one."""
+    """A value that cannot be decoded, with the intended quantity if it is one."""
     written = at(manifest.tree, refusal.place)
     meant = quantity_meant(written) if isinstance(written, str) else None
     if meant is None or meant == written:

@@ -1,8 +1,7 @@
-"""Rules about old forms: versions that are no longer served, and what v1 writes differently.
+"""Rules about old versions: which are no longer served, and what v1 writes differently.
 
-Owns which release of Kubernetes can serve which version, and the way from every older form to v1: classic DRA (v1alpha1,
-v1alpha2), v1alpha3, v1beta1, v1beta2.
-Source: KEP-4381, KEP-3063, k8s.io/api/resource.
+Owns which Kubernetes release can serve which version, and the conversion of every older form to v1: classic DRA (v1alpha1,
+v1alpha2), v1alpha3, v1beta1, v1beta2. Source: KEP-4381, KEP-3063, k8s.io/api/resource.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ _CLASSIC: Final = {
     "ResourceClassParameters": "driver parameters are now in the class: spec.config[].opaque of a DeviceClass",
 }
 _CURRENT: Final = {"resourceClaimTemplate": "resourceClaimTemplateName", "resourceClaim": "resourceClaimName"}
-"""What the fields below `source` are called beside the entry's own name."""
+"""New names of the fields that were below `source`."""
 _OF_CLASSIC_CLAIMS: Final = ("allocationMode", "parametersRef", "resourceClassName")
 
 
@@ -27,21 +26,21 @@ _OF_RESOURCE_CLASSES: Final = {
     "parametersRef": "the parameters that parametersRef names go into spec.config[].opaque",
     "suitableNodes": "nothing there says what suitableNodes did: select by an attribute that only devices of these nodes have",
 }
-"""Fields that a class had and that nobody but its author can write anew."""
+"""Fields of a ResourceClass that only its author can rewrite."""
 
 
 class Served(NamedTuple):
-    """From which minor release on a version can be served, and from which not any more; 0 where no end is known.
+    """The first minor release that can serve a version, and the first that no longer can; 0 if the end is unknown.
 
-    Source: the lifecycle that k8s.io/api states for each type (zz_generated.prerelease-lifecycle.go, 0.37.2 and, for what is gone
-    there, 0.33); a test compares it with what API servers of each release list.
+    Source: the lifecycle of each type in k8s.io/api (zz_generated.prerelease-lifecycle.go, 0.37.2, and 0.33 for removed types). A
+    test compares it with what API servers of each release list.
     """
 
     since: int
     until: int = 0
 
     def by(self, minor: int) -> bool:
-        """Whether Kubernetes 1.`minor` can serve it. Beta and alpha versions have to be turned on."""
+        """Whether Kubernetes 1.`minor` can serve it. Beta and alpha versions must be enabled."""
         return self.since <= minor and (not self.until or minor < self.until)
 
 
@@ -71,7 +70,7 @@ def newest(kind: str, minor: int) -> str:
 
 
 def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[Finding]:
-    """Version and kind of each object."""
+    """The version and kind of each object."""
     for index, manifest in enumerate(manifests):
         kind = objects.kind_of(manifest)
         group, slash, version = objects.text(manifest.tree.get("apiVersion")).partition("/")
@@ -95,7 +94,7 @@ def _of_group(index: int, kind: str, wanted: str) -> Iterator[Finding]:
 
 
 def _of_version(index: int, kind: str, version: str, kubernetes: int) -> Iterator[Finding]:
-    """A version that the release cannot serve, or serves only where somebody turned it on though there is a newer one."""
+    """A version that the release cannot serve, or serves only if enabled although a newer one exists."""
     served, wanted = VERSIONS[kind].get(version), newest(kind, kubernetes)
     is_served = served is not None and served.by(kubernetes)
     if version == wanted:
@@ -135,7 +134,7 @@ def _of_resource_class(index: int, tree: Json) -> Finding:
 
 
 def check_classic_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """Claims of classic DRA named a class and left the rest to a driver; classes could name nodes."""
+    """Claims of classic DRA name a class and leave the rest to the driver; classes can name nodes."""
     for claim in objects.claims(manifests):
         path = claim.path[:-1]
         spec = objects.mapping(objects.at(manifests[claim.manifest].tree, path))
@@ -167,7 +166,7 @@ def check_classic_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Ite
 
 
 def check_requests_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """v1 has what is asked for under `exactly`; v1beta1 had it beside the name."""
+    """v1 has request fields under `exactly`; v1beta1 had them beside the name."""
     for claim in objects.claims(manifests):
         for request in objects.requests(claim):
             beside = [field for field in request.fields if field in objects.OF_A_REQUEST]
@@ -184,7 +183,7 @@ def check_requests_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -
 
 
 def check_slices_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """v1beta1 had a device's fields under `basic`; amounts were never attributes."""
+    """v1beta1 had a device's fields under `basic`; quantities were never attributes."""
     for index, manifest in objects.of_kind(manifests, "ResourceSlice"):
         spec = objects.mapping(manifest.tree.get("spec"))
         for number, device in enumerate(objects.listed(spec.get("devices"))):
@@ -233,7 +232,7 @@ def _typed(value: Any) -> Json | None:
 
 
 def _bare_capacities(index: int, device: TreePath, capacities: Json) -> Iterator[Finding]:
-    """v1alpha3 wrote `memory: 80Gi`; v1beta1 and later have a value below it."""
+    """v1alpha3 wrote `memory: 80Gi`; since v1beta1 the quantity is in a field `value`."""
     for name, amount in capacities.items():
         path = (*device, "capacity", name)
         if isinstance(amount, str | int) and not isinstance(amount, bool):
@@ -245,7 +244,7 @@ def _bare_capacities(index: int, device: TreePath, capacities: Json) -> Iterator
 
 
 def check_pod_claims_of_v1alpha(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """The names of claims and templates stood under `source`."""
+    """v1alpha versions had the names of claims and templates under `source`."""
     for pod in objects.pods(manifests):
         for entry in objects.pod_claims(pod):
             if "source" not in entry.fields:
@@ -258,7 +257,7 @@ def check_pod_claims_of_v1alpha(manifests: Sequence[Manifest], _kubernetes: int)
 
 
 def check_fragments(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """Parts of manifests, as articles show them: nothing that a cluster can take."""
+    """Fragments of manifests, as articles show them, which no cluster accepts."""
     for index, manifest in enumerate(manifests):
         missing = [field for field in ("apiVersion", "kind") if not objects.text(manifest.tree.get(field))]
         if not missing:
@@ -295,7 +294,7 @@ def _kind_of(tree: Json) -> str | None:
 
 
 def _name_for(kind: str, tree: Json) -> str:
-    """A name for what has none: that of the first request, container or driver."""
+    """A name for an object without one, after its first request or container."""
     spec = objects.mapping(tree.get("spec"))
     if kind == "Pod":
         first = next(iter(objects.listed(spec.get("containers"))), None)
