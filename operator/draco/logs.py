@@ -1,8 +1,4 @@
-"""The log format of the programs: events with fields, one line each, on standard error.
-
-Owns the set-up, for Draco's events and for libraries that use the standard library's logging. A terminal gets columns, everything
-else JSON.
-"""
+"""The programs' logs: events with fields, one line each, on standard error; columns for a terminal, otherwise JSON."""
 
 import logging
 import sys

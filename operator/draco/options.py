@@ -1,7 +1,4 @@
-"""Options that several commands share, and their value types.
-
-Owns validation: wrong values are refused with one sentence before the command does anything.
-"""
+"""Options that several commands share, and their value types. Wrong values are refused before the command does anything."""
 
 import math
 import re

@@ -44,8 +44,8 @@ _LOOK_AGAIN_S: Final = 2.0
 def command(kubeconfig: Path | None, context: str | None, namespace: str, wait_s: float, output: str) -> None:
     """Check that Draco is installed and at work.
 
-    Says of each part whether it does its work, and what to do where it does not. Reads only. Exit status 1 when something fails;
-    a warning is none.
+    Says for each part whether it works, and what to do if it does not. Reads only. The exit status is 1 if something fails;
+    warnings do not count.
     """
     report = asyncio.run(_until_healthy(kubeconfig, context, namespace, wait_s))
     if output == "json":

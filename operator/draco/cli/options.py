@@ -1,7 +1,4 @@
-"""Groups of options: passed to a command as one argument, and the options that select a cluster.
-
-Owns no defaults that depend on other options: the function that takes the argument decides.
-"""
+"""Groups of options: passed to a command as one argument, and the options that select a cluster."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps

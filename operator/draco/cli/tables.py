@@ -1,7 +1,4 @@
-"""Tables and screens as kubectl prints them: one line per row, which the terminal wraps, so that lines can be searched.
-
-Cell texts are never parsed as rich markup, because others may have written them.
-"""
+"""Tables as kubectl prints them: one line per row, which the terminal wraps. Cell texts are never parsed as rich markup."""
 
 import re
 from collections.abc import Callable, Collection

@@ -1,7 +1,4 @@
-"""Writes objects of Draco's kinds for commands: as manifests, and by creating them.
-
-Owns turning the API server's refusals into sentences with a fix. What to write is decided elsewhere.
-"""
+"""Writes objects of Draco's kinds for commands, and turns the API server's refusals into sentences with a fix."""
 
 import re
 from collections.abc import Mapping

@@ -65,9 +65,9 @@ def explain(
 ) -> Explanation:
     """Why the claims (all of a pod, or one) are not allocated; or that they can be, or are.
 
-    Without a pod, any node is allowed. `scheduler` is kube-scheduler's message about the pod. `ended` is a completed pod that
-    used the claim and still exists, if no pod waits for it. `minor` is the Kubernetes release 1.`minor`, whose known scheduler
-    bugs are named if they concern such claims.
+    Without a pod, one without node requirements and tolerations is assumed. `scheduler` is kube-scheduler's message about the
+    pod. `ended` is a completed pod that used the claim and still exists, if no pod waits for it. With `minor`, known bugs of the
+    scheduler of Kubernetes 1.`minor` are named if they concern such claims.
     """
     explanation = _explain(fleet, [as_judged(claim, fleet.classes) for claim in claims], pod)
     waiting = [claim for claim in claims if claim.status.allocation is None] or claims

@@ -331,10 +331,7 @@ class NearestMiss(OutputStruct, frozen=True, kw_only=True):
 
 
 class UnmetRequest(OutputStruct, frozen=True, kw_only=True):
-    """A request that no node could meet even if nothing were in use.
-
-    `product` and `profile` are "" if the request leaves them open.
-    """
+    """A request that no node could meet even if nothing were in use. `product` and `profile` are "" if left open."""
 
     claim: str
     request: str
@@ -446,8 +443,7 @@ class Explanation(OutputStruct, frozen=True, kw_only=True):
     unmet: list[UnmetRequest] = []
     """What no node of the cluster could provide, so a new node must."""
     counted_on: str = ""
-    """The node that Karpenter wrongly counts on: its devices are tainted, but Karpenter ignores device taints and adds no node.
-    """
+    """The node that Karpenter wrongly counts on: it ignores that the devices there are tainted, and adds no node."""
     allocated: list[AllocatedClaim] = []
     obstacles: list[UseObstacle] = []
     """Why the pod cannot use what its claims have."""

@@ -50,10 +50,7 @@ _COUNTED: Final[Mapping[Cause, str]] = MappingProxyType(
 
 
 class _NoteParts(NamedTuple):
-    """The parts of a summary. `counts` is "" if the cause has counted already.
-
-    `names_subject`: a text names the pod or one of its own claims.
-    """
+    """The parts of a summary. `counts` is "" if the cause has them; `names_subject`: a text names the pod or its own claim."""
 
     cause: str
     fix: str = ""

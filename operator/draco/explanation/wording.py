@@ -143,7 +143,7 @@ def problem_text(problem: Problem) -> str:
 
 
 def core_of_error(error: str) -> str:
-    """An error without CEL's advice and source excerpt."""
+    """An error without its advice and its source excerpt."""
     return " ".join(error.partition(". consider using")[0].partition("\n |")[0].split())
 
 

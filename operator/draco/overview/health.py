@@ -1,7 +1,4 @@
-"""The content of `draco health`: each GPU with its faults, its users, and what to do.
-
-Owns the rows of document and screen. Agents report the faults; the fault table and HealthPolicies decide their effects. Pure.
-"""
+"""The content of `draco health`: each GPU with its faults, its users, and what to do. Agents and policies judge the faults."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

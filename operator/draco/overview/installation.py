@@ -1,7 +1,4 @@
-"""The content of `draco check`: whether Draco is installed and works, one finding per requirement.
-
-Owns the judgement and its sentences. Pure: `now` is an argument.
-"""
+"""The content of `draco check`: whether Draco is installed and works, one finding per requirement. Pure: `now` is an argument."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta

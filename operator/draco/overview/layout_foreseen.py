@@ -1,7 +1,4 @@
-"""What happens to one GPU when policies are changed or deleted.
-
-Owns the wording, and which outcome is the strongest. `mig_policy` and `mig.gpu_plan` decide what is done with the GPU.
-"""
+"""What happens to one GPU when policies change, in words. `mig_policy` and `mig.gpu_plan` decide it."""
 
 from typing import NamedTuple
 

@@ -1,16 +1,11 @@
-"""The schemas of `draco layout show -o json` and `draco layout plan -o json`, which the screens use too.
-
-Owns the structs and their field names: fields are only added under one schema name. Computes nothing.
-"""
+"""The schemas of `draco layout show -o json` and `draco layout plan -o json`. Fields are only added under one schema name."""
 
 from enum import StrEnum
 
 from draco.resources.api.base import OutputStruct
 
 SHOW_SCHEMA = "draco.dev/layout/v1"
-"""Schema of the document of `show`."""
 PLAN_SCHEMA = "draco.dev/layout-plan/v1"
-"""Schema of the document of `plan`."""
 
 
 class Use(StrEnum):
@@ -133,9 +128,9 @@ class WaitView(OutputStruct, frozen=True, kw_only=True):
 class GpuPlanView(OutputStruct, frozen=True, kw_only=True):
     """What a policy change does to one GPU. `before` and `policy` are its policies before and after, "" for none.
 
-    `makes` and `destroys` happen right away, `makes_later` after a reset or when `waits` is empty. `mode_change` is "on", "off"
-    or "". `promised` placements stay free for claims whose pods have not started. `message` says why it is impossible, or adds a
-    remark.
+    `makes` and `destroys` happen right away, `makes_later` after a reset or once the obstacles in `waits` are gone. `mode_change`
+    is "on", "off" or "". `promised` placements stay free for claims whose pods have not started. `message` gives the reason of
+    `cannot` or a remark.
     """
 
     node: str

@@ -1,7 +1,4 @@
-"""Who has which part of each GPU, and what still fits: turns what was read into the schema of `draco layout show`.
-
-Owns the combination of agents' reports with the allocations of claims. Pure.
-"""
+"""Turns what was read into the schema of `draco layout show`: who has which part of each GPU, and what still fits. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

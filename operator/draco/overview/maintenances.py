@@ -1,8 +1,4 @@
-"""DeviceMaintenances and MaintenanceBudgets for people: where each stands, what it waits for, and what to do next.
-
-Owns the rows of `draco status` and `draco maintain status`, and the commands that advance a request. The operator sets the phase.
-Pure.
-"""
+"""DeviceMaintenances and MaintenanceBudgets for people: where each stands, what it waits for, and what to do next. Pure."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType

@@ -1,7 +1,4 @@
-"""The content of `draco status`: turns one snapshot of API objects into one `ClusterStatus`.
-
-Owns the arithmetic: the state of each device, the effect of each taint rule. Works for every driver's devices. Pure.
-"""
+"""The content of `draco status`: turns one snapshot into one `ClusterStatus`, for every driver's devices. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence

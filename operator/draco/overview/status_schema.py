@@ -1,7 +1,4 @@
-"""The schema of `draco status -o json`, which the screen uses too.
-
-Owns the structs and their field names: fields are only added under one schema name. Computes nothing.
-"""
+"""The schema of `draco status -o json`, which the screen uses too. Fields are only added under one schema name."""
 
 from enum import StrEnum
 
@@ -9,7 +6,6 @@ from draco.resources.api.base import OutputStruct
 from draco.resources.names import DeviceKey
 
 SCHEMA = "draco.dev/status/v1"
-"""Schema of the JSON document. Fields are only added under one name."""
 
 
 class DeviceState(StrEnum):

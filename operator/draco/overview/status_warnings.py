@@ -1,7 +1,4 @@
-"""Warnings of `draco status`: what makes the screen unreliable, and problems that no table shows.
-
-Owns the sentences. Pure; the tables are `status`'s.
-"""
+"""Warnings of `draco status`: what makes the screen unreliable, and problems that no table shows."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""What each DeviceTaintRule hits, and what a future rule would hit, for `draco status` and `draco taint`.
-
-Owns the row of a rule. `maintenance.taint_impact` decides what a taint does, `hardware_use` which devices are the same hardware.
-"""
+"""What each DeviceTaintRule hits, and what a new rule would hit, for `draco status` and `draco taint`."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -110,10 +110,7 @@ def trials_of_files(world: World) -> list[Trial]:
 
 
 def trials_of_cluster(world: World, gone: set[PoolKey]) -> list[Trial]:
-    """What waits in the cluster, preceded by claims on pools that are gone, which must be allocated again.
-
-    Claims that only completed pods use are dropped with those pools.
-    """
+    """Claims on pools that are gone, then what waits in the cluster. Leaves out claims that only completed pods use."""
     fleet = world.fleet
     displaced = [claim for claim in fleet.claims.values() if any(key.pool_key in gone for key in claim.devices_held)]
     for claim in displaced:

@@ -163,7 +163,7 @@ def without(world: World, names: Sequence[str]) -> set[PoolKey]:
 
 
 def _ensure(world: World, name: str) -> None:
-    """Add a node if neither files nor cluster name any, since files without nodes mean any node. Raises WorldError."""
+    """Add a node if the files name none, because these mean any node. Otherwise raises WorldError for an unknown one."""
     if name in world.fleet.nodes:
         return
     if world.server or world.fleet.nodes.keys() - {ANY_NODE}:

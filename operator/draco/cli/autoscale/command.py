@@ -102,9 +102,9 @@ def template(
 def check(*, label: str, kubeconfig: Path | None, context: str | None, output: str) -> None:
     """Check that the nodes of each group publish the same devices.
 
-    Autoscalers take one node of a group for all, so one that differs makes them add nodes that help nobody, or none. Groups are
-    those of Karpenter, EKS, GKE, AKS, eksctl and Cluster API, by the labels of nodes, or by --label. Reads only. Exit status 1
-    when nodes differ.
+    Autoscalers take one node of a group as the model of all. If nodes differ, they add useless nodes, or none. Groups are those
+    of Karpenter, EKS, GKE, AKS, eksctl and Cluster API, by the labels of nodes, or by --label. Reads only. The exit status is 1
+    if nodes differ.
 
     \b
     draco autoscale check

@@ -1,8 +1,4 @@
-"""`draco explain`: why a claim or a pod waits for devices.
-
-Owns the options, the parsing of the arguments, and the choice of output. `subjects` finds claims and pods, `input.sources` reads
-objects, and `draco.explanation` explains.
-"""
+"""`draco explain`: why a claim or a pod waits for devices. `subjects` finds them, `draco.explanation` explains."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -39,9 +35,9 @@ _KINDS = {
 def command(*, what: Sequence[str], sources: WorldSources, devices: bool, verbose: bool, output: str) -> None:
     """Say why a claim or a pod waits for devices.
 
-    Every device is accounted for, and what single change would do is tried out. A claim is looked at together with the other
-    claims of the pod that waits for it. Without a name, all that waits is listed with its reason. The status is 0 whether it
-    waits or not.
+    Accounts for every device, and tries which single change would help. Explains a claim together with the other claims of the
+    pod that waits for it. Without a name, lists everything that waits, with the reason. The exit status is 0 whether it waits or
+    not.
 
     \b
     draco explain                        what waits, a line each

@@ -1,7 +1,4 @@
-"""Whether Draco evicts other pods for a waiting pod, judged from one reading of the cluster.
-
-Owns the judgement, its wording, and which of several obstacles is named. `placing.victims` decides who may be evicted at all.
-"""
+"""Whether Draco evicts other pods for a waiting pod. `placing.victims` decides who may be evicted at all."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,8 +41,8 @@ class PreemptionFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a waiting pod, and about pods with devices that Draco allocated.
 
     `leaving`: pods that are being deleted. `lower`: evictable pods of a lower priority. `guarded`: pods that only the
-    PodDisruptionBudgets `budgets` protect. `kept`: pods of a lower priority that are protected because the DeviceReservations
-    `reservations`, of no lower priority, keep their devices.
+    PodDisruptionBudgets `budgets` protect. `kept`: pods of a lower priority that the DeviceReservations `reservations` protect,
+    because their own priority, named there too, is not lower.
     """
 
     priority: int

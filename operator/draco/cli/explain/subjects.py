@@ -18,10 +18,7 @@ from draco.whatif.world import World
 
 
 class ExplainSubject(msgspec.Struct, frozen=True, kw_only=True):
-    """Claims that are allocated together. `pod` waits for them; None if none does.
-
-    `ended` is set if no pod waits: a completed pod that has used the claims and still exists.
-    """
+    """Claims that are allocated together. `pod` waits for them; if none does, `ended` may be a completed pod that used them."""
 
     kind: str
     key: ObjectKey

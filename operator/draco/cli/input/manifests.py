@@ -1,8 +1,4 @@
-"""Manifest files: YAML and JSON from files, folders and standard input.
-
-Owns reading `-f`, the option itself, and the limits on file sizes. `yaml_documents` parses text, `resources.manifests` decodes
-it.
-"""
+"""Manifest files: YAML and JSON from files, folders and standard input, with limits on their size. Owns the option `-f`."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,10 +55,7 @@ def read_manifests(filenames: Sequence[str]) -> list[tuple[Manifest, str]]:
 def read_or_ask(
     filenames: Sequence[str], *, cluster: bool | None, enough: str
 ) -> tuple[list[tuple[Manifest, str]], bool]:
-    """The manifests, and whether they are used without a cluster: by default if one has the kind `enough`.
-
-    Raises ManifestError.
-    """
+    """The manifests, and whether they are used without a cluster: by default if one is of kind `enough`. Raises ManifestError."""
     manifests = read_manifests(filenames)
     if filenames and not manifests:
         raise ManifestError("the files hold no objects: give manifests as for `kubectl apply`, or leave -f out.")

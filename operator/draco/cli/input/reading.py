@@ -101,7 +101,7 @@ class Reader:
         self.unread: list[str] = []
 
     async def all(self, kind: Kind[T]) -> list[T]:
-        """Every object of the kind. Raises CommandError if listing is forbidden, or KubeError."""
+        """Every readable object of the kind. Raises CommandError if listing is forbidden, or KubeError."""
         try:
             return await self._list(kind)
         except Forbidden as error:

@@ -1,8 +1,4 @@
-"""`draco layout`: how GPUs are divided, and what a policy would change.
-
-Owns the options and the choice of output. `sources` reads, `draco.overview` decides what is shown, and `screen`, `svg` and
-`plan_screen` decide how.
-"""
+"""`draco layout`: how GPUs are divided, and what a policy would change. `draco.overview` decides what is shown."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -69,9 +65,10 @@ def show(*, nodes: Sequence[str], sources: Sources, output: str) -> None:
 def plan(*, sources: Sources, deleted: Sequence[str], output: str) -> int:
     """Say what applying or deleting MigPolicies would do, GPU by GPU.
 
-    What is made, what idle is destroyed, which claims have to end first, where a reset is needed, and where the policy cannot be
-    applied, with the nearest layout that can. Decided as the operator decides, with every other policy of the cluster. Changes
-    nothing. The status is 0 if nothing is wrong, 1 if a policy cannot be applied somewhere, 2 if the command line is wrong.
+    Shows which instances are created, which idle ones are destroyed, which claims must end first, where a reset is needed, and
+    where the policy cannot be applied, with the nearest layout that can. Decides as the operator does, with every other policy of
+    the cluster. Changes nothing. The exit status is 0 if nothing is wrong, 1 if a policy cannot be applied somewhere, 2 if the
+    command line is wrong.
 
     \b
     draco layout plan -f policy.yaml

@@ -1,7 +1,4 @@
-"""The text of a plan: each policy, then what happens to its GPUs, equal ones together.
-
-Owns words, order and folding. Colours only repeat what the words say. Computes nothing.
-"""
+"""The text of a plan: each policy, then what happens to its GPUs. Colours only repeat what the words say. Computes nothing."""
 
 from collections.abc import Iterator, Sequence
 

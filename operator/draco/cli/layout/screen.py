@@ -1,7 +1,4 @@
-"""The text of a layout: a bar of memory units per GPU, and a line per instance.
-
-Owns bars, words and colours. Colours only repeat what the words say. Computes nothing.
-"""
+"""The text of a layout: a bar per GPU, a line per instance. Colours only repeat what the words say. Computes nothing."""
 
 import string
 import textwrap

@@ -1,8 +1,4 @@
-"""`draco lint`: manifests checked before they reach a cluster, with the corrected text.
-
-Owns options, files, the rounds of correction, and the display of findings. `draco.linting` has the rules, `text` reads and writes
-text, `edits` edits trees.
-"""
+"""`draco lint`: check manifests before they reach a cluster, and correct them. `draco.linting` has the rules."""
 
 import difflib
 import re

@@ -1,7 +1,4 @@
-"""Edits of trees that remember their text: the result looks as if a person had made it.
-
-Owns applying edits: quotes and folds of replaced values, comments of moved ones, the order of fields. Knows no rule.
-"""
+"""Edits trees that remember their text: quotes, folds, comments and field order stay as a person would write them."""
 
 import difflib
 from itertools import pairwise

@@ -1,8 +1,4 @@
-"""`draco maintain`: take devices out of service, follow progress, and return them.
-
-Owns the options, the confirmation before pods are evicted, and the order of reading, showing and writing. `requests` parses the
-command line, `changes` decides what each phase permits, `maintenance.selecting` rehearses a request.
-"""
+"""`draco maintain`: take devices out of service, follow progress, and return them. Asks before it evicts pods."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -135,7 +131,7 @@ class StartPreview(OutputStruct, frozen=True, kw_only=True):
 def command() -> None:
     """Take devices out of service and bring them back, without touching their node.
 
-    New claims avoid the devices at once, and what else is the same hardware; the node's other GPUs stay at work.
+    New claims immediately avoid the devices and everything on the same hardware; the node's other GPUs keep working.
     """
 
 

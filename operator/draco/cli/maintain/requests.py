@@ -1,8 +1,4 @@
-"""Turns the command line of `draco maintain start` into a DeviceMaintenance.
-
-Owns the short forms, generated names, and the errors about options that contradict each other. Pure: `now` is an argument. What
-the request would do is decided by `maintenance.selecting`.
-"""
+"""Turns the command line of `draco maintain start` into a DeviceMaintenance. Pure: `now` is an argument."""
 
 import re
 from collections.abc import Collection

@@ -1,7 +1,4 @@
-"""`draco simulate mig`: how a trace of MIG claims would have fared under different policies.
-
-Owns the options, the choice of boards, and the output. `traces` reads the trace, `draco.mig.replay` replays it.
-"""
+"""`draco simulate mig`: how a trace of MIG claims (`traces`) would have fared under different policies (`draco.mig.replay`)."""
 
 import asyncio
 import difflib

@@ -1,7 +1,4 @@
-"""The text of a `ClusterStatus` for a terminal or a file.
-
-Owns layout, words and colours. Colours only repeat what the words say. Computes nothing.
-"""
+"""The text of a `ClusterStatus`. Colours only repeat what the words say. Computes nothing."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 

@@ -1,8 +1,4 @@
-"""`draco taint`: list, preview, add and remove taints of single devices.
-
-Owns the options, the confirmation before pods are deleted, and the writes of rules for people. `targets` parses the command line,
-`draco.overview` decides what a taint does. Writes no rule that Draco's operator owns.
-"""
+"""`draco taint`: list, preview, add and remove taints of single devices. Writes no rule that Draco's operator owns."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

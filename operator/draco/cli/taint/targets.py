@@ -1,8 +1,4 @@
-"""Turns the command line of `draco taint` into devices, taints and rules.
-
-Owns the short forms, and the errors if they match nothing or are ambiguous. Pure. `overview.taint_rules` says what a rule
-affects.
-"""
+"""Turns the command line of `draco taint` into devices, taints and rules. Pure."""
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
@@ -111,10 +107,7 @@ def rules_to_remove(device: DeviceKey, text: str, rules: Sequence[DeviceTaintRul
 
 
 def kept_by(rule: DeviceTaintRule, rules: Iterable[DeviceTaintRule], requests: Iterable[tuple[str, str]]) -> str:
-    """Why removing the rule is useless, because Draco would write it again; "" if it is not.
-
-    `requests` are UIDs and names of DeviceMaintenances.
-    """
+    """Why Draco would write a removed rule again; "" if it would not. `requests`: UIDs and names of DeviceMaintenances."""
     name = rule.metadata.name
     names = dict(requests)
     if request := names.get(maintenance_uid(rule)):

@@ -1,7 +1,4 @@
-"""`draco withdraw`: before Draco is uninstalled, take back what it wrote on objects of other kinds than its own.
-
-Owns the options, the confirmation, and the screen. `plan` decides what is taken back, `cluster` does it.
-"""
+"""`draco withdraw`: before Draco is uninstalled, take back what it wrote on objects of other kinds. `plan` decides what."""
 
 import asyncio
 from collections.abc import Sequence

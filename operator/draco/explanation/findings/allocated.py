@@ -1,7 +1,4 @@
-"""Claims that need no search: those that are allocated, missing, or being deleted.
-
-Owns what can still block a pod whose claims have their devices. Reads status only.
-"""
+"""Claims that need no search: allocated, missing or being deleted; and what still blocks their pod. Reads status only."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final

@@ -1,7 +1,4 @@
-"""Details of a device's cause: the values that a selector read, the holder, the shortage, the origin of a taint.
-
-Reads one device, as an example of many or on request. Judges nothing.
-"""
+"""Details of one device's cause: the values that a selector read, the holder, the shortage, a taint's origin. Judges nothing."""
 
 from collections.abc import Iterable
 from functools import lru_cache

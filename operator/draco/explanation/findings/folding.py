@@ -1,7 +1,4 @@
-"""Folds findings into counts that people can read.
-
-Owns the order of causes, and which selectors, values, holders, taints and shortages represent many devices. Counts only.
-"""
+"""Folds findings into counts that people can read, with representative selectors, values, holders, taints and shortages."""
 
 from collections import Counter
 from typing import Any, Final

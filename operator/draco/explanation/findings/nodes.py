@@ -1,7 +1,4 @@
-"""Explains why the nodes that a pod may use do not fit, and derives the main reason.
-
-Owns the distinction between too few devices and enough devices that do not fit together. Devices are counted elsewhere.
-"""
+"""Explains why the nodes that a pod may use do not fit (too few devices, or not together), and derives the main reason."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final

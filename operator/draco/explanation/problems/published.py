@@ -1,7 +1,4 @@
-"""The names and values that devices are published with, and the closest ones to a name that is not.
-
-Owns queries on the columns of an inventory. Decides nothing about claims.
-"""
+"""The names and values that devices are published with, and the closest ones to a name that is not. Knows no claims."""
 
 from collections.abc import Collection, Iterable
 from typing import Final

@@ -1,7 +1,4 @@
-"""Tries the claims with a little less demand: another value, selector, count, constraint or class.
-
-Owns the changes that the claims' author can make. No changed selector fails on any device.
-"""
+"""Tries the claims with a little less demand, as their author could change them. No changed selector fails on any device."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final

@@ -1,7 +1,4 @@
-"""Finds the nearest misses: single changes that would let the claims of a pod fit.
-
-Owns which kinds of changes are tried, and their order. Lists only changes that the allocator confirmed.
-"""
+"""Finds the nearest misses: single changes that would let the claims of a pod fit, each confirmed by the allocator."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice

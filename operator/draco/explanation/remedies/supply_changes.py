@@ -1,7 +1,4 @@
-"""Tries the claims on a cluster with one change: a taint, another claim, a node's rules, a pool.
-
-Owns the changes that others than the claims' author must make.
-"""
+"""Tries the claims on a cluster with one change that others must make: a taint, another claim, a node's rules, a pool."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice

@@ -1,7 +1,4 @@
-"""Rules about opaque configurations of Draco's devices.
-
-Owns which devices a configuration applies to, judged by class names. `allocation.configurations` decides whether it is supported.
-"""
+"""Rules about opaque configurations of Draco's devices. `allocation.configurations` decides whether one is supported."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType

@@ -1,7 +1,4 @@
-"""Rules about extended resources, for which kube-scheduler creates claims: ambiguous classes, and devices requested twice.
-
-Source: KEP-5004.
-"""
+"""Rules about extended resources (KEP-5004): several classes for one resource, and devices requested twice."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

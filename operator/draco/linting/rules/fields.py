@@ -1,7 +1,4 @@
-"""Rules about unknown fields, misplaced fields, and values of the wrong form.
-
-Owns the search for the intended field or place. `schema` knows the fields.
-"""
+"""Rules about unknown fields, misplaced fields, and values of the wrong form. `schema` knows the fields."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType

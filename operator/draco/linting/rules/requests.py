@@ -1,7 +1,4 @@
-"""Rules about requests: correctable names, modes, counts and references, and requests that no claim can ever get.
-
-`resources.written` decides what a server refuses. Source: validation of resource.k8s.io/v1.
-"""
+"""Rules about requests: correctable mistakes, and requests that no claim can get. Source: validation of resource.k8s.io/v1."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final

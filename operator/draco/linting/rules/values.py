@@ -1,7 +1,4 @@
-"""Rules about values: what cannot be decoded, and what an API server would refuse to store.
-
-Owns the lossless corrections. `resources.written` decides what is valid, also for other commands that read files.
-"""
+"""Rules about values that cannot be decoded or stored, with lossless corrections. `resources.written` decides what is valid."""
 
 from collections.abc import Iterator, Sequence
 
