@@ -224,7 +224,7 @@ class _Placing:
         return node.metadata.name, allocations, ""
 
     def _gives_up(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> str:
-        """The error that makes kube-scheduler give up although the claims may fit on some node. Cached for alike claims."""
+        """The error that makes kube-scheduler give up although the claims may fit on some node. Cached for equivalent claims."""
         like = msgspec.json.encode([claim.spec for claim in claims]) + _rules(pod)
         if like not in self._errors:
             self._errors[like] = self.why_not(pod, claims).error if claims else ""

@@ -68,7 +68,7 @@ class AllocatorRuns:
         shared: Sequence[JudgedDevice],
         drawn: Hashable,
     ) -> Iterator[tuple[Sequence[str], AllocatorVerdict, str]]:
-        """The verdicts on nodes with alike devices and equal counters (`drawn`), in groups."""
+        """The verdicts on nodes with equivalent devices and equal counters (`drawn`), in groups."""
         devices = [*own, *shared]
         may_fail = (
             bool(pools.error)

@@ -78,7 +78,7 @@ class EquivalenceClasses:
         """Codes of devices that draw from shared counters."""
         fails = any(each[row] and each[row] % 2 == 0 for each in self.outcomes for row in combined.rows)
         self.order_matters = fails or bool(self.odd) or bool(self.drawing) or bool(compared)
-        """Whether alike nodes must have their alike devices in the same order."""
+        """Whether equivalent nodes must have their equivalent devices in the same order."""
 
     def fails_on(self, pools: VisiblePools) -> bool:
         """Whether a selector fails on a device of a slice with perDeviceNodeSelection, even on a device for another node.

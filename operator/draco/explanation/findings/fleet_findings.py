@@ -1,7 +1,7 @@
 """Finds, for the claims of one pod, a verdict per node and a finding per device and request.
 
-Folds alike nodes and devices, so that each kind is examined once. Nodes are alike if they have alike devices in the same order;
-the verdict on a kind is the allocator's verdict on one of its nodes. Contains no wording.
+Folds equivalent nodes and devices, so that each kind is examined once. Nodes are equivalent if they have equivalent devices in
+the same order; the verdict on a kind is the allocator's verdict on one of its nodes. Contains no wording.
 """
 
 from collections import Counter
@@ -99,7 +99,7 @@ _Like: TypeAlias = tuple[bool, int, NodeProfile]
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """Nodes with alike devices in their plain pools that see the same other pools."""
+    """Nodes with equivalent devices in their plain pools that see the same other pools."""
 
     open: bool
     pools: VisiblePools
@@ -255,7 +255,7 @@ class FleetFinder:
         return findings
 
     def _of_pool(self, view: PoolView, candidate: Candidate, at_most: Cause) -> tuple[DeviceFinding, ...]:
-        """The findings of a device in another pool; shared by alike devices if the pool plays no role."""
+        """The findings of a device in another pool; shared by equivalent devices if the pool plays no role."""
         key = (self._classes.codes[candidate.row], at_most)
         findings = self._anywhere.get(key)
         if findings is None:

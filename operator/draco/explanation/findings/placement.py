@@ -103,7 +103,7 @@ def _divided(fleet: Fleet, rules: "PodRules") -> PodNodes:
 
 
 class PodRules:
-    """One pod's node rules. Alike nodes are judged once, so a cluster takes a few microseconds per node."""
+    """One pod's node rules. Equivalent nodes are judged once, so a cluster takes a few microseconds per node."""
 
     def __init__(self, pod: Pod | None) -> None:
         spec = pod.spec if pod is not None else PodSpec()

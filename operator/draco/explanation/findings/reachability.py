@@ -117,7 +117,7 @@ class Reachability:
         return tuple(likeness)
 
     def pools(self, node: Node) -> VisiblePools:
-        """What a node sees of pools that are not plain; the same object for alike nodes."""
+        """What a node sees of pools that are not plain; the same object for equivalent nodes."""
         if not self.others:
             return NOTHING
         like = self._likeness.of(node)
