@@ -1,7 +1,7 @@
-"""Allocation: what devices there are, and which of them claims get.
+"""Allocation: which devices exist, and which of them claims get.
 
-Pure: no I/O, no clock, no logging. Must not write anything or evaluate selectors itself (that is `draco.cel`).
+Pure: no I/O, no clock, no logging. Writes nothing; `draco.cel` evaluates selectors.
 
-Rooms: `search` (who gets what, as kube-scheduler decides), over `fleet` (what there is, what is in use). Beside them: the claims
-of a pod (`pod_claims`), also those that stand for an extended resource (`extended_resources`).
+Rooms: `search` (kube-scheduler's decision) over `fleet` (devices and their use), `ownership` (what Draco allocates itself), the
+claims of a pod (`pod_claims`), and claims that stand for an extended resource (`extended_resources`).
 """

@@ -1,8 +1,8 @@
-"""Opaque configurations of NVIDIA's kinds: which one counts for a device, and why Draco does not do what it says.
+"""Opaque configurations of NVIDIA's kinds: which one applies to a device, and why Draco refuses it.
 
-Owns the precedence (those of a DeviceClass before those of the claim, of each the later ones), the strict reading that NVIDIA's
-driver has (an unknown field is an error), and the sentences. Only what counts for a device is judged: what a later configuration
-replaces, or is for requests of another driver, is in nobody's way. Pure.
+Owns the precedence (a DeviceClass's before the claim's own, later ones override earlier ones), the strict decoding of NVIDIA's
+driver (an unknown field is an error), and the texts. Judges only the configuration that applies to a device, not those it
+overrides or those of other drivers. Pure.
 
 Source of the kinds: api/nvidia.com/resource/v1beta1 of kubernetes-sigs/dra-driver-nvidia-gpu, 25.8 and later.
 """
@@ -46,11 +46,11 @@ _OF_OTHERS: Final[Mapping[str, str]] = {
     "ComputeDomainChannelConfig": "Draco makes no ComputeDomains",
     "ComputeDomainDaemonConfig": "Draco makes no ComputeDomains",
 }
-"""Kinds of NVIDIA's that mean nothing to a GPU of Draco's, and why."""
+"""NVIDIA's kinds that do not apply to Draco's GPUs, with the reason."""
 
 
 class RefusedConfiguration(NamedTuple):
-    """A configuration that Draco does not do; `source` is "the claim" or "DeviceClass NAME"."""
+    """A configuration that Draco refuses; `source` is "the claim" or "DeviceClass NAME"."""
 
     request: str
     source: str
@@ -61,7 +61,7 @@ class RefusedConfiguration(NamedTuple):
 
 
 def refused(claim: ResourceClaim, driver: str) -> RefusedConfiguration | None:
-    """The first configuration of an allocated claim that keeps the driver from preparing a device; None if none does."""
+    """The first configuration of an allocated claim that keeps the driver from preparing a device; None if there is none."""
     configs = claim.status.allocation.devices.config if claim.status.allocation is not None else []
     said = [
         _OpaqueConfiguration.of(each) for each in configs if each.opaque is not None and each.opaque.driver == driver
@@ -73,15 +73,13 @@ def refused(claim: ResourceClaim, driver: str) -> RefusedConfiguration | None:
         is_partition = read_partition_name(result.device) is not None
         if about and (why := refusal(about[-1].parameters, is_partition=is_partition)):
             return RefusedConfiguration(result.request, _source(claim, about[-1], result), why)
-    for each in said if results else ():  # one for all that is for none is not left out in silence
+    for each in said if results else ():  # a configuration that applies to no device is still checked
         if not each.requests and not any(map(each.is_about, results)) and (why := refusal(each.parameters)):
             return RefusedConfiguration(results[0].request, _source(claim, each, results[0]), why)
     return None
 
 
 class _OpaqueConfiguration(NamedTuple):
-    """A configuration of a driver in an allocation."""
-
     is_of_class: bool
     requests: Sequence[str]
     parameters: Any
@@ -92,7 +90,7 @@ class _OpaqueConfiguration(NamedTuple):
         return cls(config.source == FROM_CLASS, config.requests, parameters)
 
     def is_about(self, result: DeviceRequestAllocationResult) -> bool:
-        """Whether it names the request of the device, or names none and its kind is for such devices."""
+        """Whether it names the device's request, or names no request and its kind suits the device."""
         if self.requests:
             return not {result.request, result.request.partition("/")[0]}.isdisjoint(self.requests)
         return is_for(self.parameters, is_partition=read_partition_name(result.device) is not None)
@@ -106,16 +104,13 @@ def _source(claim: ResourceClaim, said: _OpaqueConfiguration, result: DeviceRequ
 
 
 def is_for(parameters: Any, *, is_partition: bool) -> bool:
-    """Whether a configuration is for whole GPUs, or for MIG devices. One that nobody understands is for all."""
+    """Whether a configuration is for MIG devices (or else for whole GPUs); one of an unknown kind is for both."""
     kind = str(parameters.get("kind")) if isinstance(parameters, dict) else ""
     return kind not in _OF_OTHERS and (kind not in _FIELDS or is_partition is (kind == MIG_CONFIG))
 
 
 def refusal(parameters: Any, *, is_partition: bool | None = None) -> str:
-    """Why Draco does not do what a configuration says, to follow "because"; "" if it does.
-
-    `is_partition` says whether the device is a MIG device; None where that is not known.
-    """
+    """Why Draco refuses a configuration, to follow "because"; "" if it accepts it. `is_partition` is None if unknown."""
     return next(_troubles(parameters, is_partition), "")
 
 
@@ -142,7 +137,7 @@ def _troubles(parameters: Any, is_partition: bool | None) -> Iterator[str]:
 
 
 def _unknown(value: Mapping[str, Any], fields: _Fields, path: str = "") -> Iterator[str]:
-    """Fields that there are not, or that should have fields and have none."""
+    """Unknown fields, and fields that must be objects but are not."""
     for name, inner in value.items():
         below = fields.get(name)
         if name not in fields:
@@ -154,7 +149,7 @@ def _unknown(value: Mapping[str, Any], fields: _Fields, path: str = "") -> Itera
 
 
 def _sharing(kind: str, sharing: Mapping[str, Any]) -> Iterator[str]:
-    """Why Draco does not share a device so; nothing where that is how devices are shared anyway."""
+    """Why Draco does not share a device this way; nothing for the default, which needs no configuration."""
     strategy = sharing.get("strategy")
     interval = (sharing.get("timeSlicingConfig") or {}).get("interval", DEFAULT_INTERVAL)
     if strategy == "MPS":
@@ -170,5 +165,5 @@ def _sharing(kind: str, sharing: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _said(value: Any) -> str:
-    """What somebody wrote where one word should be."""
+    """A value as quoted in a message."""
     return "missing" if value is None else shown(str(value))[:_QUOTED]

@@ -1,6 +1,6 @@
-"""How an allocation fails, as opposed to not fitting.
+"""Errors of allocation: those that end the attempt on every node, and one that rules out a single node.
 
-Owns the errors: those that end the attempt on every node, and one that only rules out the node at hand. Not fitting is no error.
+A claim that does not fit is no error.
 """
 
 from typing import ClassVar
@@ -9,19 +9,16 @@ from draco.resources.errors import DracoError
 
 
 class AllocationError(DracoError):
-    """The claims cannot be allocated anywhere until something is put right; kube-scheduler gives up on the pod's attempt."""
+    """The claims cannot be allocated on any node until something is corrected; kube-scheduler gives up on the pod."""
 
     fatal: ClassVar[bool] = True
 
 
 class NodeError(AllocationError):
-    """The claims cannot be allocated on this node because of what is published for it; other nodes may still do."""
+    """The claims cannot be allocated on this node because of what is published for it; other nodes may fit."""
 
     fatal: ClassVar[bool] = False
 
 
 class SearchTooLong(AllocationError):
-    """Whether the claims fit was not found out: the number of combinations is beyond the bound of one search.
-
-    kube-scheduler gives up on such claims too, by time.
-    """
+    """The search reached its limit of combinations without an answer. kube-scheduler times out on such claims too."""

@@ -1,8 +1,7 @@
-"""Extended resources that DeviceClasses stand for: the claim that kube-scheduler makes for a pod that asks for them.
+"""Extended resources of DeviceClasses: the claim that kube-scheduler makes for a pod that requests them.
 
-Owns which class stands for a resource, and the requests of such a claim. The scheduler writes the claim only when the pod gets
-its node, so until then it is imagined here. Nodes whose device plugin offers the resource are not distinguished.
-Source: KEP-5004.
+Owns which class stands for a resource, and the requests of the claim. The scheduler creates the claim only when it binds the pod,
+so until then it is computed here. Does not distinguish nodes whose device plugin offers the resource. Source: KEP-5004.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +20,13 @@ from draco.resources.api.meta import ObjectMeta
 from draco.resources.quantity import Quantity
 
 BY_CLASS: Final = "deviceclass.resource.kubernetes.io/"
-"""Before the name of a class: a resource that every class stands for."""
+"""Prefix of the implicit extended resource that every class has."""
 DEFAULT_SINCE_MINOR: Final = 36
-"""The first release of Kubernetes that does so unless it is switched off."""
+"""The first Kubernetes release with the feature on by default."""
 
 
 def classes_asked(pod: Pod, classes: Mapping[str, DeviceClass]) -> dict[str, str]:
-    """The extended resources that the pod asks for and a class stands for, each with that class, sorted."""
+    """The extended resources that the pod requests and that have a class, with that class, sorted."""
     asked = {
         name
         for container in _containers(pod)
@@ -39,7 +38,7 @@ def classes_asked(pod: Pod, classes: Mapping[str, DeviceClass]) -> dict[str, str
 
 
 def claim_for(pod: Pod, classes: Mapping[str, DeviceClass]) -> ResourceClaim | None:
-    """The claim that kube-scheduler would make for the pod; None if it asks for nothing that a class stands for."""
+    """The claim that kube-scheduler would make for the pod; None if no class stands for anything it requests."""
     asked = classes_asked(pod, classes)
     requests = [request for resource, name in asked.items() for request in _requests(pod, resource, name)]
     if not requests:
@@ -49,7 +48,7 @@ def claim_for(pod: Pod, classes: Mapping[str, DeviceClass]) -> ResourceClaim | N
 
 
 def note(resource: str, device_class: str, minor: int | None) -> str:
-    """What is to be said of such a claim."""
+    """The text that explains such a claim."""
     text = f"For {resource}, kube-scheduler makes a claim of DeviceClass {device_class}, which stands for it"
     if minor is not None and minor < DEFAULT_SINCE_MINOR:
         return f"{text}; in Kubernetes 1.{minor} only with the feature gate DRAExtendedResource."
@@ -57,9 +56,9 @@ def note(resource: str, device_class: str, minor: int | None) -> str:
 
 
 def _requests(pod: Pod, resource: str, device_class: str) -> list[DeviceRequest]:
-    """One request for each container that lives on; and one for the init containers, as far as those do not lend them theirs.
+    """One request per container that keeps running, and one for what init containers need beyond those.
 
-    Init containers run one after another, each before the containers that follow it: they share what those will use.
+    Init containers run one after another before the containers that follow them, and share devices with these.
     """
     lasting: dict[int, DeviceRequest] = {}
     passing: list[tuple[int, Container]] = []
@@ -92,24 +91,23 @@ def _containers(pod: Pod) -> Sequence[Container]:
 
 
 def _asked(container: Container) -> dict[str, str | int | float]:
-    """Requests, with limits where there is no request: so the API server completes them."""
+    """Requests, or limits where there is no request, as the API server defaults them."""
     return {**container.resources.limits, **container.resources.requests}
 
 
 def _amount(container: Container, resource: str) -> int:
-    """The whole number asked of a resource; what is none counts for none."""
+    """The whole number requested of a resource; anything else counts as 0."""
     amount = Quantity.read(str(_asked(container).get(resource, 0)))
     whole, rest = divmod(amount.nanos if amount is not None else 0, 10**9)
     return 0 if rest else whole
 
 
 def _is_extended(name: str) -> bool:
-    """Whether a resource is none of Kubernetes' own."""
     return name.startswith(BY_CLASS) or ("/" in name and "kubernetes.io/" not in name)
 
 
 def _class_of(resource: str, classes: Mapping[str, DeviceClass]) -> str:
-    """The class that stands for the resource: of several the newest, of equally old ones the first by name; "" if none does."""
+    """The class of the resource: the newest, of equally old ones the first by name; "" if there is none."""
     if resource.startswith(BY_CLASS):
         name = resource.removeprefix(BY_CLASS)
         return name if name in classes else ""
@@ -118,6 +116,6 @@ def _class_of(resource: str, classes: Mapping[str, DeviceClass]) -> str:
 
 
 def _age_and_name(device_class: DeviceClass) -> tuple[float, str]:
-    """Classes of files have no age: they are created when they are applied."""
+    """Sort the newest first. Classes read from files have no age and count as newest."""
     created = device_class.metadata.creation_timestamp
     return (-created.timestamp() if created is not None else float("-inf"), device_class.metadata.name)

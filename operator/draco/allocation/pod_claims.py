@@ -1,6 +1,6 @@
-"""The claims of a pod: those it names, and those that are, or would be, made for it from templates.
+"""The claims of a pod: those it names, and those made for it from templates, now or later.
 
-Owns the looking up, and what is said of one that is not there. Claims for extended resources are `extended_resources`'.
+Owns finding them and the errors for missing ones. `extended_resources` has claims for extended resources.
 """
 
 from collections import Counter
@@ -19,20 +19,20 @@ from draco.resources.names import ANNOTATION_POD_CLAIM
 
 
 class MissingClaimError(DracoError):
-    """A pod uses a claim or a template that is not there; says which, and what may have been meant."""
+    """A pod uses a missing claim or template; the text names it and a likely intended one."""
 
 
 def held_back(pods: Iterable[Pod]) -> list[Pod]:
-    """The pods that are to use a claim, if somebody else's scheduling gate holds each of them; none where one may use it now."""
+    """The pods that will use a claim, if other scheduling gates hold all of them; empty if one may use it now."""
     alive = [pod for pod in pods if not pod.is_over]
     return alive if all(pod.waits and pod.is_gated_by_others for pod in alive) else []
 
 
 class KnownClaims(Protocol):
-    """Claims by their keys."""
+    """Claims by key."""
 
     def get(self, key: ObjectKey, /) -> ResourceClaim | None:
-        """The claim, if it is there."""
+        """The claim, or None."""
         ...
 
 
@@ -42,17 +42,14 @@ def claims_of(
     templates: Mapping[ObjectKey, ResourceClaimTemplate],
     classes: Mapping[str, DeviceClass],
 ) -> list[ResourceClaim]:
-    """The claims of a pod in the pod's order, that for extended resources last. Raises MissingClaimError."""
+    """The claims of a pod in its order, the one for extended resources last. Raises MissingClaimError."""
     made = {status.name: status.resource_claim_name for status in pod.status.resource_claim_statuses}
     found = [_claim(pod, entry, made.get(entry.name), claims, templates) for entry in pod.spec.resource_claims]
     return found + _for_extended_resources(pod, claims, classes)
 
 
 def known_claims_of(pod: Pod, claims: KnownClaims, classes: Mapping[str, DeviceClass]) -> list[ResourceClaim]:
-    """Those of a pod's claims that are there: what is missing is yet to be made, or to be said.
-
-    That for extended resources is made only when the pod gets a node. It is there as it would be made.
-    """
+    """The existing claims of a pod, and the one for extended resources as it would be made when the pod gets a node."""
     named = msgspec.structs.replace(
         pod, status=msgspec.structs.replace(pod.status, extended_resource_claim_status=None)
     )
@@ -70,15 +67,15 @@ def _for_extended_resources(pod: Pod, claims: KnownClaims, classes: Mapping[str,
 
 
 def made_for(claim: ResourceClaim) -> OwnerReference | None:
-    """The pod that kube-controller-manager made the claim for from a template, if it did."""
+    """The pod for which kube-controller-manager made the claim from a template; None for other claims."""
     owner = claim.metadata.controller
     return owner if owner and owner.kind == "Pod" and ANNOTATION_POD_CLAIM in claim.metadata.annotations else None
 
 
 def naming_made(pod: Pod, made: Iterable[ResourceClaim]) -> Pod:
-    """The pod with a status that names what was made for it, as its own does a moment after the claim is there.
+    """The pod with a status that names the claims made for it, as kube-controller-manager writes it a moment after making them.
 
-    By the rule of kube-controller-manager itself. Of two claims for one entry it is not known which it will be: neither is named.
+    Names no claim if two were made for one entry, as it is unknown which will be used.
     """
     said = {status.name for status in pod.status.resource_claim_statuses}
     awaited = {each.name for each in pod.spec.resource_claims if each.resource_claim_template_name} - said
@@ -98,12 +95,12 @@ def naming_made(pod: Pod, made: Iterable[ResourceClaim]) -> Pod:
 
 
 def uses_devices(pod: Pod, classes: Mapping[str, DeviceClass]) -> bool:
-    """Whether the pod uses claims, or asks for extended resources that classes stand for."""
+    """Whether the pod uses claims, or requests extended resources that have a class."""
     return bool(pod.spec.resource_claims or pod.claims or (pod.waits and claim_for(pod, classes)))
 
 
 def using(pod: Pod, claims: Sequence[ResourceClaim]) -> Pod:
-    """The pod as if each entry named the claim that `claims_of` has for it, whatever that is called now."""
+    """The pod with each entry naming the claim that `claims_of` returned for it, whatever its current name."""
     entries = [
         PodResourceClaim(name=entry.name, resource_claim_name=claim.metadata.name)
         for entry, claim in zip(pod.spec.resource_claims, claims, strict=False)
@@ -142,13 +139,13 @@ def _claim(
 
 
 def made_from(template: ResourceClaimTemplate, name: str) -> ResourceClaim:
-    """The claim that a template stands for."""
+    """A claim made from a template."""
     metadata = ObjectMeta(name=name, namespace=template.metadata.namespace)
     return ResourceClaim(metadata=metadata, spec=template.spec.spec)
 
 
 def _meant(name: str, namespace: str, known: Mapping[ObjectKey, object]) -> str:
-    """What may have been meant: a like name in the namespace, or the same name in another one."""
+    """A likely intended name: a similar one in the namespace, or the same in another one."""
     near = get_close_matches(name, [key.name for key in known if key.namespace == namespace], n=1)
     if near:
         return f"; did you mean {near[0]}?"

@@ -1,7 +1,7 @@
-"""Attribute paths: what an expression can possibly read of a device.
+"""Attribute paths: what an expression may read of a device.
 
-Owns the static analysis, which errs on the safe side: two devices that agree in all the paths of an expression give the same
-result, or the same error. Evaluates nothing.
+Owns the static analysis. It may report too many paths but never too few: two devices that agree in all paths of an expression
+give the same result, or the same error. Evaluates nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,10 +15,10 @@ PathKind: TypeAlias = OneOf["attributes", "capacity", "driver", "allowMultipleAl
 
 
 class AttributePath(NamedTuple):
-    """One thing an expression reads.
+    """One read of an expression.
 
-    With a domain and an id: the value of that attribute or capacity, or that there is none. With a domain alone: whether the
-    device has anything in it. With neither: the device's driver, or whether it allows multiple allocations.
+    With domain and id: the value, or absence, of that attribute or capacity. With domain only: whether the device has anything in
+    that domain. With neither: the device's driver, or whether it allows multiple allocations.
     """
 
     kind: PathKind
@@ -27,10 +27,10 @@ class AttributePath(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """All that an expression reads; with `everything` it also looks at attributes or capacities as a whole.
+    """Everything that an expression reads. `everything`: it also reads all attributes or capacities as a whole.
 
-    `compared` has those attributes of which it asks no more than whether they are there and whether they equal some strings:
-    two strings that are none of these are the same to it.
+    `compared` has attributes that are only tested for presence and equality with some strings; two strings that are none of these
+    give the same result.
     """
 
     paths: frozenset[AttributePath]
@@ -39,18 +39,18 @@ class Reads(NamedTuple):
 
 
 _Place: TypeAlias = tuple[str, ...]
-"""Where in a device a part of the expression is: the steps that lead there from the device."""
+"""The steps from the device to a part of it."""
 _Scope: TypeAlias = dict[str, _Place | None]
-"""What the variables around a part stand for; None for anything that is no place in a device."""
+"""The places of the variables in scope; None for a variable that is no place in a device."""
 _VALUE: Final = 3
-"""How many steps lead to a value."""
+"""Number of steps to a value."""
 _DEEPEST: Final = _VALUE + 1
-"""Steps that are kept: enough to know a value from what is taken out of one."""
+"""Steps that are kept: enough to tell a value from a part of one."""
 _DEVICE: Final = ()
 
 
 def reads(root: Expr) -> Reads:
-    """Find what the expression reads."""
+    """Find everything the expression reads."""
     paths: set[AttributePath] = set()
     compared: dict[AttributePath, frozenset[str]] = {}
     everything = False
@@ -82,13 +82,13 @@ def reads(root: Expr) -> Reads:
 
 
 def path_of(node: Expr) -> AttributePath | None:
-    """Return the one attribute, capacity or other value that a node outside of any macro stands for, if it plainly does."""
+    """Return the attribute, capacity or other value that a node outside of macros stands for; None if it is anything else."""
     place = _place(node, {})
     return None if place is None else _path(place)
 
 
 def _inside(node: Expr, scope: _Scope) -> Iterator[tuple[Expr, _Scope]]:
-    """The parts of a node, with what variables stand for there."""
+    """The parts of a node, each with its scope."""
     if not isinstance(node, Comprehension):
         for part in children(node):
             yield part, scope
@@ -99,7 +99,7 @@ def _inside(node: Expr, scope: _Scope) -> Iterator[tuple[Expr, _Scope]]:
         yield node.init, scope
     around = {**scope, node.accumulator: bound}
     yield node.result, around
-    if node.macro == "bind":  # its loop runs over nothing
+    if node.macro == "bind":  # bind's loop has no iterations
         return
     within: _Scope = {**around, node.variable: None}
     if node.second_variable is not None:
@@ -109,7 +109,7 @@ def _inside(node: Expr, scope: _Scope) -> Iterator[tuple[Expr, _Scope]]:
 
 
 def _place(node: Expr, scope: _Scope) -> _Place | None:
-    """The place that a node spells, if it does: `device`, a variable bound to a place, and fields of either."""
+    """The place that a node spells: `device`, a variable bound to a place, or fields of either; None for any other node."""
     fields: list[str] = []
     while True:
         match node:
@@ -124,7 +124,7 @@ def _place(node: Expr, scope: _Scope) -> _Place | None:
                 fields.append(field)
                 node = operand
             case Call(function="value", target=Select() | Call() | Identifier() as held, arguments=()):
-                node = held  # an optional is where what it holds is
+                node = held  # an optional has the place of its value
             case Identifier():
                 break
             case _:
@@ -139,7 +139,7 @@ def _place(node: Expr, scope: _Scope) -> _Place | None:
 
 
 def _path(place: _Place) -> AttributePath | None:
-    """What using the value of a place reads; None for a whole map or more."""
+    """What is read if the value of a place is used; None for a whole map or more."""
     match place:
         case ("driver",):
             return AttributePath("driver")
@@ -153,7 +153,7 @@ def _path(place: _Place) -> AttributePath | None:
 
 
 def _asked(node: Expr, scope: _Scope) -> _Place | None:
-    """The place that a question for mere presence is about: `has(a.b)`, `"b" in a`, `a.?b.hasValue()`."""
+    """The place that a node tests for presence: `has(a.b)`, `"b" in a`, `a.?b.hasValue()`; None for any other node."""
     match node:
         case Select(is_test=True):
             place, name = _place(node.operand, scope), node.field
@@ -170,7 +170,7 @@ def _asked(node: Expr, scope: _Scope) -> _Place | None:
 
 
 def _presence(place: _Place) -> AttributePath | None:
-    """What asking whether a place is there reads."""
+    """What is read if the presence of a place is tested."""
     match place:
         case ("attributes", domain):
             return AttributePath("attributes", domain)
@@ -184,7 +184,7 @@ def _is_attribute(place: _Place) -> bool:
 
 
 def _equated(node: Expr, scope: _Scope) -> tuple[AttributePath, frozenset[str]] | None:
-    """An attribute of which a part of the expression only asks whether it is one of some strings, and these."""
+    """An attribute that a node only compares with strings for equality, and these strings; None for any other node."""
     match node:
         case (
             Call(function="_==_" | "_!=_", arguments=(operand, Literal(kind="string", value=str(text))))

@@ -1,6 +1,6 @@
-"""Selectors: an expression that is ready to be asked about devices.
+"""Selectors: compiled expressions that can be evaluated on devices.
 
-Owns the way from text to answer: parse, check, compile, and what is known of the expression beforehand.
+Owns the steps from text to answer (parse, check, compile) and what is known about an expression in advance.
 """
 
 from collections.abc import Mapping
@@ -23,10 +23,11 @@ from draco.cel.values.values import Value, type_name
 
 
 class Selector:
-    """A compiled expression. It does not change; any number of threads may use one.
+    """A compiled expression. Immutable and thread-safe.
 
     `paths` is what it reads of a device, complete unless `reads_everything`: two devices that agree there get the same answer.
-    So they do if they differ in an attribute of `compared` (see `Reads`), but both have a string there that is none of these.
+    They may also differ in an attribute of `compared` (see `Reads`) if both have a string there that is none of the compared
+    ones.
     """
 
     __slots__ = ("_checked", "_environment", "_run", "_slots", "compared", "expression", "paths", "reads_everything")
@@ -44,10 +45,10 @@ class Selector:
         self.paths: Final[frozenset[AttributePath]] = read.paths
         self.reads_everything: Final[bool] = read.everything
         self.compared: Final[Mapping[AttributePath, frozenset[str]]] = read.compared if is_cheap else {}
-        """None if the length of a string can decide whether the evaluation becomes too costly."""
+        """Empty if the length of a string can decide whether the evaluation exceeds the cost limit."""
 
     def matches(self, device: DeviceVariable) -> bool:
-        """Whether the device is selected. Raises EvaluationError with Kubernetes' words."""
+        """Whether the selector matches the device. Raises EvaluationError with Kubernetes' text."""
         value = _evaluated(self._run, device, self._slots.copy())
         if value is True or value is False:
             return value
@@ -56,13 +57,13 @@ class Selector:
 
     @property
     def estimated_cost(self) -> int | None:
-        """The most that Kubernetes expects an evaluation to cost, or None where that has no bound. Computed when asked."""
+        """Kubernetes' estimate of the highest cost of an evaluation, or None if it has no bound. Computed on each access."""
         return estimated_cost(self._checked, self._environment)
 
     def cost(self, device: DeviceVariable) -> int:
-        """Return what Kubernetes charges for evaluating the expression on this device, of 1,000,000 that it may cost.
+        """Return Kubernetes' charge for evaluating the expression on this device; the limit is 1,000,000.
 
-        Slow: compiles the expression once more. Raises EvaluationError where the evaluation fails.
+        Slow: compiles the expression again. Raises EvaluationError if the evaluation fails.
         """
         compiler = Compiler(Metered(), self._checked.overloads)
         run = compiler.compile(self._checked.ast.root)
@@ -82,7 +83,7 @@ def _evaluated(run: Run, device: DeviceVariable, slots: Slots) -> Value:
 
 @lru_cache(maxsize=REMEMBERED)
 def compile_selector(expression: str, *, environment: Environment = STORED_EXPRESSIONS) -> Selector:
-    """Compile a selector as Kubernetes does in this environment. Raises CompileError with Kubernetes' words."""
+    """Compile a selector as Kubernetes does in this environment. Raises CompileError with Kubernetes' text."""
     checked = check(parse(expression), environment)
     validate(checked)
     check_result(checked, environment)
@@ -94,7 +95,7 @@ def compile_selector(expression: str, *, environment: Environment = STORED_EXPRE
 
 @lru_cache(maxsize=1024)
 def ready_selector(expression: str) -> Selector | str:
-    """The selector, compiled once however often it is asked for; what is wrong with it, on one line, if it does not compile."""
+    """The compiled selector from a cache, or its error on one line if it does not compile."""
     try:
         return compile_selector(expression)
     except CompileError as error:

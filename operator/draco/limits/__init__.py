@@ -1,1 +1,1 @@
-"""What tenants may hold: what claims count as, the limits on it, and what is said of both. Pure."""
+"""What tenants may hold: amounts of claims, DeviceLimits, and their texts. Pure."""

@@ -1,9 +1,8 @@
-"""How much a claim holds, in the amounts that a DeviceLimit can bound.
+"""How much a claim holds, in the amounts that a DeviceLimit can limit.
 
-Owns what a GPU, a partition and a share of a device count as. All amounts are whole billionths, so that adding up is exact. What
-is published says how large a device is; one that is published without memory counts none. Of one that is not published any more
-its name is known: a partition then counts as another one of its profile in the pool does, and what nothing is known of as one
-whole GPU without memory.
+Owns what a GPU, a partition and a share of a device count as. Amounts are integers in billionths, so that sums are exact. Sizes
+come from what is published; a device without published memory counts 0. An unpublished partition counts as another of its profile
+in the pool; any other unpublished device counts as one whole GPU without memory.
 """
 
 import re
@@ -22,15 +21,15 @@ from draco.resources.names import PoolKey, read_partition_name
 ONE: Final = 10**9
 """One, in billionths."""
 _SLICE: Final = re.compile(r"memory-?slice-?[0-9]+", re.IGNORECASE)
-"""A counter or a capacity that stands for one memory slice: memory-slice-0, and memorySlice0 in NVIDIA's own driver."""
+"""A counter or capacity of one memory slice: memory-slice-0, or memorySlice0 in NVIDIA's driver."""
 _PROFILE: Final = re.compile(r"([0-9]+)g\.")
 _COMPUTE_SLICES: Final = 7
 _SLICES_OF_PROFILE: Final[Mapping[int, int]] = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
-"""Memory slices by compute slices, for partitions that are published without counters."""
+"""Memory slices by compute slices, for partitions without counters."""
 
 
 class LimitedAmount(StrEnum):
-    """What can be limited, by the names of the fields of a DeviceLimit."""
+    """What can be limited, by the field names of a DeviceLimit."""
 
     DEVICES = "devices"
     MEMORY = "memory"
@@ -39,7 +38,7 @@ class LimitedAmount(StrEnum):
 
 
 class DeviceOrigin(NamedTuple):
-    """By which DeviceClass a device was asked for, and whose it is. The driver is "" while no device is chosen yet."""
+    """The DeviceClass that a device was requested with, and its driver; "" before a device is chosen."""
 
     device_class: str
     driver: str
@@ -51,9 +50,9 @@ HardwareOf: TypeAlias = Callable[[PoolKey], PoolHardware]
 
 
 class ClaimHoldings(msgspec.Struct, frozen=True):
-    """What a claim holds. `unknown` are its devices of which nothing is known but their names.
+    """What a claim holds. `unknown` are its devices of unknown size.
 
-    `unsized` are those that are published without memory, as GPUs are whose memory is the host's.
+    `unsized` are those published without memory, such as GPUs that use the host's memory.
     """
 
     holdings: Holdings
@@ -80,7 +79,7 @@ def holdings_of(claim: ResourceClaim, hardware: HardwareOf) -> ClaimHoldings:
 
 
 def least_of(claim: ResourceClaim) -> Holdings:
-    """What the claim will hold at least, whatever devices it gets: those that it asks for by number."""
+    """The minimum that the claim will hold, whatever devices it gets: those requested by number."""
     found: dict[DeviceOrigin, Counter[LimitedAmount]] = {}
     for request in claim.spec.devices.requests:
         asked = request.exactly
@@ -91,7 +90,7 @@ def least_of(claim: ResourceClaim) -> Holdings:
 
 
 def added(several: Iterable[Holdings]) -> Holdings:
-    """What several hold together."""
+    """The sum of several holdings."""
     found: dict[DeviceOrigin, Counter[LimitedAmount]] = {}
     for holdings in several:
         for origin, amounts in holdings.items():

@@ -1,8 +1,7 @@
-"""DeviceLimits as rules: whose claims they count, which devices, how much is permitted, and why a claim waits, in words.
+"""DeviceLimits as rules: which namespaces and devices they count, what they permit, and why a claim waits.
 
-Owns the reading of a DeviceLimit, and the check of what a claim would take against all of them. A check is about one moment: it
-is made of what is held then, and what it lets through counts for all that it is asked about afterwards. Owns also the sentences,
-and amounts as people write them.
+Owns reading a DeviceLimit, and checking a request against all of them. A check starts from what is held at one moment and adds
+what it permits. Also owns the texts, and amounts as people write them.
 """
 
 from collections import Counter
@@ -21,7 +20,7 @@ NamespaceLabels: TypeAlias = Mapping[str, Mapping[str, str]]
 
 
 class LimitRule(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit that was read. `permitted` has the amounts that it sets; of no others it says anything."""
+    """A DeviceLimit that was read. `permitted` has only the amounts that it limits."""
 
     name: str
     selector: LabelSelector
@@ -31,7 +30,7 @@ class LimitRule(msgspec.Struct, frozen=True, kw_only=True):
     permitted: Amounts
 
     def counts(self, origin: DeviceOrigin) -> bool:
-        """Whether such devices are meant. Of a device that is not chosen yet the driver is not known: then not, if one is set."""
+        """Whether the limit counts these devices. Before a device is chosen its driver is "": not counted if a driver is set."""
         return (not self.classes or origin.device_class in self.classes) and self.driver in {"", origin.driver}
 
     def of(self, holdings: Holdings) -> Amounts:
@@ -44,7 +43,7 @@ class LimitRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rule_of(limit: DeviceLimit) -> LimitRule:
-    """The rule. An amount that is no quantity, which the API server refuses, is left out."""
+    """The rule. Omits invalid quantities, which the API server would refuse."""
     spec = limit.spec
     return LimitRule(
         name=limit.metadata.name,
@@ -67,7 +66,7 @@ def read_amounts(written: DeviceAmounts) -> dict[LimitedAmount, int]:
 
 
 class LimitRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """What a claim would take beyond a limit. `namespace` is "" where the limit is one of all its namespaces together."""
+    """What a claim would take beyond a limit. `namespace` is "" if the limit covers all its namespaces together."""
 
     limit: str
     amount: LimitedAmount
@@ -78,7 +77,7 @@ class LimitRefusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitCheck:
-    """All limits at one moment. `held` says what the claims of a namespace hold; what is taken here is added to it."""
+    """All limits at one moment. `held` returns what the claims of a namespace hold; `take` adds to it."""
 
     def __init__(
         self, rules: Sequence[LimitRule], namespaces: NamespaceLabels, held: Callable[[str], Holdings]
@@ -90,7 +89,7 @@ class LimitCheck:
         self._used: dict[tuple[str, str], Counter[LimitedAmount]] = {}  # by rule, and namespace or ""
 
     def refusals(self, namespace: str, taking: Holdings) -> list[LimitRefusal]:
-        """The limits that forbid a namespace to take this too. Nothing is counted."""
+        """The limits that forbid a namespace to take this too. Counts nothing."""
         found = []
         for rule in self._rules_for(namespace):
             more = rule.of(taking)
@@ -112,7 +111,7 @@ class LimitCheck:
         return found
 
     def take(self, namespace: str, taking: Holdings) -> None:
-        """Count this as held from now on."""
+        """Count this as held."""
         self._taken.setdefault(namespace, []).append(taking)
         for rule in self._rules_for(namespace):
             if (known := self._used.get((rule.name, _scope(rule, namespace)))) is not None:
@@ -153,7 +152,7 @@ _SMALLER: Final = "Ask for a smaller profile"
 
 
 def refusal_text(refusals: Sequence[LimitRefusal], namespace: str, *, claims: int = 1) -> str:
-    """Why claims wait, by the first limit that forbids them, and what to do."""
+    """Why claims wait, by the first limit that forbids them, and the fix."""
     first = refusals[0]
     noun = _NOUN[first.amount]
     used, taking, permitted = (text_of(first.amount, each) for each in (first.used, first.taking, first.permitted))
@@ -172,7 +171,7 @@ def refusal_text(refusals: Sequence[LimitRefusal], namespace: str, *, claims: in
 
 
 def use_text(used: Amounts, permitted: Amounts) -> str:
-    """How much is held of what is permitted: "2 of 4 devices, 78Gi of 80Gi of GPU memory"."""
+    """Used and permitted amounts: "2 of 4 devices, 78Gi of 80Gi of GPU memory"."""
     return ", ".join(
         f"{text_of(amount, used.get(amount, 0))} of {text_of(amount, most)}{_NOUN[amount]}"
         for amount, most in permitted.items()
@@ -180,7 +179,7 @@ def use_text(used: Amounts, permitted: Amounts) -> str:
 
 
 def text_of(amount: LimitedAmount, nanos: int) -> str:
-    """An amount for people, not quite exact: 78Gi, 9.5Gi, 2.375."""
+    """An amount for people, rounded: 78Gi, 9.5Gi, 2.375."""
     if amount is not LimitedAmount.MEMORY:
         return _decimals(nanos / ONE, 3)
     octets = nanos // ONE
@@ -189,7 +188,7 @@ def text_of(amount: LimitedAmount, nanos: int) -> str:
 
 
 def written(amounts: Amounts) -> DeviceAmounts:
-    """The amounts as a status has them."""
+    """The amounts for a status."""
 
     def of(amount: LimitedAmount, text: Callable[[int], str]) -> str | None:
         return text(amounts[amount]) if amount in amounts else None

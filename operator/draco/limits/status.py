@@ -1,6 +1,6 @@
-"""What a DeviceLimit says of itself: who holds how much of what, whether that is within the limit, and what is odd about it.
+"""The status of a DeviceLimit: who holds how much, whether that is within the limit, and possible mistakes in it.
 
-Owns its condition and its sentences. What may be allocated is `rules`'s to say.
+Owns its condition and texts. `rules` decides what may be allocated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,34 +23,34 @@ _EXCEEDED: Final = "Nothing is taken away; Draco allocates no more there until l
 
 
 class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a limit counts now: what each selected namespace holds of it, and all of them together."""
+    """What a limit counts now: the amounts of each selected namespace."""
 
     rule: LimitRule
     by_namespace: Mapping[str, Amounts]
     unknown: Sequence[str] = ()
-    """Devices that are not published, and whose size nothing says."""
+    """Devices of unknown size, because they are not published."""
     unsized: Sequence[str] = ()
-    """Devices that are published without memory."""
+    """Devices published without memory."""
 
     @property
     def together(self) -> Amounts:
-        """What all selected namespaces hold."""
+        """The total of all selected namespaces."""
         return {
             amount: sum(each.get(amount, 0) for each in self.by_namespace.values()) for amount in self.rule.permitted
         }
 
     @property
     def scopes(self) -> Mapping[str, Amounts]:
-        """What is compared with the limit: by namespace, or under "" all of it."""
+        """What is compared with the limit: by namespace, or the total under ""."""
         return self.by_namespace if self.rule.per is LimitScope.NAMESPACE else {"": self.together}
 
     @property
     def fullest(self) -> str | None:
-        """The namespace that is nearest to the limit, or ""; None where nothing is selected."""
+        """The namespace nearest to the limit, or ""; None if none is selected."""
         return max(sorted(self.scopes), key=lambda name: self.ratio(self.scopes[name]), default=None)
 
     def ratio(self, used: Amounts) -> float:
-        """How much of the limit is used, of its amounts the fullest; infinite where none is permitted and some is held."""
+        """The used fraction of the limit, for its fullest amount; infinite if something is held and nothing permitted."""
         return max((_ratio(used.get(amount, 0), most) for amount, most in self.rule.permitted.items()), default=0.0)
 
 
@@ -61,7 +61,7 @@ def use_of(
     unknown: Sequence[str] = (),
     unsized: Sequence[str] = (),
 ) -> LimitUse:
-    """What the limit counts. `held` needs to have only namespaces whose claims hold something."""
+    """What the limit counts. `held` needs only namespaces whose claims hold something."""
     selected = [name for name, labels in namespaces.items() if rule.selector.selects(labels)]
     return LimitUse(
         rule=rule,
@@ -80,7 +80,7 @@ def limit_status(
     allocates: bool,
     now: datetime,
 ) -> DeviceLimitStatus:
-    """Where a limit stands. `waiting` claims wait because of it; `allocates`: whether Draco allocates in this cluster at all."""
+    """The status of a limit. `waiting` claims wait because of it; `allocates`: whether Draco allocates in this cluster."""
     generation = limit.metadata.generation
     condition = _condition(use, classes)
     parts = [condition.message, *_remarks(use, classes, allocates=allocates)]
@@ -99,7 +99,7 @@ def limit_status(
 
 
 def class_remarks(names: Sequence[str], classes: Mapping[str, DeviceClass]) -> list[str]:
-    """What is to be said of the DeviceClasses that a limit names."""
+    """Remarks about the DeviceClasses that a limit names."""
     missing = [name for name in names if name not in classes]
     foreign = [name for name in names if name in classes and not is_operators(classes[name])]
     found = []

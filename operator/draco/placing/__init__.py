@@ -1,9 +1,9 @@
-"""Placing: which of the places that are free claims get that Draco allocates, and whose pods leave where none is free.
+"""Placing: which free devices the claims get that Draco allocates, and whose pods are preempted if none are free.
 
-Pure: no I/O, no clock, no logging. What fits on a node is decided by `draco.allocation`, and asked there. Evaluates what tenants
-write, so whatever searches belongs into a worker.
+Pure: no I/O, no clock, no logging. `draco.allocation` decides what fits on a node. Evaluates tenants' selectors, so searches must
+run in a worker.
 
-Rooms, each knowing only those after it: `wording` (the place of one pod's claims, in words), `preempting` (whose pods leave for a
-group), `groups` (places for many pods at once, or for none of them), `search` (the best node and devices for the claims of one
-pod), `scoring` (which of two places is better).
+Each room knows only those after it: `wording` (places of one pod's claims, in words), `preempting` (victims for a group),
+`groups` (places for all pods of a group or none), `search` (the best node and devices for one pod's claims), `scoring` (compares
+places).
 """

@@ -1,6 +1,6 @@
-"""Says of claims that Draco allocates where they go, which place was the next best, and why that one lost.
+"""Says where Draco would place claims, the second-best place, and why that one lost.
 
-Owns the lines. Goes by the fleet as it is, for allocated claims as if they had nothing; afterwards the fleet is as before.
+Owns the lines. Uses the current fleet, with allocated claims treated as unallocated, and restores it.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,9 +24,9 @@ from draco.resources.names import PoolKey
 def placement_lines(
     fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None = None, *, spread: Collection[PoolKey] = ()
 ) -> list[str]:
-    """A line or two for claims of one pod, or one claim; none where no claim is Draco's, or Draco has no place for them.
+    """One or two lines for claims of one pod, or one claim; none if no claim is Draco's or there is no place.
 
-    The nodes of the pools in `spread` are filled evenly.
+    Nodes of the pools in `spread` are filled evenly.
     """
     ours = [claim for claim in claims if is_for_operator(claim, fleet.classes)]
     waiting = [claim for claim in ours if claim.status.allocation is None]
@@ -54,7 +54,7 @@ def placement_lines(
 def _chosen(
     found: BestPlacement, waiting: Sequence[ResourceClaim], ours: Sequence[ResourceClaim], *, in_group: bool
 ) -> str:
-    if in_group:  # whose other pods decide as well: what they ask for, and where they are
+    if in_group:  # the group's other pods also influence the place
         return f"If it were not in a group, Draco would place it now: {found}."
     if waiting:
         return f"Draco would place it now: {found}."

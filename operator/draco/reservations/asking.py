@@ -1,10 +1,9 @@
 """What a DeviceReservation asks for: whether it can be reserved, until when, and at which priority.
 
-Owns the problems and their sentences, by the DeviceClasses alone: whether devices match is for those who evaluate selectors. Owns
-also the rule of its end (`expiresAt` is a time, `duration` counts from the creation; the time that it is now is an argument), and
-that of its priority, as the API server finds out that of a pod: the class that is named, else the cluster's default, else 0;
-never one that is the system's, since no ResourceQuota bounds who takes it for a reservation. It is found out once and written
-down: what becomes of the class later changes nothing.
+Owns the problems and their texts, from the DeviceClasses alone; it does not evaluate selectors. Owns the end (`expiresAt` is a
+time, `duration` counts from the creation; the current time is an argument). Owns the priority, resolved as the API server does
+for a pod: the named class, else the cluster's default, else 0; never a system class, because no ResourceQuota limits its use by
+reservations. The priority is resolved once and stored, so later changes of the class have no effect.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +25,7 @@ LABEL: Final = f"{LABEL_ALLOCATOR}={ALLOCATED_BY_OPERATOR}"
 
 
 class ReservationProblem(msgspec.Struct, frozen=True):
-    """What keeps claims from being made: as one word, and as a sentence with what to do."""
+    """Why no claims can be made: a reason in one word, and a sentence with the fix."""
 
     reason: str
     message: str
@@ -36,7 +35,7 @@ class ReservationProblem(msgspec.Struct, frozen=True):
 
 
 def problem_of(spec: ResourceClaimSpec, classes: Mapping[str, DeviceClass]) -> ReservationProblem | None:
-    """The first problem, if there is any."""
+    """The first problem; None if there is none."""
     if any(each.opaque is not None and is_cut(each.opaque.parameters) for each in spec.devices.config):
         return ReservationProblem(
             "ParametersTooDeep",
@@ -71,7 +70,7 @@ def expires_at(reservation: DeviceReservation) -> datetime | None:
     """When the reservation ends; None if it lasts until it is deleted."""
     spec, created = reservation.spec, reservation.metadata.creation_timestamp
     if spec.expires_at is not None:
-        # A time without a zone is of no use to anybody else; as everywhere in Kubernetes it is UTC.
+        # A time without a zone is UTC, as everywhere in Kubernetes.
         return spec.expires_at.astimezone(UTC) if spec.expires_at.tzinfo else spec.expires_at.replace(tzinfo=UTC)
     return created + lasting(spec.duration) if spec.duration and created is not None else None
 
@@ -83,13 +82,13 @@ def is_expired(reservation: DeviceReservation, now: datetime) -> bool:
 
 
 def is_past_from_the_start(reservation: DeviceReservation) -> bool:
-    """Whether it had ended when it was created."""
+    """Whether it had already ended when it was created."""
     end, created = expires_at(reservation), reservation.metadata.creation_timestamp
     return end is not None and created is not None and end <= created
 
 
 HIGHEST: Final = 1_000_000_000
-"""The highest value of a class that people may make (source: scheduling.HighestUserDefinablePriority)."""
+"""The highest value of a user-defined class (source: scheduling.HighestUserDefinablePriority)."""
 NEVER: Final = "Never"
 
 
@@ -101,7 +100,7 @@ class ReservationPriority(msgspec.Struct, frozen=True):
 
 
 def priority_of(name: str, classes: Iterable[PriorityClass]) -> ReservationPriority | ReservationProblem:
-    """What the class of this name gives a reservation; "" means the default."""
+    """The priority from the class of this name; "" means the default class."""
     known = {each.metadata.name: each for each in classes}
     if name and name not in known:
         return ReservationProblem(

@@ -1,7 +1,7 @@
-"""The claims of a DeviceReservation: their names, their manifests, and which of those that exist are its own.
+"""The claims of a DeviceReservation: names, manifests, and ownership.
 
-Owns the rule: a claim is a reservation's if that is its controller. The label is for people, for pods and for those who look for
-claims that belong together; anybody can write it, so it proves nothing.
+Owns the rule: a claim belongs to a reservation if that is its controller. The label is for people, pods and queries; anybody can
+write it, so it proves nothing.
 """
 
 from typing import Any
@@ -16,12 +16,12 @@ from draco.resources.names import ANNOTATION_TOPOLOGY, DRACO_DOMAIN, LABEL_RESER
 
 
 def claim_name(reservation: DeviceReservation, index: int) -> str:
-    """What the claim of this number is called, counted from 0."""
+    """The name of a claim by its number, from 0."""
     return f"{reservation.metadata.name}-{index}"
 
 
 def index_of(claim: ResourceClaim, reservation: DeviceReservation) -> int | None:
-    """The number of a claim; None where its name is none that the reservation gives."""
+    """The number of a claim; None if its name is not one of the reservation's."""
     prefix, dash, number = claim.metadata.name.rpartition("-")
     if not dash or prefix != reservation.metadata.name or not number.isdecimal() or str(int(number)) != number:
         return None
@@ -35,7 +35,7 @@ def reserved_by(claim: ResourceClaim) -> str:
 
 
 def reservation_key(claim: ResourceClaim) -> ObjectKey | None:
-    """The reservation that controls the claim."""
+    """The reservation that controls the claim; None if none does."""
     owner = _reservation(claim)
     return ObjectKey(claim.metadata.namespace, owner.name) if owner is not None else None
 
@@ -56,18 +56,18 @@ def is_there_to_stay(claim: ResourceClaim) -> bool:
 
 
 def is_in_use(claim: ResourceClaim) -> bool:
-    """Whether anybody may use it now."""
+    """Whether it is reserved for a user."""
     return bool(claim.status.reserved_for)
 
 
 def lost_claims(reservation: DeviceReservation) -> list[str]:
-    """The UIDs of what it has lost, by its status: nothing any more once its spec is another."""
+    """The UIDs of claims it has lost, from its status; none after its spec has changed."""
     lost = reservation.status.lost
     return lost.claims if lost is not None and lost.generation == reservation.metadata.generation else []
 
 
 def manifest_of(reservation: DeviceReservation, index: int, spec: ResourceClaimSpec) -> dict[str, Any]:
-    """The claim of this number."""
+    """The manifest of a claim by its number."""
     meta = reservation.metadata
     metadata: dict[str, Any] = {
         "name": claim_name(reservation, index),

@@ -1,12 +1,11 @@
-"""What is to be done about the claims of a DeviceReservation.
+"""What to do about the claims of a DeviceReservation.
 
-Owns which claims are made and which are deleted: names are given from 0 on, a claim that is in use is never deleted, and a name
-that somebody else's claim has is waited for. What the reservation says of itself is `status`'s; nothing is written here.
+Owns which claims are made and deleted: names are numbered from 0, a claim in use is never deleted, and a name used by a foreign
+claim blocks. `status` owns the status; nothing is written here.
 
-Owns also which claims no pod uses, since when, and which lose their devices for that: a claim that has devices and that no pod
-uses is unused from when the operator first sees it so, or it was allocated last; a policy of its GPUs may say for how long it may
-be. What is lost is written down before it is given back, and is not reserved again until the reservation's spec is changed. Which
-policies the GPUs have is the caller's to say.
+Also owns which claims are unused, since when, and which are lost. An allocated claim without pods is unused since the operator
+first saw it so, or since its last allocation; a policy of its GPUs may limit that time. A loss is recorded before the claim is
+deleted, and the claim is not reserved again until the spec changes. The caller finds the policies.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,11 +22,11 @@ from draco.resources.api.reservations import DeviceReservation, LostClaims, Take
 
 
 class ReservedClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """What is there: the reservation's own claims, also those that are being deleted, and what is known of others.
+    """The current claims: the reservation's own (also those being deleted), and related ones.
 
-    `takeovers` are claims of pods that count as one of its own each, `bereft` the UIDs of those that lost what they took over.
-    `lost` are the UIDs of claims, there or not, that it has no more, as no pod used them for too long.
-    `foreign` are names of claims that somebody else made; `awaited` names of own claims that pods wait for.
+    `takeovers` are claims of pods that each count as one of its own, `bereft` the UIDs of those that lost the devices again.
+    `lost` are the UIDs of claims, existing or not, that were unused for too long. `foreign` are names used by others' claims;
+    `awaited` are names of own claims that pods wait for.
     """
 
     own: Sequence[ResourceClaim]
@@ -44,7 +43,7 @@ class ReservedClaims(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReservationPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Claims to make, by number, and claims to delete, each only as it was seen. `blocked` are names that others have."""
+    """Claims to make, by number, and to delete if unchanged. `blocked` are names used by others."""
 
     make: list[int] = []
     delete: list[ResourceClaim] = []
@@ -64,7 +63,7 @@ def plan(
     problem: ReservationProblem | None = None,
     room: int,
 ) -> ReservationPlan:
-    """What is to be done now. With a `problem` nothing is made, and at most `room` claims are."""
+    """What to do now. With a `problem` no claims are made; otherwise at most `room`."""
     staying = claims.staying
     if unused := [each for each in staying if each.metadata.uid in claims.lost and not is_in_use(each)]:
         return ReservationPlan(delete=unused)
@@ -79,9 +78,9 @@ def plan(
 
 
 def is_whole(reservation: DeviceReservation, claims: Sequence[ResourceClaim], now: datetime) -> bool:
-    """Whether all claims are made that the reservation asks for, and it has not ended: only then are they to get devices.
+    """Whether all claims of a current reservation exist; only then do they get devices.
 
-    `claims` are all of the namespace that may be its own, allocated or not.
+    `claims` are all in the namespace that may be its own, allocated or not.
     """
     own = [each for each in claims if reserved_by(each) == reservation.metadata.uid and is_there_to_stay(each)]
     elsewhere = len(reservation.status.takeovers)
@@ -90,9 +89,9 @@ def is_whole(reservation: DeviceReservation, claims: Sequence[ResourceClaim], no
 
 
 def _to_give_back(reservation: DeviceReservation, claims: ReservedClaims, number: int) -> list[ResourceClaim]:
-    """So many claims, or as many as nobody uses.
+    """The `number` claims to delete, or fewer if the others are in use.
 
-    First those whose devices are taken over, then those without devices and those for which no pod waits, the last first.
+    In this order: claims whose devices are taken over, without devices, that no pod waits for, with the highest number.
     """
     yielding = {each.reserved for each in claims.takeovers if each.allocation is not None}
 
@@ -111,7 +110,7 @@ def _to_give_back(reservation: DeviceReservation, claims: ReservedClaims, number
 
 
 def _to_make(reservation: DeviceReservation, claims: ReservedClaims, number: int) -> tuple[list[int], list[str]]:
-    """The lowest numbers that are free, and which names among them others have. What is being deleted has its name as yet."""
+    """The lowest free numbers, and the names among them used by others. Claims being deleted still occupy their names."""
     staying = {each.metadata.name for each in claims.staying}
     leaving = {each.metadata.name for each in claims.own} - staying
     make: list[int] = []
@@ -130,20 +129,17 @@ def _to_make(reservation: DeviceReservation, claims: ReservedClaims, number: int
 
 
 def names_to_look_at(reservation: DeviceReservation, own: int) -> list[ObjectKey]:
-    """The names that the reservation's claims can have now: whatever else has one of them is in the way."""
+    """The names that the reservation's claims can have now."""
     most = reservation.spec.count + own
     return [ObjectKey(reservation.metadata.namespace, claim_name(reservation, index)) for index in range(most)]
 
 
 WARNED_OF: Final = 4
-"""A reservation is warned for the last of so many parts of the time."""
+"""The warning begins in the last 1/WARNED_OF of the time."""
 
 
 class UnusedClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """`idle` is what no pod uses and a policy bounds, `warned` of it what is lost soon, and `lost` the UIDs of what goes.
-
-    `next` is when there is something else to be said or done.
-    """
+    """`idle` has unused claims with a limit, `warned` those lost soon, `lost` UIDs of lost claims, `next` the next change."""
 
     idle: list[UnusedClaim] = []
     warned: list[UnusedClaim] = []
@@ -157,7 +153,7 @@ def idle_claims(
     longest: Callable[[ResourceClaim], timedelta | None],
     now: datetime,
 ) -> UnusedClaims:
-    """How it stands now. `longest` is how long a claim may keep its devices unused; None where nothing bounds it."""
+    """The unused claims now. `longest` is how long a claim may stay unused; None without a limit."""
     known = {each.uid: each for each in reservation.status.idle}
     yielding = {each.reserved for each in claims.takeovers if each.allocation is not None}
     used = {each.metadata.uid for each in claims.own if is_in_use(each)}
@@ -185,5 +181,5 @@ def idle_claims(
 
 
 def as_written(reservation: DeviceReservation, lost: list[str]) -> LostClaims | None:
-    """What its status is to say of what it has lost."""
+    """The lost claims as its status records them."""
     return LostClaims(generation=reservation.metadata.generation, claims=lost) if lost else None

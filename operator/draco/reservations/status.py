@@ -1,6 +1,6 @@
-"""What a DeviceReservation says of itself.
+"""The status of a DeviceReservation.
 
-Owns its conditions and its sentences: Ready, which is true while all claims have devices, and Expired. What is done is `plan`'s.
+Owns its conditions and texts: Ready, which is true while all claims have devices, and Expired. `plan` decides what is done.
 """
 
 from collections.abc import Sequence
@@ -35,13 +35,13 @@ NOT_ENABLED: Final = ReservationProblem(
 
 
 class ReservationFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What keeps claims from being made or from getting devices, as far as it is known; "" or None where nothing does."""
+    """What keeps claims from being made or getting devices, if known; "" or None if nothing does."""
 
     problem: ReservationProblem | None = None
     refusal: str = ""
-    """What the API server said to a claim."""
+    """The API server's error for a claim."""
     full: str = ""
-    """That the namespace has as many reserved claims as it may have."""
+    """The error that the namespace has its maximum of reserved claims."""
     begun: Sequence[Takeover] = ()
     """Take-overs that begin now."""
     waits_for: str = ""
@@ -57,7 +57,7 @@ def status_of(
     facts: ReservationFacts,
     now: datetime,
 ) -> DeviceReservationStatus:
-    """The status that the reservation should have."""
+    """The new status of the reservation."""
     taken = [each for each in claims.takeovers if each.uid not in claims.bereft]
     counts = _Counts(
         made=len(claims.staying) + len(claims.takeovers),
@@ -96,7 +96,7 @@ class _Counts(msgspec.Struct, frozen=True):
 def _obstacle(
     reservation: DeviceReservation, counts: _Counts, planned: ReservationPlan, facts: ReservationFacts
 ) -> Condition | None:
-    """What is in the way of claims, or of their devices."""
+    """What prevents claims or their devices; None if nothing does."""
     count, made, reserved = reservation.spec.count - counts.lost, counts.made, counts.reserved
     if facts.problem is not None and (made < count or reserved < made):
         return _not(facts.problem.reason, facts.problem.message)
@@ -122,7 +122,7 @@ def _obstacle(
 
 
 def used_up(claim: ResourceClaim, user: Pod) -> str:
-    """What is said of a claim that has no devices because a pod has used it to its end."""
+    """The text for a claim without devices because its pod has ended."""
     return (
         f"pod {user.metadata.name} has ended, and as long as it is there Kubernetes takes back what claim {claim.metadata.name} "
         "gets: delete the pod."
@@ -130,13 +130,13 @@ def used_up(claim: ResourceClaim, user: Pod) -> str:
 
 
 def lost_text(claims: int) -> str:
-    """What is said of what a reservation has lost."""
+    """The text for lost claims."""
     were = agreeing(claims, "was", "were")
     return f"{counted(claims, 'claim')} {were} given back, as no pod used {them(claims)} for as long as {POLICY_SAYS}."
 
 
 def warning_text(warned: Sequence[UnusedClaim]) -> str:
-    """What is said of what a reservation loses soon, the first first."""
+    """The text for claims that will be lost soon."""
     first, number = min(each.loses_at for each in warned if each.loses_at), len(warned)
     use, lose = agreeing(number, "is used by no pod and loses its", "are used by no pod and lose their"), them(number)
     return (
@@ -179,7 +179,7 @@ def _expired(reservation: DeviceReservation, now: datetime) -> Condition:
 
 
 def refused(name: str, message: str) -> str:
-    """What is said of a claim that the API server does not take."""
+    """The text for a claim that the API server refuses."""
     _, quota, what = message.partition("exceeded quota: ")
     if quota:
         return short_sentence(
@@ -189,12 +189,12 @@ def refused(name: str, message: str) -> str:
 
 
 def full(namespace: str, most: int) -> str:
-    """What is said where a namespace has as many reserved claims as it may have."""
+    """The text for a namespace with its maximum of reserved claims."""
     return f"Reservations have made {most} claims in {namespace}, as many as they may: delete some, or reserve fewer."
 
 
 def no_template(name: str) -> ReservationProblem:
-    """The template that a reservation names does not exist."""
+    """The problem of a missing template."""
     return ReservationProblem(
         "NoTemplate",
         f"There is no ResourceClaimTemplate {shown(name)} in this namespace: create it, or reserve with another.",

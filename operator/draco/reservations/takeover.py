@@ -1,16 +1,16 @@
-"""How the claim that a pod gets from its template takes over the devices of a reserved claim.
+"""How a pod's claim from a template takes over the devices of a reserved claim.
 
 Owns the decision, step by step:
 
-1. A pod, or the template of its claim, has the label draco.dev/reservation with a reservation's name. Its claim waits, and asks
-   for the same as a claim of the reservation that has devices, which new claims may have now, and that nobody uses.
-2. The reservation writes down in its status which claim yields to it, and what that one was allocated. From then on these devices
-   are nobody else's, whatever process decides.
-3. The claim that yields is deleted, only as it was seen: if a pod uses it by then, the take-over is called off.
-4. When it is gone, the pod's claim is given the very same allocation, if new claims may have these devices yet.
-5. As long as the pod's claim is there, it counts as one of the reservation's.
+1. A pod, or the template of its claim, has the label draco.dev/reservation with a reservation's name. Its claim waits, and its
+   spec equals that of an unused claim of the reservation whose devices are available to new claims.
+2. The reservation records in its status which claim yields, and its allocation. From then on no process allocates these devices
+   to another claim.
+3. The yielding claim is deleted if unchanged; if a pod uses it by then, the take-over is cancelled.
+4. When it is gone, the pod's claim gets the same allocation, if its devices are still available to new claims.
+5. While the pod's claim exists, it counts as one of the reservation's.
 
-A pod that cannot run there has its allocation taken back by kube-scheduler; its claim is then allocated like any other.
+If the pod cannot run there, kube-scheduler deallocates its claim, which is then allocated like any other.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,11 +28,11 @@ from draco.resources.api.reservations import DeviceReservation, Takeover
 from draco.resources.names import LABEL_RESERVATION
 
 LONGEST: Final = timedelta(seconds=60)
-"""How long a pod's claim is kept waiting for what it takes over. After that it is allocated like any other."""
+"""How long a pod's claim waits for a take-over. After that it is allocated like any other."""
 
 
 class TakeoverCandidate(msgspec.Struct, frozen=True):
-    """A claim that waits, and the pod that it was made for; since when that could have been served, if it is known."""
+    """A waiting claim with its pod; `since`: from when it could have been served, if known."""
 
     claim: ResourceClaim
     pod: Pod
@@ -40,9 +40,9 @@ class TakeoverCandidate(msgspec.Struct, frozen=True):
 
 
 def reservation_named(candidate: TakeoverCandidate) -> str:
-    """The name of the reservation that the claim, or else its pod, has as a label; "" if none can be taken over.
+    """The reservation in the label of the claim or else its pod; "" if a take-over is not possible.
 
-    Only a pod with this one claim takes over: several would have to lie on one node.
+    Only a pod with one claim takes over, because several claims would have to be on one node.
     """
     claim, pod = candidate.claim, candidate.pod
     is_of_pod = any(each.kind == "Pod" and each.uid == pod.metadata.uid for each in claim.metadata.owner_references)
@@ -60,9 +60,9 @@ def taken_up(
     now: datetime,
     is_set_aside: Callable[[ResourceClaim], bool],
 ) -> list[Takeover]:
-    """The take-overs that begin now: the oldest claims get the first of those that nobody uses or waits for.
+    """The take-overs that begin now: the oldest claims get the first spare ones.
 
-    Not those that `is_set_aside` says have a device which no new claim may have.
+    Excludes claims that `is_set_aside` says have a device that new claims must not get.
     """
     if is_expired(reservation, now):
         return []
@@ -87,7 +87,7 @@ def taken_up(
 def kept_up(
     reservation: DeviceReservation, claims: ReservedClaims, takers: Mapping[str, ResourceClaim], now: datetime
 ) -> list[Takeover]:
-    """The take-overs of the status that go on. `takers` are the claims that are there, by UID."""
+    """The take-overs of the status that continue. `takers` are the existing claims, by UID."""
     used = {each.metadata.name for each in claims.staying if is_in_use(each)}
     found = []
     for each in reservation.status.takeovers:
@@ -96,14 +96,14 @@ def kept_up(
             continue
         if each.allocation is None or taker.status.allocation is not None:
             found.append(msgspec.structs.replace(each, allocation=None))
-        # A clock that was set back must not keep the pod waiting for what nobody gives it.
+        # A clock that was set back must not keep the pod waiting.
         elif each.reserved not in used and not is_expired(reservation, now) and abs(now - each.since) < LONGEST:
             found.append(each)
     return found
 
 
 def allocation_of(takeover: Takeover) -> AllocationResult | None:
-    """What the pod's claim is to be given; None once it was, or if it cannot be read."""
+    """The allocation for the pod's claim; None once it was given, or if it is invalid."""
     if takeover.allocation is None:
         return None
     try:
@@ -127,7 +127,7 @@ def _spare(reservation: DeviceReservation, claims: ReservedClaims, yielding: Col
 def _take(
     spare: list[ResourceClaim], taker: ResourceClaim, is_set_aside: Callable[[ResourceClaim], bool]
 ) -> ResourceClaim | None:
-    """The first that the taker may have; it and those that nobody may are spare no more."""
+    """The first spare claim for the taker; removes it, and those set aside, from `spare`."""
     for one in list(spare):
         if one.spec != taker.spec:
             continue
@@ -143,6 +143,6 @@ def _age(candidate: TakeoverCandidate) -> tuple[str, str]:
 
 
 def _gave_up(candidate: TakeoverCandidate, now: datetime) -> bool:
-    """Whether the claim has waited for so long that it takes over nothing any more: it is served like any other."""
+    """Whether the claim has waited too long for a take-over and is allocated like any other."""
     since = max(filter(None, [candidate.claim.metadata.creation_timestamp, candidate.since]), default=None)
     return since is not None and now - since >= LONGEST

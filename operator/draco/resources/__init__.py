@@ -1,7 +1,7 @@
-"""The vocabulary: API objects as structs, and the value types they carry.
+"""The vocabulary: API objects as structs, and their value types.
 
-Owns what Draco reads and writes of Kubernetes' and its own kinds, Quantity and SemVer. Must not do I/O or decide anything.
+Owns what Draco reads and writes of Kubernetes' and its own kinds, Quantity and SemVer. No I/O, no decisions.
 
-Rooms: `written` (manifests, older versions, what is refused), over `api` (one module for each family of kinds). Beside them:
-`kinds` (where each kind is served), `names` (every name that others depend on), `quantity`, `semver`, and words for people.
+Rooms: `written` (manifests, older versions, API validation) over `api` (one module per family of kinds). Beside them: `kinds`
+(where each kind is served), `names` (all shared names), `quantity`, `semver`, `windows` and `texts` for people.
 """

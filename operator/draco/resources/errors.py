@@ -1,20 +1,20 @@
-"""The base of every error that a person can act on, and what is in a group of errors.
+"""The base of every error that a person can act on, and the contents of an exception group.
 
-Owns one class: each package derives its own small hierarchy from it; the command line prints nothing but its sentence.
+Each package derives its own small hierarchy; the command line prints only the error's sentence.
 """
 
 from collections.abc import Iterator
 
 
 class DracoError(Exception):
-    """Something is wrong that a person can put right: `str()` is one clear sentence saying what, and what to do about it.
+    """An error that a person can fix: `str()` is one clear sentence with the cause and the fix.
 
-    An error that is a defect of ours must not derive from this class: it should reach the log with its traceback.
+    Defects of Draco must not derive from this class, so that they are logged with a traceback.
     """
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors themselves, without the groups in which structured concurrency wraps them."""
+    """The errors inside nested exception groups."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)

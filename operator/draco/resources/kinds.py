@@ -1,6 +1,6 @@
-"""Where each kind is served: group, version, plural, scope, and the struct it decodes to.
+"""Where each kind is served: group, version, plural, scope, and its struct.
 
-Owns this table. Which of several versions a cluster serves is discovered elsewhere (`kube.discovery`).
+Owns this table. `kube.discovery` finds the versions that a cluster serves.
 """
 
 from typing import Generic, TypeVar
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Kind(msgspec.Struct, Generic[T], frozen=True):
-    """One kind at one version, and the struct type its objects decode to."""
+    """One kind at one version, and the struct of its objects."""
 
     group: str
     version: str
@@ -42,19 +42,19 @@ class Kind(msgspec.Struct, Generic[T], frozen=True):
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def reference(self, meta: ObjectMeta) -> ObjectReference:
-        """An object of this kind, as Events name it."""
+        """An object of this kind, as referenced by Events."""
         return ObjectReference(
             api_version=self.api_version, kind=self.kind, name=meta.name, namespace=meta.namespace, uid=meta.uid
         )
 
     def owner(self, meta: ObjectMeta, *, controller: bool | None = True) -> OwnerReference:
-        """An object of this kind, as what it owns names it."""
+        """An object of this kind, as an owner reference."""
         return OwnerReference(
             api_version=self.api_version, kind=self.kind, name=meta.name, uid=meta.uid, controller=controller
         )
 
     def path(self, key: ObjectKey | None = None, *, namespace: str = "", subresource: str = "") -> str:
-        """Return the URL path of one object, or of the collection (of one namespace, or of all) when `key` is None."""
+        """Return the URL path of an object or, if `key` is None, of the collection (of one namespace, or of all)."""
         prefix = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         namespace = key.namespace if key else namespace
         parts = [prefix]
@@ -74,10 +74,10 @@ EVICTION_REQUESTS = Kind("lifecycle.k8s.io", "v1alpha1", "evictionrequests", "Ev
 JOBS = Kind("batch", "v1", "jobs", "Job", True, Job)
 CRON_JOBS = Kind("batch", "v1", "cronjobs", "CronJob", True, CronJob)
 JOB_PODS = Kind("", "v1", "pods", "Pod", True, JobPod)
-"""Pods of Draco's own Jobs, with more of their status than is kept of all pods."""
+"""Pods of Draco's own Jobs, with more of their status than the cache of all pods has."""
 NODES = Kind("", "v1", "nodes", "Node", False, Node)
 NODE_RESOURCES = Kind("", "v1", "nodes", "Node", False, NodeResources)
-"""Nodes with their resources, which are not kept of all nodes."""
+"""Nodes with their resources, which the cache of all nodes does not have."""
 NAMESPACES = Kind("", "v1", "namespaces", "Namespace", False, Namespace)
 LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease", True, Lease)
 EVENTS = Kind("", "v1", "events", "Event", True, Event)
@@ -96,7 +96,7 @@ POD_GROUPS = tuple(
     Kind("scheduling.k8s.io", version, "podgroups", "PodGroup", True, PodGroup)
     for version in ("v1beta1", "v1alpha3", "v1alpha2")
 )
-"""Preferred version first; what is read is the same in all of them."""
+"""Preferred version first; the fields read are the same in all."""
 PRIORITY_CLASSES = Kind("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False, PriorityClass)
 GPU_NODES = Kind("draco.dev", "v1alpha1", "gpunodes", "GpuNode", False, GpuNode)
 DEVICE_MAINTENANCES = Kind("draco.dev", "v1alpha1", "devicemaintenances", "DeviceMaintenance", False, DeviceMaintenance)
@@ -118,7 +118,7 @@ OWN_KINDS = (
     ALLOCATION_REGISTERS,
     DEVICE_RESERVATIONS,
 )
-"""Those that Draco's CustomResourceDefinitions define."""
+"""The kinds of Draco's CustomResourceDefinitions."""
 TOKEN_REVIEWS = Kind("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", False, Review)
 SELF_SUBJECT_REVIEWS = Kind("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview", False, Review)
 SUBJECT_ACCESS_REVIEWS = Kind(

@@ -1,12 +1,11 @@
-"""Quantity: Kubernetes' fixed-point numbers (`40Gi`, `1500m`, `12e6`), to the last quirk.
+"""Quantity: Kubernetes' fixed-point numbers (`40Gi`, `1500m`, `12e6`), with all quirks.
 
-Owns parsing, canonical text, comparison and sums exactly as apimachinery's `resource.Quantity` does them, because selectors,
-counters and shared capacities are decided on these values in two languages at once. Knows nothing of what a quantity measures.
+Owns parsing, canonical text, comparison and sums exactly as apimachinery's `resource.Quantity`, because Go and Python decide
+selectors, counters and shared capacities on the same values. Does not know what a quantity measures.
 
-Go keeps a quantity as an int64 with a decimal exponent while it can and as a big decimal when it cannot; which of the two shows
-in a few answers (`as_int64`, `value`), so it is kept here too. A parsed text that Go takes for canonical is printed unchanged
-(`+5`, `1.500`); the result of a sum never is. Only the length is limited, as Go would otherwise compute for hours: a quantity
-of more than 1,000 digits is refused.
+Go keeps a quantity as an int64 with a decimal exponent if possible, else as a big decimal. A few results depend on which
+(`as_int64`, `value`), so it is kept here too. A parsed text that Go takes for canonical is printed unchanged (`+5`, `1.500`); the
+result of a sum never is. Unlike Go, quantities of more than 1,000 digits are refused, because Go would compute for hours.
 """
 
 import math
@@ -20,10 +19,7 @@ from draco.resources.errors import DracoError
 
 
 class QuantityError(DracoError, ValueError):
-    """A text is not a quantity.
-
-    `upstream` is the sentence with which Kubernetes refuses the same text, for places that must answer as it does.
-    """
+    """A text is not a quantity. `upstream` is Kubernetes' error for it, for callers that must give the same answer."""
 
     def __init__(self, text: str, reason: str, upstream: str) -> None:
         shown = text if len(text) <= 80 else f"{text[:80]}…"
@@ -34,7 +30,7 @@ class QuantityError(DracoError, ValueError):
 
 
 class Format(StrEnum):
-    """The family of suffixes in which a quantity is printed: that of the text it was parsed from."""
+    """The family of suffixes of a quantity, taken from its parsed text."""
 
     DECIMAL_SI = "DecimalSI"
     BINARY_SI = "BinarySI"
@@ -54,15 +50,15 @@ _SHAPE: Final = re.compile(
     r"(?P<sign>[+-]?)0*+(?P<whole>[0-9]*+)(?:(?P<point>\.)(?P<fraction>[0-9]*+))?+"
     r"(?P<suffix>[eEinumkKMGTP]*+[+-]?[0-9]*+)"
 )
-"""Possessive: what follows never matches with less, and trying would take the cube of the length."""
+"""Possessive, because backtracking never matches and would take cubic time."""
 _NUMBER_THEN_LETTERS: Final = re.compile(r"[+-]?[0-9.]*([A-Za-z]+)")
 _EXPONENT: Final = re.compile(r"[eE]([+-]?[0-9]+)")
 
 _MAX_INT64: Final = 2**63 - 1
 _INT64_DIGITS: Final = 18
-"""Decimal digits that always fit in an int64."""
+"""Numbers of so many decimal digits always fit in an int64."""
 _WRAPPING_EXPONENTS: Final = frozenset({1, 2, 3, 6, 9})
-"""Where Go multiplies in one step and lets an overflow wrap round; elsewhere it gives zero."""
+"""Exponents for which Go multiplies in one step and overflow wraps around; for others it gives zero."""
 _NANO: Final = -9
 _MAX_DIGITS: Final = 1000
 
@@ -72,7 +68,7 @@ _MAX_DIGITS: Final = 1000
 class Quantity:
     """One quantity; immutable. Equality, order and hash are by value: `1Gi` equals `1024Mi`.
 
-    The value is `mantissa * 10**exponent`; `wide` says that Go would hold it as a big decimal. Build one with `parse` or `of`.
+    The value is `mantissa * 10**exponent`; `wide` means that Go holds it as a big decimal. Build one with `parse` or `of`.
     """
 
     mantissa: int
@@ -80,11 +76,11 @@ class Quantity:
     wide: bool
     format: Format
     text: str | None = None
-    """What it was parsed from, where Go prints that unchanged."""
+    """The parsed text, if Go prints it unchanged."""
 
     @classmethod
     def read(cls, text: str) -> Self | None:
-        """The quantity that the text is; None where it is none."""
+        """Parse a quantity; None if it is invalid."""
         try:
             return cls.parse(text)
         except QuantityError:
@@ -92,7 +88,7 @@ class Quantity:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a quantity as Kubernetes does; surrounding blanks are not allowed. Raises QuantityError."""
+        """Parse a quantity as Kubernetes does, without surrounding blanks. Raises QuantityError."""
         shape = _SHAPE.fullmatch(text) if text else None
         if shape is None:
             raise QuantityError(text, _what_is_wrong(text), _WRONG_FORMAT)
@@ -110,7 +106,7 @@ class Quantity:
 
     @classmethod
     def _parse_wide(cls, whole: str, fraction: str, format_: Format, exponent: int, *, negative: bool) -> Self:
-        """Read what does not fit in an int64, or is too fine for one: rounded away from zero to a billionth."""
+        """Parse a number that does not fit in an int64: rounded away from zero to a billionth."""
         amount, scale = int(whole + fraction), -len(fraction)
         if format_ is Format.BINARY_SI:
             amount <<= 10 * exponent
@@ -130,13 +126,13 @@ class Quantity:
 
     @classmethod
     def of(cls, number: int, format_: Format = Format.DECIMAL_SI) -> Self:
-        """Return the quantity of a whole number."""
+        """Return the quantity of an integer."""
         return cls(number, 0, wide=not _is_int64(number), format=format_)
 
     @property
     def nanos(self) -> int:
         """The exact value in billionths; no quantity is finer."""
-        if self.exponent < _NANO:  # a sum with a zero that was written very finely
+        if self.exponent < _NANO:  # the sum with a zero of many decimals
             return self.mantissa // _ten_to(_NANO - self.exponent)
         return self.mantissa * _ten_to(self.exponent - _NANO)
 
@@ -147,19 +143,19 @@ class Quantity:
         return f"Quantity({str(self)!r})"
 
     def canonical(self) -> str:
-        """Return the text in canonical form: no fraction, the largest suffix that loses nothing, in the format it came in."""
+        """Return the canonical text: no fraction, the largest exact suffix, in the original format."""
         if not self.mantissa:
             return "0"
         if self.format is Format.BINARY_SI and abs(self.nanos) >= 1024 * 10**9 and self.nanos % 10**9 == 0:
             amount, power = _without_factors(self.nanos // 10**9, 1024)
-            return f"{amount}{_BINARY_OF.get(power, '')}"  # past Ei Go prints the bare number
+            return f"{amount}{_BINARY_OF.get(power, '')}"  # above Ei Go prints no suffix
         amount, tens = _without_factors(self.mantissa, 10)
         exponent = self.exponent + tens
         amount *= _ten_to(exponent % 3)
         exponent -= exponent % 3
         if self.format is Format.DECIMAL_EXPONENT:
             return f"{amount}e{exponent}" if exponent else str(amount)
-        return f"{amount}{_DECIMAL_OF.get(exponent, '')}"  # past E, too
+        return f"{amount}{_DECIMAL_OF.get(exponent, '')}"  # the same above E
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Quantity):
@@ -175,7 +171,7 @@ class Quantity:
         return hash(self.nanos)
 
     def compare(self, other: "Quantity") -> int:
-        """-1, 0 or 1: this one is less than, equal to or greater than the other."""
+        """Return -1, 0 or 1: this one is less than, equal to or greater than the other."""
         return (self.nanos > other.nanos) - (self.nanos < other.nanos)
 
     def sign(self) -> int:
@@ -189,7 +185,7 @@ class Quantity:
         return Quantity(-self.mantissa, self.exponent, wide=self.wide, format=self.format)
 
     def __add__(self, other: "Quantity") -> "Quantity":
-        """The sum, in this one's format, or in the other's when this one is zero."""
+        """The sum, in this one's format, or in the other's if this one is zero."""
         format_ = self.format if self.mantissa else other.format
         exponent = min(self.exponent, other.exponent)
         if self.wide or other.wide:
@@ -204,9 +200,9 @@ class Quantity:
         return Quantity(total, exponent, wide=not fits, format=format_)
 
     def __sub__(self, other: "Quantity") -> "Quantity":
-        """The difference, in this one's format, or in the other's when this one is zero.
+        """The difference, in this one's format, or in the other's if this one is zero.
 
-        Go adds the negated int64, so that the least of them, which is its own negative there, is added instead.
+        Go adds the negated int64, so the smallest int64, which equals its own negation there, is added instead.
         """
         if not other.wide:
             total = self + Quantity(_wrapped(-other.mantissa), other.exponent, wide=False, format=other.format)
@@ -215,14 +211,14 @@ class Quantity:
         return self + Quantity(-other.mantissa, other.exponent, wide=True, format=other.format)
 
     def as_int64(self) -> int | None:
-        """Return the value as a whole number where Go's `AsInt64` has one; None where it has not, even if the value is whole."""
+        """Return the value if Go's `AsInt64` gives one; None otherwise, even for some whole numbers."""
         if self.wide or self.exponent < 0:
             return None
         number = self.mantissa * _ten_to(self.exponent)
         return number if _is_int64(number) else None
 
     def value(self) -> int:
-        """Return the value rounded up to a whole number, as Go's `Value` gives it, int64 overflow included."""
+        """Return the value rounded up to an integer like Go's `Value`, including int64 overflow."""
         if not self.wide:
             number = _rescale_up(self.mantissa, self.exponent, 0)
             return _wrapped(number) if self.exponent in _WRAPPING_EXPONENTS or _is_int64(number) else 0
@@ -233,7 +229,7 @@ class Quantity:
         if down == 0:
             return _wrapped(self.mantissa)
         if down < 0:
-            factor = _ten_to(-down) if -down <= _INT64_DIGITS else -(2**63)  # what amd64 makes of a float too large
+            factor = _ten_to(-down) if -down <= _INT64_DIGITS else -(2**63)  # amd64's conversion of a too large float
             return _wrapped(_wrapped(self.mantissa) * factor)
         divisor = _ten_to(down)
         if self.mantissa < _MAX_INT64 and down <= _INT64_DIGITS:
@@ -243,7 +239,7 @@ class Quantity:
         return _wrapped(-(-self.mantissa // divisor))
 
     def approximate(self) -> float:
-        """Return the nearest float that Go's `AsApproximateFloat64` gives; infinite where a float cannot hold it."""
+        """Return the float of Go's `AsApproximateFloat64`; infinite if it is too large."""
         try:
             base = float(self.mantissa)
         except OverflowError:
@@ -252,7 +248,7 @@ class Quantity:
 
 
 def _read_suffix(text: str, suffix: str) -> tuple[Format, int]:
-    """The format and the exponent of a suffix: a power of 1024 for BinarySI, of ten otherwise."""
+    """Format and exponent of a suffix: a power of 1024 for BinarySI, else of ten."""
     if suffix in _DECIMAL:
         return Format.DECIMAL_SI, _DECIMAL[suffix]
     if suffix in _BINARY:
@@ -284,9 +280,9 @@ def _what_is_wrong(text: str) -> str:
 def _parse_narrow(
     whole: str, fraction: str, format_: Format, exponent: int, *, negative: bool
 ) -> tuple[int, int, bool] | None:
-    """Mantissa, exponent and "keeps its text" of what Go reads as an int64; None for what it reads as a big decimal.
+    """Mantissa, exponent and "keeps its text" if Go reads an int64; None if it reads a big decimal.
 
-    The test for keeping the text is Go's own shortcut: it means "canonical already" and is a little wider than that.
+    The test for keeping the text is Go's own shortcut for "already canonical", which accepts slightly more.
     """
     digits = whole + fraction
     if format_ is Format.BINARY_SI:
@@ -308,17 +304,17 @@ def _sum_at(one: Quantity, other: Quantity, exponent: int) -> int:
 
 
 def _rescale_up(mantissa: int, exponent: int, wanted: int) -> int:
-    """The mantissa at another exponent, rounded away from zero where it gets coarser."""
+    """The mantissa at another exponent, rounded away from zero if that is coarser."""
     if exponent >= wanted:
         return mantissa * _ten_to(exponent - wanted)
-    if wanted - exponent > 2 * _MAX_DIGITS:  # no quantity is that long: what is left is less than one
+    if wanted - exponent > 2 * _MAX_DIGITS:  # no quantity is that long: the rest is less than one
         return (mantissa > 0) - (mantissa < 0)
     magnitude = -(-abs(mantissa) // _ten_to(wanted - exponent))
     return -magnitude if mantissa < 0 else magnitude
 
 
 def _without_factors(number: int, factor: int) -> tuple[int, int]:
-    """The number divided by `factor` as often as it goes, and how often that was; the number is not zero."""
+    """The nonzero number divided by `factor` as often as possible, and how often."""
     times = 0
     while True:
         quotient, rest = divmod(number, factor)
@@ -328,7 +324,7 @@ def _without_factors(number: int, factor: int) -> tuple[int, int]:
 
 
 def _ten_to(power: int) -> int:
-    """A power of ten; the power is not negative."""
+    """A power of ten, for powers from 0."""
     result: int = 10**power
     return result
 
@@ -338,12 +334,12 @@ def _is_int64(number: int) -> bool:
 
 
 def _wrapped(number: int) -> int:
-    """The low 64 bits as a signed number, as Go's conversions give it."""
+    """The low 64 bits as a signed number, like Go's conversions."""
     return (number + 2**63) % 2**64 - 2**63
 
 
 def _power_of_ten(exponent: int) -> float:
-    """Go's `math.Pow10`, whose tables of tens and thirty-twos do not always give the nearest float."""
+    """Go's `math.Pow10`, whose tables do not always give the nearest float."""
     tens, ones = divmod(abs(exponent), 32)
     if exponent > 308:
         return math.inf

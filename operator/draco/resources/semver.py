@@ -1,7 +1,7 @@
-"""SemVer: the versions that device attributes carry, strictly as semver.org 2.0.0 has them.
+"""SemVer: versions in device attributes, strictly according to semver.org 2.0.0.
 
-Owns parsing, canonical text and precedence, equal to the Go library that Kubernetes uses (blang/semver). Every number is an
-unsigned 64-bit one there, so a larger one is refused here too.
+Owns parsing, canonical text and precedence, equal to Kubernetes' Go library (blang/semver). Numbers are unsigned 64-bit there, so
+larger ones are refused here too.
 """
 
 import re
@@ -19,7 +19,7 @@ _EXAMPLE: Final = "write major.minor.patch, for example 1.2.3 or 1.2.3-rc.1"
 class SemVerError(DracoError, ValueError):
     """A text is not a semantic version.
 
-    `upstream` is how Kubernetes refuses the same text, with `{}` where it quotes a `part` of it: for those who answer alike.
+    `upstream` is Kubernetes' error for it, with `{}` in place of the quoted `part`, for callers that must give the same answer.
     """
 
     def __init__(self, text: str, reason: str, upstream: str, part: str = "") -> None:
@@ -42,7 +42,7 @@ class SemVer:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a version; nothing is added or trimmed. Raises SemVerError."""
+        """Parse a version strictly. Raises SemVerError."""
         parts = text.split(".", 2)
         if len(parts) != 3:
             upstream = "No Major.Minor.Patch elements found" if text else "Version string empty"
@@ -59,7 +59,7 @@ class SemVer:
 
     @classmethod
     def read(cls, text: str, *, loosely: bool = False) -> Self | None:
-        """The version that the text is; None where it is none."""
+        """Parse a version; None if it is invalid."""
         try:
             return cls.parse_loosely(text) if loosely else cls.parse(text)
         except SemVerError:
@@ -67,9 +67,9 @@ class SemVer:
 
     @classmethod
     def parse_loosely(cls, text: str) -> Self:
-        """Read a version as Kubernetes' selector function does when asked to normalise.
+        """Parse a version as Kubernetes' selector function does when asked to normalise. Raises SemVerError.
 
-        A leading `v` goes, leading zeros of the three numbers go, and missing minor and patch numbers are zero.
+        Removes a leading `v` and leading zeros of the three numbers; missing minor and patch numbers are zero.
         """
         parts = [_without_leading_zeros(part) for part in text.removeprefix("v").split(".", 2)]
         if len(parts) < 3:
@@ -92,7 +92,7 @@ class SemVer:
 
     @property
     def precedence(self) -> tuple[object, ...]:
-        """A key that sorts as versions do: a prerelease before its release, numbers before words, fewer before more."""
+        """A sort key: a prerelease before its release, numbers before words, fewer identifiers before more."""
         identifiers = tuple((0, one, "") if isinstance(one, int) else (1, 0, one) for one in self.prerelease)
         return (self.major, self.minor, self.patch, not self.prerelease, identifiers)
 
@@ -110,7 +110,7 @@ class SemVer:
         return hash(self.precedence)
 
     def compare(self, other: "SemVer") -> int:
-        """-1, 0 or 1: this one is older than, equal to or newer than the other."""
+        """Return -1, 0 or 1: this one is older than, equal to or newer than the other."""
         return (self > other) - (self < other)
 
 

@@ -1,7 +1,7 @@
-"""When times of the week are, and how long texts such as "2h30m" last.
+"""When weekly windows are open, and the length of durations such as "2h30m".
 
-Owns the reading of windows: a window opens at its wall-clock time on its days and stays open for its duration, also across
-midnight and across a change of the clocks. Takes the time as an argument. What may be done in a window is the caller's to say.
+Owns interpreting windows: a window opens at its wall-clock time on its days and stays open for its duration, across midnight and
+changes of the clock. The time is an argument. Callers decide what may be done in a window.
 """
 
 import re
@@ -16,21 +16,21 @@ from draco.resources.api.meta import TimeWindow, Weekday
 _DURATION = re.compile(r"(?:(\d{1,3})h)?(?:(\d{1,4})m)?", re.ASCII)
 _DAYS = list(Weekday)
 _AHEAD = 8
-"""Days to look ahead: a window that opens once a week opens within them."""
+"""Days to look ahead: even a weekly window opens within them."""
 
 
 class Openness(msgspec.Struct, frozen=True):
-    """Whether something may be done now, as in a window that is open, and when that changes (None: it does not)."""
+    """Whether a window is open, and until when that holds (None: forever)."""
 
     is_open: bool
     until: datetime | None = None
 
 
 def openness(windows: Iterable[TimeWindow], now: datetime) -> Openness:
-    """Whether one is open at `now`. A window in an unknown time zone never opens; see `unknown_zones`."""
+    """Whether a window is open at `now`. One in an unknown time zone never opens; see `unknown_zones`."""
     openings = sorted(opening for window in windows for opening in _openings(window, now))
     closes = now
-    for opens, closing in openings:  # windows that touch are one
+    for opens, closing in openings:  # adjacent windows are merged
         if opens <= closes:
             closes = max(closes, closing)
     if closes > now:
@@ -39,17 +39,17 @@ def openness(windows: Iterable[TimeWindow], now: datetime) -> Openness:
 
 
 def unknown_zones(windows: Iterable[TimeWindow]) -> list[str]:
-    """Time zones of the windows that do not exist, as one shows them: none at all as "" in quotes."""
+    """Unknown time zones of the windows, as shown to people: an empty one as "" in quotes."""
     return sorted({window.time_zone or '""' for window in windows if _zone(window.time_zone) is None})
 
 
 def is_duration(text: str) -> bool:
-    """Whether it says how long something lasts."""
+    """Whether the text is a duration."""
     return bool(text) and _DURATION.fullmatch(text) is not None
 
 
 def lasting(text: str) -> timedelta:
-    """How long a text such as "2h30m" lasts; zero for a text that is no duration."""
+    """The length of a duration such as "2h30m"; zero for an invalid one."""
     found = _DURATION.fullmatch(text)
     if found is None:
         return timedelta(0)
@@ -58,7 +58,7 @@ def lasting(text: str) -> timedelta:
 
 
 def _openings(window: TimeWindow, now: datetime) -> list[tuple[datetime, datetime]]:
-    """When the window opens and closes, from the day before yesterday on, in UTC."""
+    """Opening and closing times in UTC, from the day before yesterday on."""
     zone = _zone(window.time_zone)
     if zone is None:
         return []
@@ -69,12 +69,12 @@ def _openings(window: TimeWindow, now: datetime) -> list[tuple[datetime, datetim
 
 
 def _at(day: date, start: str, zone: ZoneInfo) -> datetime:
-    # A time that the clocks skip counts as the moment of the skip's other side; one that comes twice as its first.
+    # A time skipped by a change of the clock means the moment after it; an ambiguous time means the first.
     return datetime.combine(day, time.fromisoformat(start), tzinfo=zone).astimezone(UTC)
 
 
 def _zone(name: str) -> ZoneInfo | None:
     try:
         return ZoneInfo(name)
-    except (ValueError, OSError, LookupError):  # not a name at all, a folder of the database, not in the database
+    except (ValueError, OSError, LookupError):  # not a name, a folder of the database, not in the database
         return None

@@ -1,7 +1,7 @@
-"""Where an expression reads an attribute or a capacity, as it is written.
+"""Finds where an expression reads an attribute or a capacity.
 
-Owns the recognition of `device.attributes["domain"].name` in its many spellings, how it is spelled, and putting another in its
-place. Judges nothing.
+Owns recognising `device.attributes["domain"].name` in its many spellings, writing it, and replacing one with another. Judges
+nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from draco.selectors.tokens import Token, quoted, replaced, tokens
 
 
 class AccessStep(NamedTuple):
-    """One `.name`, `.?name`, `["name"]` or `[?"name"]`: what it names, and its first and last token."""
+    """One `.name`, `.?name`, `["name"]` or `[?"name"]`: its name, first and last token."""
 
     name: str
     first: int
@@ -23,7 +23,7 @@ class AccessStep(NamedTuple):
 
 
 class Access(NamedTuple):
-    """One read of a device. Token numbers count from the start of the expression; `end` is the one after the last."""
+    """One read of a device, in token indexes; `end` is exclusive."""
 
     start: int
     kind: Token
@@ -33,7 +33,7 @@ class Access(NamedTuple):
 
     @property
     def path(self) -> AttributePath:
-        """What is read; of a whole domain where there is no name."""
+        """The path it reads; without a name, the whole domain."""
         name = self.name.name if self.name is not None else None
         return AttributePath("capacity" if self.kind.text == "capacity" else "attributes", self.domain.name, name)
 
@@ -54,13 +54,13 @@ def accesses(found: Sequence[Token]) -> Iterator[Access]:
 
 
 def _is_member(found: Sequence[Token], index: int) -> bool:
-    """Whether a name is one of something before it: `a.device`, `a.?device`."""
+    """Whether a name follows a dot: `a.device`, `a.?device`."""
     before = [token.text for token in found[max(index - 2, 0) : index]]
     return before[-1:] == ["."] or before == [".", "?"]
 
 
 def _step(found: Sequence[Token], at: int) -> AccessStep | None:
-    """The step that begins at a token; a call is none."""
+    """The step that begins at a token; None for a call or anything else."""
     here = [token.text for token in found[at : at + 4]]
     is_optional = here[1:2] == ["?"]
     last = at + (2 if is_optional else 1)
@@ -78,13 +78,13 @@ def _step(found: Sequence[Token], at: int) -> AccessStep | None:
 
 
 def spelled(name: str, *, like: AccessStep | None = None) -> str:
-    """A step as it is written: as an identifier where it can be one."""
+    """Write a step, as an identifier if possible."""
     mark = "?" if like is not None and like.is_optional else ""
     return f".{mark}{name}" if name.isidentifier() else f'[{mark}"{name}"]'
 
 
 def path_text(path: AttributePath) -> str:
-    """A path as it is written in a selector."""
+    """Write a path as in a selector."""
     if path.kind in {"driver", "allowMultipleAllocations"}:
         return f"device.{path.kind}"
     if path.id is None:
@@ -93,7 +93,7 @@ def path_text(path: AttributePath) -> str:
 
 
 def paths_of(expression: str) -> list[AttributePath]:
-    """The single attributes and capacities that an expression reads, sorted. None for one that does not parse."""
+    """The attributes and capacities that an expression reads, sorted; empty if it does not parse."""
     try:
         read = reads(parse(expression).root)
     except CompileError:
@@ -102,7 +102,7 @@ def paths_of(expression: str) -> list[AttributePath]:
 
 
 def with_path(expression: str, old: AttributePath, new: AttributePath) -> str | None:
-    """The expression asking for another attribute or capacity; None where that takes more than other names."""
+    """The expression with one attribute or capacity replaced by another; None if other changes are needed."""
     if new.domain is None or new.id is None:
         return None
     found = tokens(expression)

@@ -1,7 +1,7 @@
-"""What a demand compares with what, and how Kubernetes compares quantities and versions.
+"""Reads a demand as a comparison, and compares as Kubernetes compares quantities and versions.
 
-Owns the reading of a demand as a comparison of one thing of a device with a constant, whether it holds for a value, and how
-constants are written: those that were meant included. Knows neither devices nor what is published.
+Owns reading a demand as a comparison of one value of a device with a constant, whether it holds for a value, and how constants
+are written, correcting common mistakes. Knows neither devices nor what is published.
 """
 
 import re
@@ -20,7 +20,7 @@ from draco.selectors.tokens import replaced, tokens
 
 Relation: TypeAlias = OneOf["==", "!=", "<", "<=", ">", ">=", "in"]
 Plain: TypeAlias = bool | int | float | str | Quantity | SemVer
-"""What a demand can compare with: constants, and quantities and versions made of constants."""
+"""Constants of comparisons, including quantities and versions made from constants."""
 
 _OPERATORS: Final[dict[str, Relation]] = {f"_{sign}_": sign for sign in ("==", "!=", "<", "<=", ">", ">=")}
 _BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtTpPeE])(i?)([bB]?)")
@@ -35,18 +35,18 @@ _COMPARED: Final[dict[tuple[Relation, int], Relation]] = {
     ("<", 1): "<=",
     ("!=", 1): "<=",
 }
-"""What a test of `compareTo`'s answer means for the two things compared; against 0 it means the same for them."""
+"""The comparison that a test of `compareTo`'s result means; with 0 the operator is unchanged."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """A demand that compares one thing of a device with a constant, the device's on the left."""
+    """A comparison of one value of a device (on the left) with a constant."""
 
     path: AttributePath
     operator: Relation
     values: tuple[Plain, ...]
-    """The constant; of "in", all of them."""
+    """The constant; all of them for "in"."""
     start: int = -1
-    """Where the constant's literal stands in the whole expression; -1 where there is none to change."""
+    """Position of the constant's literal in the expression; -1 if there is none to replace."""
     end: int = -1
 
     @property
@@ -56,7 +56,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def comparison(demand: Demand) -> Comparison | None:
-    """What a demand compares, where it does so plainly."""
+    """The comparison that a demand makes; None if it is anything else."""
     root = demand.root
     match root:
         case Call(function="!_", target=None, arguments=(operand,)) if (path := path_of(operand)) is not None:
@@ -72,7 +72,7 @@ def comparison(demand: Demand) -> Comparison | None:
 
 
 def text_test(demand: Demand) -> tuple[AttributePath, str] | None:
-    """What of a device a demand looks for a text in, and that text: `startsWith`, `endsWith` and `contains`."""
+    """The path and text of a `startsWith`, `endsWith` or `contains` test; None for any other demand."""
     match demand.root:
         case Call(function="startsWith" | "endsWith" | "contains", target=target, arguments=(argument,)) if (
             target is not None
@@ -84,7 +84,7 @@ def text_test(demand: Demand) -> tuple[AttributePath, str] | None:
 
 
 def holds(operator: Relation, left: object, values: Sequence[Plain]) -> bool | None:
-    """Whether the comparison holds for a published value; None where the two cannot be compared so."""
+    """Whether the comparison holds for a published value; None if the two have different kinds."""
     if operator == "in":
         return any(_same_kind(left, value) and left == value for value in values)
     value = values[0]
@@ -94,7 +94,7 @@ def holds(operator: Relation, left: object, values: Sequence[Plain]) -> bool | N
         return left == value
     if operator == "!=":
         return left != value
-    lower, same = left < value, left == value  # type: ignore[operator] # of one kind, which has an order
+    lower, same = left < value, left == value  # type: ignore[operator] # same kind, which has an order
     return {"<": lower, "<=": lower or same, ">": not (lower or same), ">=": not lower}[operator]
 
 
@@ -136,7 +136,7 @@ def _one_of(left: Expr, elements: Sequence[Expr]) -> Comparison | None:
 
 
 def _path(node: Expr) -> AttributePath | None:
-    """What of a device a node stands for; a value to fall back to where there is none does not matter."""
+    """The path that a node reads, whatever its default; None for any other node."""
     match node:
         case Call(function="orValue", target=inner, arguments=(_,)) if inner is not None:
             node = inner
@@ -145,7 +145,7 @@ def _path(node: Expr) -> AttributePath | None:
 
 
 def _constant(node: Expr) -> tuple[Plain, int] | None:
-    """The constant that a node is, and where its literal begins."""
+    """The constant of a node and the position of its literal; None for any other node."""
     match node:
         case Literal(
             kind="string" | "int" | "uint" | "double" | "bool", value=bool() | int() | float() | str() as value
@@ -173,7 +173,7 @@ def with_value(expression: str, comparison: Comparison, value: Plain) -> str:
 
 
 def literal(value: Plain) -> str:
-    """A constant as it is written in an expression; of a quantity or version, the text given to the function."""
+    """Write a constant; for a quantity or version, the text passed to the function."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -186,14 +186,14 @@ _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\
 
 
 def by_function(left: str, operator: str, right: str) -> str:
-    """A comparison of quantities or versions, which operators do not compare."""
+    """Write a comparison of quantities or versions, for which CEL has no operators."""
     return f"{left}.compareTo({right}) {operator} 0"
 
 
 def quantity_meant(text: str) -> str | None:
-    """The quantity that is written, or was meant: 40GB is 40G to Kubernetes.
+    """The quantity that the text is or means: 40GB means 40G.
 
-    None where it may be either of two: 40g is 40Gi to Docker, and 40Gb are bits.
+    None if it is ambiguous: 40g is 40Gi for Docker, and 40Gb are bits.
     """
     if Quantity.read(text) is not None:
         return text
@@ -202,7 +202,7 @@ def quantity_meant(text: str) -> str | None:
         return None
     number, prefix, binary, unit = match.groups()
     if prefix == "m" and not binary and not unit:
-        return f"{number}m"  # thousandths, as it stands there
+        return f"{number}m"  # m is milli
     if (prefix in "gtpe" and not binary and not unit) or (prefix.isupper() and unit == "b"):
         return None
     prefix = prefix.upper()
@@ -210,7 +210,7 @@ def quantity_meant(text: str) -> str | None:
 
 
 def version_meant(text: str) -> str | None:
-    """The semantic version that is written, or was meant."""
+    """The semantic version that the text is or means."""
     if SemVer.read(text) is not None:
         return text
     meant = SemVer.read(text, loosely=True)

@@ -1,7 +1,6 @@
-"""What is wrong with one selector, and the selector that was meant.
+"""Finds mistakes in one selector and corrects them.
 
-Owns the corrections, one small rule each, applied one after the other until none has anything to say. Whether the outcome
-compiles is asked of `draco.cel`.
+Owns the rules, which are applied one after the other until none finds anything. `draco.cel` decides whether the result compiles.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ _FUNCTIONS: Final = {"version": "semver", "semver": "semver", "quantity": "quant
 _OPERANDS: Final = frozenset({"name", "string", "number"})
 _MOST: Final = 64
 _LEAST_MEMORY: Final = 1 << 20
-"""Bytes. A device with less memory has yet to be made."""
+"""Bytes. No device has less memory."""
 _EXACTLY: Final = (
     "`==` asks for exactly this quantity, which devices hardly ever have (an 80 GB GPU publishes about 81559Mi): compare with "
     "compareTo(…) >= 0, or choose by productName"
@@ -30,27 +29,27 @@ _EXACTLY: Final = (
 
 
 Severity: TypeAlias = Literal["error", "warning"]
-"""error: a cluster refuses it, or it can never do what it says. warning: it is accepted, and probably not meant."""
+"""error: a cluster refuses it, or it can never work. warning: it is accepted, but probably not meant."""
 
 
 class Complaint(NamedTuple):
-    """What is wrong, and the whole expression without it; None where only the author knows."""
+    """A mistake, and the whole expression without it; None if only the author can correct it."""
 
     rule: str
     message: str
     corrected: str | None = None
     severity: Severity = "error"
     always_fails: bool = False
-    """Whether the expression compiles, and fails on every device."""
+    """Whether the expression compiles but fails on every device."""
 
 
 ExpressionRule = Callable[[str, list[Token], str | None], Iterator[Complaint]]
 
 
 def corrected(expression: str, driver: str | None) -> tuple[list[Complaint], str]:
-    """Return all complaints about an expression, and what remains of it when they are taken to heart.
+    """Return all complaints about an expression, and the corrected expression.
 
-    `driver` is that of the devices it is about, where this is known.
+    `driver` is the driver of its devices, or None if unknown.
     """
     complaints: list[Complaint] = []
     seen: set[tuple[str, str]] = set()
@@ -72,7 +71,7 @@ def corrected(expression: str, driver: str | None) -> tuple[list[Complaint], str
 
 
 def _words_for_operators(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
-    """`and`, `or` and `not` are words of other languages, and so is a single sign."""
+    """Complain about `and`, `or`, `not` and single signs, which CEL does not have."""
     for index, token in enumerate(found):
         wanted = _SIGNS.get(token.text) if token.kind == "other" else _WORDS.get(token.text.lower())
         if wanted is None or (index and found[index - 1].end == token.start and found[index - 1].text in _COMPARISONS):
@@ -98,7 +97,7 @@ def _functions_of_others(expression: str, found: list[Token], _driver: str | Non
 
 
 def _name_as_domain(expression: str, found: list[Token], driver: str | None) -> Iterator[Complaint]:
-    """A name where its domain should be, alone or behind it."""
+    """Complain about a name in place of its domain, alone or after it."""
     for access in accesses(found):
         written = access.domain.name
         domain, slash, name = written.rpartition("/")
@@ -118,7 +117,7 @@ def _name_as_domain(expression: str, found: list[Token], driver: str | None) -> 
 
 
 def _is_asked_for_presence(found: list[Token], access: Access) -> bool:
-    """In `has(device.attributes.x)` and `device.attributes.x.exists(…)` it may be a domain after all."""
+    """Whether `has(device.attributes.x)` tests it, where x may be a domain."""
     return access.start > 1 and found[access.start - 2].text == "has"
 
 
@@ -222,7 +221,7 @@ def _comparisons(expression: str, found: list[Token], _driver: str | None) -> It
 
 
 def _kind(side: list[Token], access: Access | None) -> str | None:
-    """quantity, version or literal, or None for what can be anything."""
+    """quantity, version or literal; None if it can be anything."""
     is_call = len(side) > 1 and side[1].text == "(" and matching(side, 1, 1) == len(side) - 1
     if is_call and side[0].text in {"quantity", "semver"}:
         return "quantity" if side[0].text == "quantity" else "version"
@@ -235,7 +234,7 @@ def _kind(side: list[Token], access: Access | None) -> str | None:
 
 
 def _as(kind: str, side: list[Token], expression: str) -> str | None:
-    """One side of a comparison as a value of the kind; None for a literal that is none."""
+    """One side of a comparison as a value of the kind; None for a literal without one."""
     text = expression[side[0].start : side[-1].end]
     if len(side) > 1 or side[0].kind not in {"string", "number"}:
         return text
@@ -265,7 +264,7 @@ def _methods(expression: str, found: list[Token], _driver: str | None) -> Iterat
 
 
 def _literals(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
-    """`quantity("40 GB")` and `semver("8.0")` compile, and fail on every device."""
+    """Complain about literals that compile but fail on every device: `quantity("40 GB")`, `semver("8.0")`."""
     for index, token in enumerate(found[:-3]):
         if token.text not in {"quantity", "semver"} or found[index + 1].text != "(" or found[index + 3].text != ")":
             continue
@@ -288,7 +287,7 @@ def _literals(expression: str, found: list[Token], _driver: str | None) -> Itera
 
 
 def _bytes_of_memory(_expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
-    """A quantity without a suffix is a number of bytes, and hardly anybody means 40 of them."""
+    """Complain about memory without a suffix, which is a number of bytes."""
     for access in accesses(found):
         if access.name is None or access.kind.text != "capacity" or "memory" not in access.name.name.lower():
             continue

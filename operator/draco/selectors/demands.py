@@ -1,7 +1,6 @@
-"""What a selector demands, piece by piece: the parts that must all be true.
+"""Splits a selector into demands: the conditions of a chain of `&&`, which must all be true.
 
-Owns the cutting of an expression into them, and edits of the text that leave the rest of it as the author wrote it. Knows neither
-devices nor what is published.
+Owns the splitting, and edits that keep the rest of the text as its author wrote it. Knows neither devices nor what is published.
 """
 
 from collections.abc import Sequence
@@ -18,18 +17,18 @@ MAX_DEMANDS: Final = 32
 
 
 class Demand(msgspec.Struct, frozen=True, eq=False):
-    """One of the parts of an expression that must all be true; the only one, where it is not a chain of `&&`."""
+    """One condition that must be true; the whole expression if it is not a chain of `&&`."""
 
     text: str
     start: int
-    """Where the text stands in the expression."""
+    """Position of the text in the expression."""
     end: int
     root: Expr
-    """Its tree; places in it count from the start of `text`."""
+    """Its tree; positions count from the start of `text`."""
 
 
 def demands(expression: str) -> list[Demand]:
-    """The parts of an expression that must all be true, in order: none if it does not parse, one if there are too many."""
+    """The demands of an expression in order: none if it does not parse, the whole if there are too many."""
     try:
         parse(expression)
         whole = tokens(expression)
@@ -47,23 +46,23 @@ def demands(expression: str) -> list[Demand]:
 
 
 def without(parts: Sequence[Demand], dropped: Demand) -> str:
-    """The expression made of these parts without one of them; "true" where nothing is left."""
+    """The expression without one of its demands; "true" if none is left."""
     kept = [part.text for part in parts if part is not dropped]
     return " && ".join(kept) or "true"
 
 
 def with_demand(expression: str, demand: Demand, text: str) -> str:
-    """The expression with one of its parts replaced."""
+    """The expression with one demand replaced."""
     return replaced(expression, demand.start, demand.end, text)
 
 
 def guarded(expression: str, guard: str) -> str:
-    """The expression, asked only where the guard holds."""
+    """The expression, evaluated only if the guard holds."""
     return f"{guard} && {as_operand(' && '.join(part.text for part in demands(expression)))}"
 
 
 def as_operand(expression: str) -> str:
-    """The expression, in parentheses where it would else not hold together in a chain of `&&`."""
+    """The expression, in parentheses if a chain of `&&` needs them."""
     try:
         root = parse(expression).root
     except CompileError:
@@ -73,7 +72,7 @@ def as_operand(expression: str) -> str:
 
 
 def _split(piece: Sequence[Token]) -> list[Sequence[Token]]:
-    """The pieces of a chain of `&&`, chains in parentheses included; the piece itself where it is none."""
+    """The parts of a chain of `&&`, including chains in parentheses; the piece itself if it is none."""
     inner = without_parentheses(piece)
     parts: list[list[Token]] = [[]]
     depth = 0

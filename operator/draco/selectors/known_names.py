@@ -1,9 +1,8 @@
-"""Names that drivers publish: NVIDIA's own, what people write instead, and those that a device has twice.
+"""Names of attributes and capacities: NVIDIA's, common mistakes, and names that a device publishes twice.
 
-Owns the tables of attributes and capacities of gpu.nvidia.com and of the attributes that Kubernetes standardises, and the
-search for the name that was meant; and what is said of names with their driver's domain and without it. Kubernetes stores both;
-which of two values a selector meets is left to chance in releases up to 1.37 (kubernetes#142218), and is the one with the domain
-by the open #142202. Draco takes that one.
+Owns the tables of gpu.nvidia.com's attributes and capacities and of Kubernetes' standard attributes, the search for the intended
+name, and the text about names published with their driver's domain and without it. Kubernetes stores both; up to 1.37 a selector
+sees one of the two values at random (kubernetes#142218), and with the open #142202 the one with the domain. Draco uses that one.
 """
 
 from types import MappingProxyType
@@ -25,7 +24,7 @@ STANDARD: Final = frozenset(
     name.partition("/")[2] for name in (STANDARD_PCIE_ROOT, STANDARD_PCI_BUS_ID, STANDARD_NUMA_NODE)
 )
 VERSIONS: Final = frozenset({"cudaComputeCapability", "driverVersion", "cudaDriverVersion"})
-"""Attributes of NVIDIA's that are versions: they compare with semver(), and an equality with text is an error."""
+"""NVIDIA's version attributes: compare them with semver(); equality with text is an error."""
 ATTRIBUTES: Final = VERSIONS | {
     "type",
     "uuid",
@@ -63,11 +62,11 @@ CAPACITIES: Final = frozenset(
 CLASSES: Final = MappingProxyType(
     dict.fromkeys(("gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com"), NVIDIA_DRIVER)
 )
-"""The driver behind each of NVIDIA's classes."""
+"""NVIDIA's classes and their driver."""
 GONE: Final = MappingProxyType(
     dict.fromkeys(("index", "minor"), "`uuid`, or by `pciBusID` in the domain resource.kubernetes.io")
 )
-"""Attributes of older drivers, which changed with every boot, and what to choose by instead."""
+"""Attributes of older drivers, which changed with every boot, and their replacements."""
 _WRITTEN_INSTEAD: Final = {
     "productName": ("model", "name", "product", "gpumodel"),
     "architecture": ("arch",),
@@ -86,12 +85,12 @@ _MEANT: Final = {slip: name for name, slips in _WRITTEN_INSTEAD.items() for slip
 
 
 def meant(name: str) -> str | None:
-    """Find the name of NVIDIA's or of the standard's that somebody probably meant by another one."""
+    """Find the name of NVIDIA or the standard that a wrong name probably means."""
     return _MEANT.get(plain(name)) or slip_of(name, (*ATTRIBUTES, *CAPACITIES, *STANDARD)) or None
 
 
 def published_twice(driver: str, device: Device) -> list[str]:
-    """The attributes and capacities that a device has with its driver's domain and without it, and not with the same value."""
+    """Attributes and capacities that a device has with its driver's domain and without it, with different values."""
     return [
         name
         for values in (device.attributes, device.capacity)
@@ -101,7 +100,7 @@ def published_twice(driver: str, device: Device) -> list[str]:
 
 
 def twice_text(who: str, domain: str, name: str) -> str:
-    """What is to be known of it, as a sentence without its end."""
+    """The text about such a name, as a sentence without its end."""
     return (
         f"{who} published with {name} and with {domain}/{name}, whose values differ: up to Kubernetes 1.37 chance decides which "
         "of them a selector meets, and here it is the one with the domain"

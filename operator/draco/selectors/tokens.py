@@ -1,6 +1,6 @@
-"""Expressions as tokens: enough of their surface to find parts and to replace them, also where it does not parse.
+"""Tokens of expressions: enough to find and replace parts, even in text that does not parse.
 
-Owns the splitting, which is that of `draco.cel` wherever an expression parses, and the extent of member chains such as
+Owns the tokenizer, which agrees with `draco.cel` where an expression parses, and the extent of member chains such as
 `device.attributes["a"].b`. Knows no types.
 """
 
@@ -26,7 +26,7 @@ _CLOSING: Final = {closing: opening for opening, closing in _OPENING.items()}
 
 
 class Token(NamedTuple):
-    """One token and where it stands in the text."""
+    """One token and its position in the text."""
 
     kind: str
     text: str
@@ -35,7 +35,7 @@ class Token(NamedTuple):
 
 
 def tokens(expression: str) -> list[Token]:
-    """The tokens of an expression, without spaces and comments. Text that is none is a token of its own."""
+    """The tokens of an expression, without spaces and comments. Each invalid character is a token."""
     found = []
     for match in _TOKEN.finditer(expression):
         kind = match.lastgroup or "other"
@@ -45,7 +45,7 @@ def tokens(expression: str) -> list[Token]:
 
 
 def chain_before(found: Sequence[Token], index: int) -> int | None:
-    """The index of the first token of the operand that ends just before `index`, or None if none does."""
+    """The index of the first token of the operand that ends before `index`; None if there is none."""
     at = index - 1
     while at >= 0:
         token = found[at]
@@ -54,7 +54,7 @@ def chain_before(found: Sequence[Token], index: int) -> int | None:
             if opening is None:
                 return None
             at = opening
-            # What is in front of a bracket belongs to it: a call, an index, or a whole chain.
+            # A bracket belongs to what precedes it: a call, an index, or a chain.
             if at > 0 and (found[at - 1].kind in {"name", "string"} or found[at - 1].text in {")", "]"}):
                 at -= 1
                 continue
@@ -70,7 +70,7 @@ def chain_before(found: Sequence[Token], index: int) -> int | None:
 
 
 def chain_after(found: Sequence[Token], index: int) -> int | None:
-    """The index after the last token of the operand that begins at `index`, or None if none does."""
+    """The index after the last token of the operand that begins at `index`; None if there is none."""
     at = index
     if at < len(found) and found[at].text == "-":
         at += 1
@@ -91,21 +91,21 @@ def chain_after(found: Sequence[Token], index: int) -> int | None:
 
 
 def depth_after(depth: int, token: Token) -> int:
-    """How many brackets are open after a token, `depth` before it."""
+    """Count the open brackets after a token; `depth` is the count before it."""
     if token.kind != "operator":
         return depth
     return depth + (token.text in _OPENING) - (token.text in _CLOSING)
 
 
 def without_parentheses(piece: Sequence[Token]) -> Sequence[Token]:
-    """What is left without parentheses around the whole."""
+    """The tokens without parentheses around the whole."""
     while piece[0].text == "(" and matching(piece, 0, 1) == len(piece) - 1:
         piece = piece[1:-1]
     return piece
 
 
 def matching(found: Sequence[Token], at: int, step: int) -> int | None:
-    """The index of the bracket that goes with the one at `at`, onwards with step 1 and back with -1; None if there is none."""
+    """The index of the matching bracket, searching forward (step 1) or back (step -1); None if there is none."""
     depth = 0
     more, less = (_OPENING, _CLOSING) if step > 0 else (_CLOSING, _OPENING)
     while 0 <= at < len(found):
@@ -120,7 +120,7 @@ def matching(found: Sequence[Token], at: int, step: int) -> int | None:
 
 
 def quoted(token: Token) -> str | None:
-    """What a string literal says, or None for any other token."""
+    """The value of a string literal; None for any other token."""
     if token.kind != "string" or token.text[0] in "bB":
         return None
     try:

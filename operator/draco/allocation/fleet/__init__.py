@@ -1,1 +1,1 @@
-"""What there is: pools, devices, their taints and counters, and which selectors select them."""
+"""Pools, devices, their taints and counters, and which selectors match them."""

@@ -1,7 +1,7 @@
-"""How much of a device's capacities a request takes.
+"""How much of a device's capacities a request consumes.
 
-Owns the rounding of requested amounts by a capacity's policy, and whether what is left of the device is enough. Amounts are
-compared in billionths, exactly; rounding by steps is done on whole numbers of 64 bits, as Kubernetes does it.
+Owns rounding requested amounts by a capacity's policy, and whether the device has enough left. Amounts are compared exactly, in
+billionths; rounding by steps uses 64-bit integers, as Kubernetes does.
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,9 @@ _NONE: Final[Mapping[str, int]] = {}
 
 
 def taken(request: CapacityRequirements | None, device: Device) -> dict[str, Quantity] | None:
-    """What a request takes of each capacity; None if the device lacks one that is asked for, or a policy forbids the amount.
+    """What a request consumes of each capacity; None if the device lacks a requested one or a policy forbids the amount.
 
-    Raises AllocationError for an amount that cannot be rounded: it is the request's fault, so no other device would do either.
+    Raises AllocationError for an amount that cannot be rounded, which no other device could satisfy either.
     """
     wanted = request.requests if request is not None else {}
     if any(name not in device.capacity for name in wanted):
@@ -38,13 +38,13 @@ class Arithmetic(IntEnum):
 
     SAFE = 0
     STEPS = 1
-    """An amount that is asked for may be too large to be rounded up."""
+    """A requested amount may be too large to be rounded up."""
     NEGATIVE = 2
-    """An amount is negative, and so may be what is taken, whatever is asked for."""
+    """An amount is negative, so the consumed amount may be negative for any request."""
 
 
 def arithmetic(device: Device) -> Arithmetic:
-    """What may go wrong with the device, said too often rather than too seldom."""
+    """What may go wrong with the device. May report too much, never too little."""
     worst = Arithmetic.SAFE
     for capacity in device.capacity.values():
         if capacity.value.startswith("-"):
@@ -68,7 +68,7 @@ def is_left(
     consumed: Mapping[str, int] = _NONE,
     being_taken: Mapping[str, int] = _NONE,
 ) -> bool:
-    """Whether the device has these amounts beyond what is consumed and what this search is about to take."""
+    """Whether the device has these amounts left, after what is consumed and what this search takes."""
     return all(
         amounts[name].nanos + consumed.get(name, 0) + being_taken.get(name, 0) <= amount(capacity.value)
         for name, capacity in device.capacity.items()
@@ -92,7 +92,7 @@ def _amount(name: str, wanted: str | None, capacity: DeviceCapacity) -> Quantity
 
 
 class _NotRepresentable(ValueError):
-    """An amount is beyond the arithmetic of its policy."""
+    """An amount exceeds the arithmetic of its policy."""
 
 
 def _round_up(wanted: Quantity, policy: CapacityRequestPolicy | None) -> Quantity:
@@ -136,7 +136,7 @@ def _is_forbidden(amount_: Quantity, policy: CapacityRequestPolicy | None) -> bo
 
 
 def _is_same(one: Quantity, other: Quantity) -> bool:
-    """Whether two quantities are written alike: Kubernetes lets the default through only then, not for an equal amount."""
+    """Whether two quantities are written the same. Kubernetes accepts the default only in this form, not an equal amount."""
     if one.wide or other.wide:
         return False
     return (one.mantissa, one.exponent, one.format, one.text) == (

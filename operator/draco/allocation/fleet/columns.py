@@ -1,10 +1,10 @@
 """One column of small integers per attribute path: equal numbers mean equal values.
 
-Owns rows (one per device) and the table of distinct values of each path, so that a selector needs to be evaluated once per
-distinct combination of what it reads, and equal values are kept once in memory. Knows nothing of pools and nodes.
+Owns rows (one per device) and the distinct values of each path, so that a selector is evaluated once per distinct combination of
+the values it reads, and equal values are stored once. Knows nothing of pools and nodes.
 
-Codes are never used again for another value, so what was remembered under a code stays true; 0 means absent. Beside its code a
-value has a slot, a number below 256 that may be used again: a column with a byte per row is what a scan of all rows works on.
+A code is never reused for another value, so results cached by code stay valid; 0 means absent. A value also has a slot, a number
+below 256 that may be reused: scans of all rows work on columns of one byte per row.
 """
 
 from array import array
@@ -23,7 +23,7 @@ from draco.resources.semver import SemVer
 
 MAX_SLOTS: Final = 255
 MAX_COLUMNS: Final = 512
-"""A driver that publishes a different attribute name for every device must not fill the memory with empty columns."""
+"""Limits memory if a driver publishes a different attribute name for every device."""
 _GROWTH: Final = 1024
 _AT_ONCE: Final = 8192
 _EVERY_BIT: Final = bytes(0xFF if mark else 0 for mark in range(BYTES))
@@ -37,8 +37,6 @@ SHAREABLE: Final = AttributePath("allowMultipleAllocations")
 
 
 class _Known(msgspec.Struct, gc=False):
-    """One distinct value of a column."""
-
     value: DeviceAttribute | DeviceCapacity | None
     code: int
     slot: int
@@ -48,14 +46,14 @@ class _Known(msgspec.Struct, gc=False):
 class Column:
     """The codes of one path by row. `codes` may grow, but stays the same object.
 
-    `slots` has the same with a byte per row, as long as there are at most 255 distinct values; None from then on.
+    `slots` is the same with one byte per row while there are at most 255 distinct values; None from then on.
     """
 
     def __init__(self, rows: int) -> None:
         self.codes = array(_CODE, bytes(4 * rows))
         self.slots: bytearray | None = bytearray(rows)
         self.pinned = False
-        """Whether somebody reads it, so that it must stay even when no device has the attribute."""
+        """Whether a selector reads it, so that it stays even if no device has the attribute."""
         self._known: dict[Hashable, _Known] = {}
         self._codes_given = 0
         self._free_slots = list(range(MAX_SLOTS, 0, -1))
@@ -64,7 +62,7 @@ class Column:
         self._no_strings = 0
 
     def put(self, row: int, key: Hashable, value: Value) -> Value:
-        """Give an empty cell a value; the value that is kept for this key, which may be an older equal one."""
+        """Set the value of an empty cell; returns the stored value of this key, which may be an older equal object."""
         known = self._known.get(key)
         if known is None:
             self._codes_given += 1
@@ -78,7 +76,7 @@ class Column:
         return known.value  # type: ignore[return-value] # the key's
 
     def clear(self, row: int, key: Hashable) -> None:
-        """Empty a cell that holds the value of this key."""
+        """Empty a cell that has the value of this key."""
         self.codes[row] = 0
         self._numbered = self._present = None
         known = self._known[key]
@@ -98,7 +96,7 @@ class Column:
             self.slots.extend(bytes(rows))
 
     def numbered(self) -> "Combined | array[int]":
-        """The values of all rows as they are now, to be combined with those of other columns."""
+        """The current values of all rows, to be combined with other columns."""
         if self.slots is None:
             return self.codes
         if self._numbered is None:
@@ -106,7 +104,7 @@ class Column:
         return self._numbered
 
     def told_apart(self, strings: Collection[str]) -> "Combined | array[int]":
-        """The same, for callers that need not distinguish values outside these strings: fast however many there are."""
+        """The same for callers that distinguish only these strings: fast for any number of distinct values."""
         if self.slots is not None or self._no_strings or len(strings) > MAX_SLOTS - 2:
             return self.numbered()
         if self._present is None:
@@ -129,20 +127,17 @@ class Column:
         return self._free_slots.pop() if self.slots is not None else 0
 
     def values(self) -> Iterator[tuple[Hashable, DeviceAttribute | DeviceCapacity | None, int]]:
-        """Each distinct value: its key, one attribute or capacity that has it, and how many cells do."""
+        """Each distinct value: its key, an attribute or capacity with it, and its number of cells."""
         for key, known in self._known.items():
             yield key, known.value, known.uses
 
     def examples(self, marks: Narrow, most: int) -> list[int]:
-        """For each distinct value that marked rows have, one of these; of very many values so many.
-
-        The values come in the order in which the rows have them first.
-        """
+        """One marked row for each distinct value that marked rows have, at most `most`, in the order of first rows."""
         if self.slots is not None:
             there = unpacked(packed(self.slots) & packed(marks.translate(_EVERY_BIT)), len(marks))
             found = [there.find(known.slot) for known in self._known.values()]
             return sorted(row for row in found if row >= 0)[:most]
-        row_of: dict[int, int] = {0: 0}  # by the code; 0 is none
+        row_of: dict[int, int] = {0: 0}  # by the code; 0 means absent
         cells = zip(compress(self.codes, marks), compress(range(len(marks)), marks), strict=True)
         while len(row_of) <= most and (some := dict(islice(cells, _AT_ONCE))):
             row_of |= some
@@ -155,7 +150,7 @@ class Column:
         return not self._known
 
     def distinct(self) -> int:
-        """How many distinct values there are."""
+        """The number of distinct values."""
         return len(self._known)
 
 
@@ -164,17 +159,21 @@ class Columns:
 
     def __init__(self) -> None:
         self.irregular: set[int] = set()
-        """Rows whose selectors must be evaluated on the device itself, since an attribute nobody reads can make them fail."""
+        """Rows whose selectors must be evaluated on the device itself, because an attribute that they do not read can make them
+        fail.
+        """
         self.twice: Counter[AttributePath] = Counter()
-        """How many devices publish a path with its domain and without it, and not with the same value. The one with it counts."""
+        """Number of devices that publish a path with its domain and without it, with different values. The one with the domain
+        counts.
+        """
         self.devices: list[Device | None] = []
-        """By row; None where the row is not in use."""
+        """By row; None for unused rows."""
         self.drivers: list[str] = []
-        """By row, of those in use."""
+        """By row, if used."""
         self.sources: list[str] = []
-        """The names of the slices that publish them, likewise."""
+        """By row, if used: the name of the slice that publishes the device."""
         self.version = 0
-        """Changes whenever a row does, so that what was found out about all rows can be kept until then."""
+        """Changes with every change of a row, to invalidate results about all rows."""
         self.driver = Column(0)
         self._columns: dict[AttributePath, Column] = {DRIVER: self.driver, SHAREABLE: Column(0)}
         self._left_out: Counter[AttributePath] = Counter()
@@ -183,14 +182,14 @@ class Columns:
         self._marks: list[bytearray] = []
         self._others: list[Column] = []
         self.live = self.new_marks()
-        """1 for each row that is in use."""
+        """1 for each used row."""
 
     def __len__(self) -> int:
         return self._rows - len(self._free)
 
     @property
     def paths(self) -> frozenset[AttributePath]:
-        """Every path that some device has, or that somebody reads."""
+        """Every path that a device has or a selector reads."""
         return frozenset(self._columns) | frozenset(self._left_out)
 
     def get(self, path: AttributePath) -> Column | None:
@@ -198,14 +197,14 @@ class Columns:
         return self._columns.get(path)
 
     def read(self, path: AttributePath) -> Column | None:
-        """The column of a path, kept up to date from now on; None if the path has none (too many paths)."""
+        """The column of a path, maintained from now on; None if there are too many paths."""
         column = self._column(path)
         if column is not None:
             column.pinned = True
         return column
 
     def peek(self, path: AttributePath) -> "array[int] | None":
-        """The codes of a path as they are now, all 0 where no device has it; None if the path has none (too many paths)."""
+        """The current codes of a path, all 0 if no device has it; None if there are too many paths."""
         column = self._columns.get(path)
         if column is not None:
             return column.codes
@@ -213,11 +212,11 @@ class Columns:
 
     @property
     def unpublished(self) -> int:
-        """How many columns are there only because somebody reads them."""
+        """Number of columns that exist only because selectors read them."""
         return sum(column.pinned and column.empty for column in self._columns.values())
 
     def let_go(self) -> None:
-        """Nobody reads any column any more: drop those that no device needs."""
+        """Unpin all columns and drop those without values."""
         for path, column in list(self._columns.items()):
             column.pinned = False
             if column.empty and path not in {DRIVER, SHAREABLE}:
@@ -225,23 +224,23 @@ class Columns:
 
     @property
     def rows(self) -> int:
-        """How many rows there are, in use or not."""
+        """Number of rows, used or not."""
         return self._rows
 
     def new_marks(self) -> bytearray:
-        """A byte for each row for the caller's use, kept as long as the rows are and set to 0 where a row falls out of use."""
+        """One byte per row for the caller's use; grows with the rows and is reset to 0 for unused rows."""
         marks = bytearray(self._rows)
         self._marks.append(marks)
         return marks
 
     def new_column(self) -> Column:
-        """A column for the caller's use, of values that have no path; they must be cleared before their row is removed."""
+        """A column for the caller's use, of values without a path; they must be cleared before their row is removed."""
         column = Column(self._rows)
         self._others.append(column)
         return column
 
     def add(self, driver: str, device: Device, source: str = "") -> tuple[int, Device]:
-        """A row for a device, and the device with its values replaced by equal ones that are kept already."""
+        """Add a device; returns its row and the device with values replaced by equal stored ones."""
         if not self._free:
             self._grow()
         row = self._free.pop()
@@ -280,7 +279,7 @@ class Columns:
                     self._left_out[path] += 1
                 else:
                     kept = column.put(row, amount.value, amount)
-            capacity[name] = kept if kept == amount else amount  # what may be asked of it is no part of its value
+            capacity[name] = kept if kept == amount else amount  # the request policy is not part of the column's value
         self.driver.put(row, driver, None)
         self._columns[SHAREABLE].put(row, bool(device.allow_multiple_allocations), None)
         if not attributes and not capacity:
@@ -288,7 +287,7 @@ class Columns:
         return msgspec.structs.replace(device, attributes=attributes, capacity=capacity)
 
     def remove(self, row: int, driver: str, device: Device) -> None:
-        """Give back the row of a device."""
+        """Free the row of a device."""
         for name, attribute in device.attributes.items():
             path, full = _path("attributes", driver, name)
             if full and full in device.attributes:
@@ -346,7 +345,7 @@ class Columns:
 
 @lru_cache(maxsize=8192)
 def _path(kind: PathKind, driver: str, name: str) -> tuple[AttributePath, str]:
-    """The path of what a driver publishes by a name, and its full name, which counts if it is there too; "" if this is it."""
+    """The path of a published name, and its full name, which counts if it is published too; "" if the name is the full one."""
     domain, slash, identifier = name.partition("/")
     return (
         (AttributePath(kind, domain, identifier), "")
@@ -356,7 +355,7 @@ def _path(kind: PathKind, driver: str, name: str) -> tuple[AttributePath, str]:
 
 
 def attribute_key(attribute: DeviceAttribute) -> Hashable | None:
-    """What two attributes of one type and value have in common; None for lists, whose support is off by default."""
+    """A key that is equal for attributes of the same type and value; None for lists, which are off by default."""
     if attribute.string is not None:
         return attribute.string
     if attribute.int_ is not None:
@@ -369,7 +368,7 @@ def attribute_key(attribute: DeviceAttribute) -> Hashable | None:
 
 
 def _attribute_key(attribute: DeviceAttribute) -> tuple[Hashable, bool]:
-    """The key, and whether every selector can be evaluated on a device that has the attribute."""
+    """The key, and whether every selector can be evaluated on a device with the attribute."""
     key = attribute_key(attribute)
     if key is None:
         return ("list", repr(attribute.value)), False

@@ -1,9 +1,8 @@
 """Shared counters of pools, at rest and during one search.
 
-Owns what is left of each pool's counters: its totals, less what devices in use take, less what the search is about to take; and
-which pools are alike in that.
-What a device in use takes is read from the slices as they are now, as Kubernetes does: a device that is published no longer
-takes nothing.
+Owns what is left of each pool's counters (its totals, minus what devices in use consume, minus what the search has taken) and
+which pools are alike in that. As in Kubernetes, consumption is read from the current slices: a device that is no longer published
+consumes nothing.
 """
 
 from collections.abc import Hashable, Iterable
@@ -20,8 +19,6 @@ T = TypeVar("T")
 
 
 class _Left:
-    """What is left in one pool."""
-
     def __init__(self, view: PoolView, state: AllocatedState) -> None:
         self.counters = list(view.counters)
         for candidate in view.candidates:
@@ -31,7 +28,7 @@ class _Left:
             if state.uses(key):
                 self._take(charges)
         self.overdrawn = any(left < 0 for left in self.counters)
-        """Whether devices in use take more of some counter than there is: then no device that takes any counter fits."""
+        """Whether devices in use consume more of some counter than exists; then no device that consumes any counter fits."""
 
     def _take(self, charges: Iterable[tuple[int, int]]) -> None:
         for place, taken in charges:
@@ -39,16 +36,16 @@ class _Left:
 
 
 class CounterUse(msgspec.Struct, frozen=True, eq=False):
-    """What the counters of a pool are for its devices. Pools are alike of which both parts are the same objects."""
+    """The state of a pool's counters. Pools are alike if both fields are the same objects."""
 
     shape: Hashable
-    """The counters' names, and what each device takes of which."""
+    """The counters' names, and what each device consumes."""
     left: tuple[int, ...]
-    """What devices in use leave of each."""
+    """What devices in use leave of each counter."""
 
 
 def drawn(pool: Pool, view: PoolView, state: AllocatedState) -> CounterUse:
-    """The counters of a plain pool, in the view of its node."""
+    """The counters of a plain pool, from the view of its node."""
     names = tuple([(each.name, tuple(each.counters)) for entry in pool.plain for each in entry.spec.shared_counters])
     shape = _once((names, tuple([candidate.charges for candidate in view.candidates])))
     return CounterUse(shape, _once(tuple(_Left(view, state).counters)))
@@ -56,12 +53,12 @@ def drawn(pool: Pool, view: PoolView, state: AllocatedState) -> CounterUse:
 
 @lru_cache(maxsize=4096)
 def _once(part: T) -> T:
-    """Equal parts of thousands of pools as one object, which is compared at once."""
+    """Intern equal values of thousands of pools, so that comparing them is comparing identities."""
     return part
 
 
 class Counters:
-    """The counters of all pools that a search meets, worked out for each when it is first asked for."""
+    """The counters of all pools in a search, each computed when first needed."""
 
     def __init__(self, views: Iterable[PoolView], state: AllocatedState) -> None:
         self._views = {view.key: view for view in views}
@@ -69,12 +66,12 @@ class Counters:
         self._left: dict[PoolKey, _Left] = {}
 
     def suffice(self, candidate: Candidate) -> bool:
-        """Whether there is enough left for a device."""
+        """Whether enough is left for a device."""
         left = self._of(candidate)
         return not left.overdrawn and all(taken <= left.counters[place] for place, taken in candidate.charges)
 
     def take(self, candidate: Candidate) -> bool:
-        """Charge a device, if all its counters suffice."""
+        """Charge a device if all its counters suffice."""
         if not self.suffice(candidate):
             return False
         left = self._of(candidate)

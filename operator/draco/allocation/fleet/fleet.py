@@ -1,7 +1,7 @@
-"""All that allocation depends on, kept up to date object by object.
+"""Everything that allocation depends on, updated object by object.
 
-Owns the bringing together of what is published (`inventory`), what is in use (`state`), and the nodes, classes and claims as they
-are now. A Fleet that followed any number of changes answers as one that was built at once. Decides nothing.
+Owns the combination of published devices (`inventory`), their use (`state`), and the current nodes, classes and claims. A Fleet
+that followed any number of changes gives the same answers as one built from scratch. Decides nothing.
 """
 
 from bisect import bisect_left, insort
@@ -26,15 +26,15 @@ from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey
 
 FREE, HELD, SHARED = 0, 1, 2
-"""What claims have of a device: nothing, all of it, or shares."""
+"""How claims use a device: not at all, exclusively, or in shares."""
 MAX_OF_NODES: Final = 8
-"""Answers about all nodes that are kept: each takes a megabyte in a cluster of ten thousand."""
+"""Size of the cache of results about all nodes; each takes a megabyte in a cluster of ten thousand."""
 _NOT_HELD: Final = bytes(mark != HELD for mark in range(BYTES))
 _ZERO: Final = bytes(mark == 0 for mark in range(BYTES))
 
 
 class Fleet:
-    """The devices, nodes, classes and claims of one cluster. Not for several threads."""
+    """The devices, nodes, classes and claims of one cluster. Not thread-safe."""
 
     def __init__(self) -> None:
         self.inventory = Inventory()
@@ -47,25 +47,25 @@ class Fleet:
         self.classes: Mapping[str, DeviceClass] = MappingProxyType(self._classes)
         self.claims: Mapping[ObjectKey, ResourceClaim] = MappingProxyType(self._claims)
         self.idle: dict[ObjectKey, None] = {}
-        """Claims that are allocated but reserved for nobody."""
+        """Claims that are allocated but not reserved."""
         self.held = self.inventory.columns.new_marks()
         """By row: FREE, HELD or SHARED."""
         self.arithmetic = self.inventory.columns.new_marks()
         """By row: the Arithmetic of the device's capacities."""
         self.limited = self.inventory.columns.new_marks()
-        """By row: 1 where a capacity says how much of it may be asked for."""
+        """By row: 1 if a capacity has a request policy."""
         self._short = self.inventory.columns.new_marks()
         self._uses = 0
-        """How often what is in use has changed."""
+        """Number of changes in use."""
         self._known_unused: tuple[tuple[int, int], tuple[int, int]] | None = None
         self._recount: set[PoolKey] = set()
-        """Pools whose counters changed since `short` was worked out."""
+        """Pools whose counters changed since `short` was computed."""
         self._drawn: dict[PoolKey, CounterUse] = {}
         self.of_nodes = LRUCache[Hashable, Any](MAX_OF_NODES)
-        """What was worked out of `nodes` and nothing else but what it is kept by; forgotten when a node changes."""
+        """Results that depend only on `nodes` and their key; cleared when a node changes."""
         self._nodeless: set[str] = set()
         self._moved: set[str] = set()
-        """The names of nodes that came or went since `nodeless` was worked out."""
+        """Nodes added or removed since `nodeless` was computed."""
 
     @classmethod
     def of(
@@ -98,17 +98,17 @@ class Fleet:
 
     @property
     def short(self) -> bytes:
-        """By row: 1 where what devices in use leave of the shared counters does not suffice for the device.
+        """By row: 1 if the shared counters left by devices in use do not suffice for the device. Updated on access.
 
-        Brought up to date when asked for. Always 0 in pools that several nodes share, where it may depend on the node.
+        Always 0 in pools that several nodes share, where it may depend on the node.
         """
         self.recount(len(self._recount))
         return bytes(self._short)
 
     def recount(self, most: int) -> bool:
-        """Bring so many pools of `short` up to date at most. Returns whether all are.
+        """Update `short` for at most `most` pools; returns whether all are up to date.
 
-        For who must not keep others waiting: thousands of pools may be due, all of them after the start.
+        Callers that must not block others work in steps, because thousands of pools are due after the start.
         """
         for key in list(islice(self._recount, most)):
             self._uses += 1
@@ -117,14 +117,14 @@ class Fleet:
         return not self._recount
 
     def settle(self) -> None:
-        """Bring up to date at once whatever is worked out piece by piece, so that no copy of the fleet has to."""
+        """Finish all incremental work, so that no copy of the fleet repeats it."""
         self.recount(len(self._recount))
         self.inventory.settle()
         _ = self.nodeless
 
     @property
     def nodeless(self) -> Sequence[str]:
-        """The names, sorted, for which something is published though there is no such node. Worked out when asked for."""
+        """The sorted names of nodes that do not exist although something is published for them. Updated on access."""
         names = self.inventory.nodes.names
         for name in self.inventory.nodes.touched() | self._moved:
             if name in names and name not in self._nodes and name != OF_NO_NODE:
@@ -136,12 +136,12 @@ class Fleet:
 
     @property
     def free(self) -> int:
-        """The rows of devices that no claim has to itself, packed (see `rowwise.packed`)."""
+        """The rows of devices that no claim holds exclusively, packed (see `rowwise.packed`)."""
         return self._unused[0]
 
     @property
     def enough(self) -> int:
-        """Those of them for which the counters suffice."""
+        """The `free` rows with enough counters, packed."""
         return self._unused[1]
 
     @property
@@ -154,16 +154,16 @@ class Fleet:
         return self._known_unused[1]
 
     def drawn(self, pool: PoolKey) -> CounterUse | None:
-        """What the counters of a plain pool are for its devices; None for other pools, and without counters."""
+        """The counters of a plain pool; None for other pools and pools without counters."""
         self.recount(len(self._recount))
         return self._drawn.get(pool)
 
     def holders(self, device: DeviceKey) -> Sequence[ObjectKey]:
-        """The claims that hold the device or a share of it, sorted. Administrative access holds nothing."""
+        """The claims that hold the device or a share, sorted. Administrative access holds nothing."""
         return self.state.holders(device)
 
     def put_slice(self, published: ResourceSlice) -> None:
-        """Take a slice as it now is, by its name. Raises QuantityError, having changed nothing."""
+        """Add or replace a slice. Raises QuantityError, having changed nothing."""
         name = published.metadata.name
         before = self.inventory.pool_of(name)
         self.inventory.put_slice(published)
@@ -174,26 +174,26 @@ class Fleet:
         for row, device in zip(entry.rows, entry.spec.devices, strict=True):
             self.arithmetic[row] = arithmetic(device)
             self.limited[row] = any(each.request_policy is not None for each in device.capacity.values())
-            # What is in use has not changed, so the device's rows in other slices have their mark already.
+            # Its use has not changed, so the device's rows in other slices are marked already.
             self.held[row] = self._use_of(DeviceKey(*published.pool, device.name))
 
     def remove_slice(self, name: str) -> None:
-        """Forget a slice; nothing happens if it is not known."""
+        """Remove a slice, if known."""
         key = self.inventory.pool_of(name)
         self.inventory.remove_slice(name)
         if key is not None:
             self._recount.add(key)
 
     def put_rule(self, rule: DeviceTaintRule) -> None:
-        """Take a taint rule as it now is, by its name."""
+        """Add or replace a taint rule."""
         self.inventory.put_rule(rule)
 
     def remove_rule(self, name: str) -> None:
-        """Forget a taint rule; nothing happens if it is not known."""
+        """Remove a taint rule, if known."""
         self.inventory.remove_rule(name)
 
     def put_node(self, node: Node) -> None:
-        """Take a node as it now is, by its name."""
+        """Add or replace a node."""
         name = node.metadata.name
         if name not in self._nodes:
             insort(self._node_names, name)
@@ -202,22 +202,22 @@ class Fleet:
         self._nodes[name] = node
 
     def remove_node(self, name: str) -> None:
-        """Forget a node; nothing happens if it is not known."""
+        """Remove a node, if known."""
         if self._nodes.pop(name, None) is not None:
             del self._node_names[bisect_left(self._node_names, name)]
             self._moved.add(name)
             self.of_nodes.clear()
 
     def put_class(self, device_class: DeviceClass) -> None:
-        """Take a device class as it now is, by its name."""
+        """Add or replace a device class."""
         self._classes[device_class.metadata.name] = device_class
 
     def remove_class(self, name: str) -> None:
-        """Forget a device class; nothing happens if it is not known."""
+        """Remove a device class, if known."""
         self._classes.pop(name, None)
 
     def put_claim(self, claim: ResourceClaim) -> None:
-        """Take a claim as it now is, allocated or not. Raises QuantityError, having changed nothing."""
+        """Add or replace a claim, allocated or not. Raises QuantityError, having changed nothing."""
         key = claim.metadata.key
         before = self.state.held_by(key)
         self.state.put_claim(claim)
@@ -229,7 +229,7 @@ class Fleet:
         self._mark_all(before | self.state.held_by(key))
 
     def remove_claim(self, key: ObjectKey) -> None:
-        """Forget a claim and free what it held; nothing happens if it is not known."""
+        """Remove a claim, if known, and free its devices."""
         before = self.state.held_by(key)
         self.state.remove_claim(key)
         self._claims.pop(key, None)

@@ -1,10 +1,10 @@
 """Which devices of a pool are the same hardware: a whole GPU and its partitions, and partitions that overlap.
 
-Owns that relation, for every caller that takes a device to mean its hardware: maintenance, taint rules, `draco status`, `draco
-simulate`. It holds for any driver: two devices overlap if they draw from one counter set and it cannot pay for both. Where no
-counters are published (a cluster without partitionable devices, static layouts), a partition is a part of the GPU that its
-`parentUUID` or its name says, and partitions of one GPU that are published together do not overlap: nothing else would keep the
-scheduler from giving away the same memory twice. Does not know what claims hold, and decides nothing about any device.
+Owns that relation for maintenance, taint rules, `draco status` and `draco simulate`, for any driver. Two devices overlap if they
+consume from one counter set that does not suffice for both. Without published counters (a cluster without partitionable devices,
+static layouts), a partition belongs to the GPU that its `parentUUID` or name gives, and partitions of one GPU that are published
+together do not overlap, because otherwise the scheduler would give away the same memory twice. Knows no claims and decides
+nothing.
 """
 
 from collections import defaultdict
@@ -17,16 +17,16 @@ from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID, read_pa
 from draco.resources.quantity import Quantity
 
 Draws = Mapping[str, Mapping[str, int]]
-"""What a device takes, in billionths, by counter set and counter."""
+"""A device's consumption in billionths, by counter set and counter."""
 _NONE: Draws = MappingProxyType({})
 
 
 class PoolHardware:
-    """One pool's devices and how they overlap. Worked out device by device, when asked, and remembered.
+    """One pool's devices and how they overlap. Computed per device on demand and cached.
 
-    Slices of older generations count as well: while a driver replaces a pool slice by slice, what it has not replaced yet is
-    known from them only. `published` are the devices of those that count. A node's own slices come before what somebody else
-    publishes under its name, however new that is. `complete`: of its newest generation, no slice is still to come.
+    Includes slices of older generations: while a driver replaces a pool slice by slice, devices not yet republished are known
+    only from these. `published` has the devices of current slices. A node's own slices take precedence over newer ones that
+    others publish under its name. `complete`: no slice of the newest generation is missing.
     """
 
     def __init__(self, slices: Iterable[ResourceSlice]) -> None:
@@ -53,20 +53,20 @@ class PoolHardware:
 
     @property
     def expected(self) -> frozenset[str]:
-        """What is published; until the newest generation is complete also what the older ones have."""
+        """The published devices; until the newest generation is complete, also those of older ones."""
         return self.published if self.complete else frozenset(self._devices)
 
     @property
     def implied(self) -> frozenset[str]:
-        """Whole GPUs that are not published themselves, but of which partitions are."""
+        """Whole GPUs that are not published, but whose partitions are."""
         return frozenset(parent for parent in self._by_parent if parent not in self._devices)
 
     def published_as(self, device: str) -> Device | None:
-        """The device as it is in the slices; None if it is in none."""
+        """The device from the slices; None if it is in none."""
         return self._devices.get(device)
 
     def published_like(self, device: str) -> Device | None:
-        """A partition of the same profile as this one, which is published no more; None if there is none in the pool."""
+        """Another partition with the profile of this one, which is no longer published; None if the pool has none."""
         part = read_partition_name(device)
         if part is None:
             return None
@@ -77,30 +77,30 @@ class PoolHardware:
         return None
 
     def counters_of(self, device: str) -> tuple[Draws, Draws]:
-        """What the device takes of its counter sets, and what these have in total."""
+        """What the device consumes of its counter sets, and their totals."""
         draws = self._draws(device)
         return draws, {name: self._totals.get(name, {}) for name in draws}
 
     def board(self, device: str) -> str:
-        """UUID of the physical GPU that the device is or is a part of; "" where that is not known."""
+        """UUID of the physical GPU of the device or partition; "" if unknown."""
         if device in self._devices:
             return self._parent_uuid(device) or self._uuid(device)
         boards = {self._parent_uuid(part) for part in self._by_parent.get(device, ())}
         return boards.pop() if len(boards) == 1 else ""
 
     def of_board(self, uuid: str) -> Sequence[str]:
-        """The devices that are that physical GPU or a part of it."""
+        """The devices of that physical GPU."""
         return self._by_board.get(uuid, ())
 
     def overlapping(self, device: str) -> frozenset[str]:
-        """The other known devices, implied ones included, that share hardware with this one, which need not be known."""
+        """The other known or implied devices that share hardware with this one, which may be unknown."""
         if device not in self._overlapping:
             found = {other for other in self._candidates(device) if other != device and self.overlap(device, other)}
             self._overlapping[device] = frozenset(found)
         return self._overlapping[device]
 
     def parts(self, device: str) -> frozenset[str]:
-        """Those of them that have some of what this one has and nothing else: the partitions of a whole GPU."""
+        """The overlapping devices whose hardware is all in this one: the partitions of a whole GPU."""
         return frozenset(
             other
             for other in self.overlapping(device)
@@ -108,13 +108,13 @@ class PoolHardware:
         )
 
     def overlap(self, one: str, other: str) -> bool:
-        """Whether two different devices are surely the same hardware, in part at least."""
+        """Whether two different devices certainly share hardware."""
         if self._compete(self._draws(one), self._draws(other)):
             return True
         return self._is_whole_of(one, other) or self._is_whole_of(other, one)
 
     def may_overlap(self, one: str, other: str) -> bool:
-        """Whether they may be: they overlap, or are partitions of one GPU of which one is published no more, nor its size."""
+        """Whether they overlap, or may: partitions of one GPU, one of which is no longer published and has an unknown size."""
         if self.overlap(one, other):
             return True
         if one in self._devices and other in self._devices:
@@ -133,7 +133,7 @@ class PoolHardware:
         return found
 
     def _compete(self, one: Draws, other: Draws) -> bool:
-        """Whether some counter cannot pay for both; one whose total is not published pays for neither."""
+        """Whether some counter does not suffice for both; one without a published total suffices for neither."""
         for counter_set in one.keys() & other.keys():
             totals = self._totals.get(counter_set, {})
             mine, others = one[counter_set], other[counter_set]
@@ -143,7 +143,7 @@ class PoolHardware:
 
     def _is_whole_of(self, whole: str, part: str) -> bool:
         if self._parent_uuid(whole):
-            return False  # the `uuid` of a partition is its own
+            return False  # `uuid` of a partition is the partition's own
         uuid, parent_uuid = self._uuid(whole), self._parent_uuid(part)
         if uuid and parent_uuid:
             return uuid == parent_uuid
@@ -219,6 +219,6 @@ def _draws_of(device: Device) -> Draws:
 
 @lru_cache(maxsize=8192)
 def amount_of(text: str) -> int:
-    """A quantity in billionths; none for what the API server would not have taken."""
+    """A quantity in billionths; 0 if the API server would not accept it."""
     amount = Quantity.read(text)
     return amount.nanos if amount is not None else 0

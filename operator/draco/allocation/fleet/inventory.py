@@ -1,7 +1,7 @@
-"""All devices that are published, and what taints them.
+"""All published devices and their taints.
 
-Owns the slices and rules as they come and go, grouped by pool, and the columns of their devices. A change costs what it
-touches: a slice its own devices, a rule the pools it names. What claims hold is not known here.
+Owns slices and rules, grouped by pool, and the columns of their devices. An update costs only what it affects: a slice its own
+devices, a rule the pools it names. Does not know claims.
 """
 
 from collections import Counter
@@ -26,44 +26,44 @@ _ANY_NODE: Final = Node()
 
 
 class Inventory:
-    """The devices of a cluster."""
+    """The published devices of a cluster."""
 
     def __init__(self) -> None:
         self.columns = Columns()
         self.selectors = Selectors(self.columns)
         self.taints = self.columns.new_column()
-        """By row: equal where devices have the same taints that can keep claims away, by key, value and effect."""
+        """By row: equal for devices whose blocking taints are equal by key, value and effect."""
         self.nodes = NodeRows()
         self.drawing = self.columns.new_marks()
-        """1 for each row whose device draws from shared counters."""
+        """1 for each row whose device consumes shared counters."""
         self._slice_states = self.columns.new_marks()
         self._outdated: set[PoolKey] = set()
         """Pools whose slices changed since their states were computed."""
         self._others: dict[PoolKey, Pool] = {}
         self._unsorted: set[PoolKey] = set()
-        """Pools that changed since it was looked whether they are plain."""
+        """Pools that changed since `others` was updated."""
         self._invalid_selectors: set[str] = set()
         self._per_device: set[str] = set()
         self._pools: dict[PoolKey, Pool] = {}
         self._slices: dict[str, PoolKey] = {}
         self._pools_of_node: dict[str, Counter[PoolKey]] = {}
-        """How many slices of a pool name the node; under "" those that name none."""
+        """Number of slices of a pool that name the node; under "" those without a node."""
         self._rules: dict[str, DeviceTaintRule] = {}
         self._rules_of: dict[PoolKey, dict[str, DeviceTaintRule]] = {}
-        """Rules that keep claims away and name one pool, by that pool."""
+        """Blocking rules that name one pool, by pool."""
         self._wide_rules: dict[str, DeviceTaintRule] = {}
-        """Those that may concern several."""
+        """Blocking rules that may concern several pools."""
 
     def __len__(self) -> int:
         return len(self.columns)
 
     @property
     def rules(self) -> Iterable[DeviceTaintRule]:
-        """All taint rules, by name."""
+        """All taint rules, sorted by name."""
         return [rule for _, rule in sorted(self._rules.items())]
 
     def rules_for(self, key: PoolKey) -> Iterable[DeviceTaintRule]:
-        """The taint rules that may concern a pool, by name."""
+        """The taint rules that may concern a pool, sorted by name."""
         listed = self._wide_rules | self._rules_of.get(key, {})
         return [rule for _, rule in sorted(listed.items())]
 
@@ -74,7 +74,7 @@ class Inventory:
 
     @property
     def others(self) -> Mapping[PoolKey, Pool]:
-        """The pools that are not plain (see `Pool.plain`). Brought up to date when asked for."""
+        """The pools that are not plain (see `Pool.plain`). Updated on access."""
         for key in self._unsorted:
             pool = self._pools.get(key)
             if pool is None or pool.plain:
@@ -86,7 +86,7 @@ class Inventory:
 
     @property
     def slice_states(self) -> bytes:
-        """By row: the IsolationState of the device in its pool. Brought up to date when asked for."""
+        """By row: the SliceState of the device's slice. Updated on access."""
         for key in self._outdated:
             pool = self._pools.get(key)
             for entry, state in pool.slice_states() if pool is not None else ():
@@ -96,42 +96,42 @@ class Inventory:
         return bytes(self._slice_states)
 
     def settle(self) -> None:
-        """Bring up to date what is brought up to date when asked for."""
+        """Update everything that is otherwise updated on access."""
         _ = self.others, self.slice_states
         self.nodes.settle()
 
     @property
     def has_invalid_node_selectors(self) -> bool:
-        """Whether looking at a node may end with an AllocationError for what is published."""
+        """Whether `views` may raise AllocationError."""
         return bool(self._invalid_selectors)
 
     @property
     def per_device_rows(self) -> Iterable[int]:
-        """The rows of slices that leave nodes to their devices: a node that reaches one of these sees all of its slice."""
+        """The rows of slices with per-device node selection: a node that reaches one of these devices sees the whole slice."""
         for name in self._per_device:
             entry = self.slice(name)
             if entry is not None:
                 yield from entry.rows
 
     def key(self, row: int) -> DeviceKey:
-        """The full name of a row's device."""
+        """The key of a row's device. Raises LookupError for an unused row."""
         device = self.columns.devices[row]
         if device is None:
             raise LookupError(f"row {row} is not in use")
         return DeviceKey(*self._slices[self.columns.sources[row]], device.name)
 
     def slice(self, name: str) -> SliceEntry | None:
-        """The slice of that name."""
+        """The slice of that name, or None."""
         key = self._slices.get(name)
         return None if key is None else self._pools[key].get(name)
 
     def rows(self, device: DeviceKey) -> Sequence[int]:
-        """The rows of a device: several while slices of several generations name it."""
+        """The rows of a device: several while slices of several generations have it."""
         pool = self._pools.get(device.pool_key)
         return () if pool is None else pool.rows(device.device)
 
     def entry(self, row: int) -> SliceEntry:
-        """The slice of a row's device."""
+        """The slice of a row's device. Raises LookupError for an unused row."""
         source = self.columns.sources[row]
         found = self.slice(source)
         if found is None:
@@ -139,24 +139,24 @@ class Inventory:
         return found
 
     def taints_of(self, row: int) -> tuple[DeviceTaint, ...]:
-        """The taints of a row's device that can keep claims away, from its slice and from rules."""
+        """The blocking taints of a row's device, from its slice and from rules."""
         entry = self.entry(row)
         return entry.taints[entry.rows.index(row)]
 
     def node_of(self, row: int) -> str:
-        """The one node that a row's device is for; "" if there is no such node or there are several."""
+        """The one node of a row's device; "" if it has none or several."""
         return self.nodes.of_row(row)
 
     def pool(self, key: PoolKey) -> Pool | None:
-        """The pool of that name, if anything is published for it."""
+        """The pool of that name; None if nothing is published for it."""
         return self._pools.get(key)
 
     def pool_of(self, name: str) -> PoolKey | None:
-        """The pool that a slice is part of."""
+        """The pool of a slice; None if the slice is not known."""
         return self._slices.get(name)
 
     def put_slice(self, published: ResourceSlice) -> None:
-        """Take a slice as it now is, by its name. Raises QuantityError, having changed nothing."""
+        """Add or replace a slice. Raises QuantityError, having changed nothing."""
         name, spec = published.metadata.name, published.spec
         _check_amounts(spec)
         key = published.pool
@@ -181,7 +181,7 @@ class Inventory:
         self._count(entry, key, +1)
 
     def remove_slice(self, name: str) -> None:
-        """Forget a slice; nothing happens if it is not known."""
+        """Remove a slice, if known."""
         entry, key = self.slice(name), self._slices.pop(name, None)
         if key is None or entry is None:
             return
@@ -197,7 +197,7 @@ class Inventory:
             self.columns.remove(row, entry.spec.driver, device)
 
     def _hold(self, entry: SliceEntry) -> None:
-        """Note what is known of the rows of a slice beside what their devices publish."""
+        """Add the rows of a slice to everything except the columns."""
         for row, taints in zip(entry.rows, entry.taints, strict=True):
             if taints:
                 self.taints.put(row, _meaning(taints), None)
@@ -221,7 +221,7 @@ class Inventory:
         self._per_device.discard(entry.name)
 
     def put_rule(self, rule: DeviceTaintRule) -> None:
-        """Take a taint rule as it now is, by its name."""
+        """Add or replace a taint rule."""
         before = self._rules.get(rule.metadata.name)
         if before is not None:
             self._unlist(before)
@@ -230,24 +230,23 @@ class Inventory:
         self._taint_again([rule] if before is None else [before, rule])
 
     def remove_rule(self, name: str) -> None:
-        """Forget a taint rule; nothing happens if it is not known."""
+        """Remove a taint rule, if known."""
         rule = self._rules.pop(name, None)
         if rule is not None:
             self._unlist(rule)
             self._taint_again([rule])
 
     def views(self, node: Node) -> list[PoolView]:
-        """The pools that have something for a node, in the order in which they are tried.
+        """The pools with devices for a node, in order of allocation: those without binding conditions first, then by key.
 
-        Pools without binding conditions come first; within both groups, by driver and name. Raises AllocationError if a node
-        selector is not valid.
+        Raises AllocationError for an invalid node selector.
         """
         keys = {*self._pools_of_node.get(node.metadata.name, ()), *self._pools_of_node.get("", ())}
         views = [view for key in sorted(keys) if (view := self._pools[key].view(node)) is not None]
         return sorted(views, key=lambda view: view.has_binding_conditions)
 
     def pools_on(self, node: str) -> Iterable[PoolKey]:
-        """The pools of which a slice names the node, by driver and name."""
+        """The pools with a slice that names the node, sorted by driver and name."""
         return sorted(self._pools_of_node.get(node, ()))
 
     def _count(self, entry: SliceEntry, key: PoolKey, step: int) -> None:
@@ -262,7 +261,7 @@ class Inventory:
     def _take_rows(
         self, before: SliceEntry | None, name: str, driver: str, devices: list[Device]
     ) -> tuple[list[Device], list[int]]:
-        """Rows for the devices of a slice; those that are as before keep theirs."""
+        """Rows for the devices of a slice; unchanged devices keep theirs."""
         known: dict[str, list[tuple[int, Device]]] = {}
         if before is not None:
             for row, device in zip(before.rows, before.spec.devices, strict=True):
@@ -344,7 +343,6 @@ def _names(rule: DeviceTaintRule, key: PoolKey) -> bool:
 
 
 def _device(rule: DeviceTaintRule) -> str | None:
-    """The one device that a rule with a selector names."""
     return rule.spec.device_selector.device if rule.spec.device_selector is not None else None
 
 
@@ -360,7 +358,7 @@ def _meaning(taints: Sequence[DeviceTaint]) -> tuple[TaintIdentity, ...]:
 
 
 def _check_amounts(spec: ResourceSliceSpec) -> None:
-    """Read every quantity once, so that none is found wrong in the middle of something. Raises QuantityError."""
+    """Parse every quantity, so that later steps cannot fail. Raises QuantityError."""
     for device in spec.devices:
         for capacity in device.capacity.values():
             amount(capacity.value)

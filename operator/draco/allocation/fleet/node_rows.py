@@ -1,7 +1,7 @@
-"""Which rows each node has: the rows of the devices that are published for it alone.
+"""The rows of each node: of the devices that are published for it alone.
 
-Owns that grouping, slice by slice, and the reading of a column node by node. Devices that several nodes may reach (all nodes, or
-those that a node selector finds) are of no node; their rows stand under the name "".
+Owns that grouping, slice by slice, and reading a column node by node. Rows of devices that several nodes may reach (all nodes, or
+a node selector) are grouped under "".
 """
 
 from array import array
@@ -17,17 +17,16 @@ from draco.allocation.fleet.rowwise import Codes
 from draco.resources.api.slices import Device, ResourceSliceSpec
 
 SHARED = ""
-"""Instead of a node's name: devices of no one node."""
+"""The group of devices that do not belong to one node."""
 _NOWHERE = slice(0, 0)
 NodeProfile: TypeAlias = bytes | tuple[int, ...]
-"""What a column has for the devices of one node: bytes of a column of bytes."""
+"""The values of a column for the devices of one node; bytes for a byte column."""
 Likeness: TypeAlias = tuple[int, ...]
-"""Numbers that are equal where the values are, in the order of their first places; 0 where there is none."""
+"""Numbers that are equal where the values are, in order of first occurrence; 0 for absent values."""
 _Span: TypeAlias = slice | Callable[[Codes], Sequence[int]]
-"""Where the rows of a node are: nearly always one after the other.
+"""The positions of a node's rows, nearly always contiguous.
 
-A slice stands for them all without a number for each: to read by numbers that stand all over the memory of the fleet copies much
-of it in a child of the process that holds it.
+A slice avoids one int object per row: reading ints scattered over the fleet's memory would copy much of it in a forked child.
 """
 
 
@@ -36,15 +35,15 @@ class NodeRows:
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[tuple[str, str, str], Sequence[int]]] = {}
-        """By the node, and by driver, pool and name of the slice."""
+        """By node, and by driver, pool and name of the slice."""
         self._spans: dict[str, _Span] = {}
-        """Of nodes that were read since they changed."""
+        """Of nodes that were read since their last change."""
         self._of_rows: list[str] = []
         """The node of each row, or SHARED."""
         self._touched: set[str] = set()
 
     def put(self, entry: SliceEntry) -> None:
-        """Take the rows of a slice."""
+        """Add the rows of a slice."""
         for node, rows in _split(entry).items():
             self._rows.setdefault(node, {})[_place(entry)] = rows
             self._changed(node)
@@ -53,7 +52,7 @@ class NodeRows:
                 self._of_rows[row] = node
 
     def remove(self, entry: SliceEntry) -> None:
-        """Forget the rows of a slice, which must be as it was when put."""
+        """Remove the rows of a slice, which must be unchanged since `put`."""
         for node, rows in _split(entry).items():
             slices = self._rows[node]
             del slices[_place(entry)]
@@ -69,7 +68,7 @@ class NodeRows:
         return self._rows.keys()
 
     def of_row(self, row: int) -> str:
-        """The one node that a row's device is for, or SHARED."""
+        """The one node of a row's device, or SHARED."""
         return self._of_rows[row]
 
     def of(self, marks: bytes) -> Iterator[str]:
@@ -77,16 +76,16 @@ class NodeRows:
         return compress(self._of_rows, memoryview(marks))
 
     def touched(self) -> set[str]:
-        """The names for which something was published or is not any more, since this was last asked."""
+        """The nodes whose slices changed since the last call."""
         touched, self._touched = self._touched, set()
         return touched
 
     def __getitem__(self, node: str) -> list[int]:
-        """The rows of a node, pool by pool and slice by slice as they are tried; none, if nothing is published for it alone."""
+        """The rows of a node in the order of allocation; empty if nothing is published for it alone."""
         return [row for _, rows in sorted(self._rows.get(node, {}).items()) for row in rows]
 
     def read(self, node: str, column: Codes) -> NodeProfile:
-        """What a column has for the devices of one node, in the order of its rows."""
+        """The values of a column for the devices of one node, in the order of its rows."""
         span = self._spans.get(node)
         if span is None:
             span = self._look_up(node)
@@ -94,9 +93,9 @@ class NodeRows:
         return tuple(cells) if isinstance(column, array) else bytes(cells)
 
     def profiles(self, column: Codes, nodes: Iterable[str]) -> dict[NodeProfile, list[str]]:
-        """The nodes by what a column has for their devices: milliseconds for ten thousand nodes.
+        """Groups nodes by a column's values for their devices; milliseconds for ten thousand nodes.
 
-        Few nodes differ in what matters, so what takes long needs to be done once for each profile.
+        Few nodes differ in what matters, so expensive work can be done once per profile.
         """
         found: dict[NodeProfile, list[str]] = defaultdict(list)
         cells, spans = (column, self._spans) if isinstance(column, bytes) else (b"", {})
@@ -106,9 +105,9 @@ class NodeRows:
         return dict(found)
 
     def likenesses(self, column: Codes, nodes: Iterable[str]) -> dict[Likeness, list[str]]:
-        """The nodes by which of their devices have equal values in a column, and which have none.
+        """Groups nodes by which of their devices have equal values in a column, and which have none.
 
-        As for `profiles`: one pass over ten thousand nodes, of which each may have values that no other has.
+        Like `profiles`, but also groups nodes whose values occur on no other node. One pass over ten thousand nodes.
         """
         found: dict[Likeness, list[str]] = defaultdict(list)
         spans = self._spans
@@ -119,13 +118,13 @@ class NodeRows:
         return dict(found)
 
     def settle(self) -> None:
-        """Prepare the reading of every node that was not read since it changed."""
+        """Prepare reading every node that changed since it was read."""
         for node in self._rows.keys() - self._spans.keys():
             self._look_up(node)
 
     def _look_up(self, node: str) -> _Span:
         span = _span(self[node])
-        if node in self._rows:  # questions about other names must not fill the memory
+        if node in self._rows:  # queries for other names must not fill the memory
             self._spans[node] = span
         return span
 
@@ -142,7 +141,7 @@ def _span(rows: Sequence[int]) -> _Span:
 
 
 def node_of(spec: ResourceSliceSpec, device: Device) -> str:
-    """The one node that the device is for, or SHARED."""
+    """The one node of the device, or SHARED."""
     return spec.node_name or (device.node_name if spec.per_device_node_selection else None) or SHARED
 
 
@@ -161,7 +160,7 @@ def _split(entry: SliceEntry) -> Mapping[str, Sequence[int]]:
 
 
 def likeness(values: Sequence[int]) -> Likeness:
-    """Which of these values are equal. 0 is no value."""
+    """Which of these values are equal; 0 means absent."""
     size, different = len(values), set(values)
     if len(different) == size and 0 not in different:
         return _all_different(size)

@@ -1,7 +1,6 @@
-"""Which nodes a slice or a device is for.
+"""Matches node selectors against a node's labels and name.
 
-Owns the matching of node selectors against a node's labels and name, with the validation that kube-scheduler's own matching
-does first: a selector that is not valid is an error, not a mismatch.
+Validates first, like kube-scheduler: an invalid selector is an error, not a mismatch.
 """
 
 import re
@@ -21,7 +20,7 @@ _MAX_INT64: Final = 2**63 - 1
 
 
 def targets(node: Node, *, node_name: str | None, all_nodes: bool | None, node_selector: NodeSelector | None) -> bool:
-    """Whether what says this of its nodes is for `node`. Raises AllocationError if the selector is not valid."""
+    """Whether a slice or device with these fields is for `node`. Raises AllocationError for an invalid selector."""
     if node_name:
         return node_name == node.metadata.name
     if all_nodes:
@@ -30,7 +29,7 @@ def targets(node: Node, *, node_name: str | None, all_nodes: bool | None, node_s
 
 
 def selects(selector: NodeSelector, node: Node) -> bool:
-    """Whether one term holds; a term without requirements never does. Raises AllocationError if any term is not valid."""
+    """Whether one term matches; a term without requirements never does. Raises AllocationError if any term is invalid."""
     terms = [term for term in selector.node_selector_terms if term.match_expressions or term.match_fields]
     for term in terms:
         _validate(term)

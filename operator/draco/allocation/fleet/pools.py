@@ -1,7 +1,7 @@
 """A pool of devices, as one node sees it.
 
-Owns which slices of a pool count for a node, whether what counts is complete and valid, and the order in which its devices are
-tried. A view is a fact about slices and rules; what claims hold does not enter here.
+Owns which slices of a pool count for a node, whether these are complete and valid, and the order of their devices. A view depends
+on slices and rules only, not on claims.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,19 +18,19 @@ from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import DeviceKey, PoolKey
 
 Charges = tuple[tuple[int, int], ...]
-"""What a device takes of its pool's counters: index of the counter, and billionths."""
+"""What a device consumes of its pool's counters: index of the counter, and billionths."""
 
 
 class SliceState(IntEnum):
-    """How a slice's devices stand within their pool, seen as a whole."""
+    """The state of a slice within its pool, over all nodes."""
 
     CURRENT = 0
     OBSOLETE = 1
-    """There is a newer generation of the pool, and no node that has all of this one."""
+    """The pool has a newer generation, and no node has all of this one."""
     INCOMPLETE = 2
     """Slices of the pool's newest generation are missing."""
     INVALID = 3
-    """The pool has a device or a set of counters twice, or a device draws from a counter that is not there."""
+    """The pool has a duplicate device or counter set, or a device consumes a missing counter."""
 
 
 class SliceEntry(msgspec.Struct, frozen=True):
@@ -40,11 +40,11 @@ class SliceEntry(msgspec.Struct, frozen=True):
     spec: ResourceSliceSpec
     rows: list[int]
     taints: list[tuple[DeviceTaint, ...]]
-    """Taints of each device that can keep claims away, from the slice and from rules."""
+    """The blocking taints of each device, from the slice and from rules."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A device that a node may reach. Where its slice (`spec`) leaves nodes to the devices, the device is yet to be asked."""
+    """A device that a node may reach. With per-device node selection in `spec`, the device's own selection is not yet checked."""
 
     key: DeviceKey
     device: Device
@@ -55,27 +55,27 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool on one node. Nothing is allocated from one that is incomplete or invalid."""
+    """A pool on one node. Nothing is allocated from an incomplete or invalid one."""
 
     key: PoolKey
     incomplete: bool = False
     invalid: str = ""
-    """What is wrong with it."""
+    """The error."""
     candidates: Sequence[Candidate] = ()
-    """Devices of the slices that are for the node, in the order in which they are tried."""
+    """Devices of the node's slices, in the order of allocation."""
     others: Sequence[tuple[DeviceKey, Charges]] = ()
-    """Devices of the pool's other slices that take from its counters."""
+    """Devices of the pool's other slices that consume its counters."""
     counters: Sequence[int] = ()
     """The counters of all sets, in billionths."""
 
     @property
     def has_binding_conditions(self) -> bool:
-        """Whether it is tried after the pools that have none."""
+        """Whether it comes after the pools without any."""
         return any(candidate.device.binding_conditions for candidate in self.candidates)
 
 
 class Pool:
-    """All slices of one pool, of whatever generation and for whatever node."""
+    """All slices of one pool, of all generations and nodes."""
 
     def __init__(self, key: PoolKey) -> None:
         self.key = key
@@ -95,22 +95,22 @@ class Pool:
         return self._entries.values()
 
     def get(self, name: str) -> SliceEntry | None:
-        """The slice of that name."""
+        """The slice of that name, or None."""
         return self._entries.get(name)
 
     def put(self, entry: SliceEntry) -> None:
-        """Add a slice, or replace it."""
+        """Add or replace a slice."""
         self._entries[entry.name] = entry
         self._changed()
 
     def remove(self, name: str) -> SliceEntry:
-        """Take a slice out."""
+        """Remove a slice and return it."""
         entry = self._entries.pop(name)
         self._changed()
         return entry
 
     def rows(self, device: str) -> Sequence[int]:
-        """The rows of all devices of that name: several, if slices of more than one generation are there."""
+        """The rows of all devices with that name: several if slices of several generations have it."""
         if self._index is None:
             self._index = {}
             for entry in self._entries.values():
@@ -119,7 +119,7 @@ class Pool:
         return self._index.get(device, ())
 
     def slice_states(self) -> Iterable[tuple[SliceEntry, SliceState]]:
-        """How each slice stands, whatever the node."""
+        """The state of each slice, over all nodes."""
         if not self._entries:
             return
         if self.plain:
@@ -138,7 +138,7 @@ class Pool:
         yield from zip(entries, slice_states, strict=True)
 
     def _valid(self, lot: list[SliceEntry]) -> set[str]:
-        """The slices whose node finds nothing wrong; of devices it sees those that it may reach."""
+        """The slices that are valid for their node, which sees only the devices it can reach."""
         if not self._is_invalid(lot):
             return {entry.name for entry in lot}
         valid: set[str] = set()
@@ -161,18 +161,18 @@ class Pool:
 
     @property
     def has_counters(self) -> bool:
-        """Whether its devices can draw from shared counters."""
+        """Whether its devices can consume shared counters."""
         return any(entry.spec.shared_counters for entry in self._entries.values())
 
     @property
     def only_node(self) -> str | None:
-        """The one node that all of its slices are for, if there is one."""
+        """The node of all its slices; None if they are for several."""
         named = {entry.spec.node_name for entry in self._entries.values()}
         return named.pop() if len(named) == 1 else None
 
     @property
     def plain(self) -> Sequence[SliceEntry]:
-        """Its slices, by name, if they are all there is to the pool: one generation, complete, valid and of one node."""
+        """Its slices by name if they have one generation and one node and are complete and valid; else none."""
         if self._plain is None:
             entries = sorted(self._entries.values(), key=lambda entry: entry.name)
             self._plain = entries if self._is_plain(entries) else ()
@@ -200,9 +200,9 @@ class Pool:
         )
 
     def view(self, node: Node) -> PoolView | None:
-        """The pool on a node: None if it has nothing for it. Raises AllocationError for a node selector that is not valid.
+        """The pool on a node; None if it has nothing for the node. Raises AllocationError for an invalid node selector.
 
-        Views are kept where labels play no part in them: one for each node that is named, one for all others.
+        Views that do not depend on labels are cached: one per named node, one for all other nodes.
         """
         if not self._kept:
             return self._view(node)
@@ -212,7 +212,7 @@ class Pool:
         return self._views[name]
 
     def glance(self, node: Node) -> PoolView | None:
-        """The same, and not kept if it was not: for who looks at thousands of pools, each once."""
+        """Like `view`, but does not add to the cache: for callers that visit thousands of pools once."""
         name = self._name_of(node)
         return self._views[name] if self._kept and name in self._views else self._view(node)
 
@@ -263,12 +263,12 @@ def _is_for(spec: ResourceSliceSpec, node: Node) -> bool:
 
 
 def is_device_for(device: Device, node: Node) -> bool:
-    """Whether a device whose slice leaves this to it is for the node. Raises AllocationError."""
+    """Whether a device with its own node selection is for the node. Raises AllocationError."""
     return targets(node, node_name=device.node_name, all_nodes=device.all_nodes, node_selector=device.node_selector)
 
 
 def _uses_compatibility_groups(spec: ResourceSliceSpec) -> bool:
-    """Allocators without that feature (off by default) look past such slices, which leaves their pool incomplete."""
+    """Allocators without that feature (off by default) ignore such slices, which leaves their pool incomplete."""
     return any(consumed.compatibility_groups for device in spec.devices for consumed in device.consumes_counters)
 
 
@@ -299,7 +299,7 @@ _CounterIndex = dict[str, dict[str, int]]
 
 
 def _check(here: Sequence[SliceEntry], rest: Sequence[SliceEntry]) -> tuple[_CounterIndex, list[int]]:
-    """Where each counter of the pool stands, and all counters in billionths. Raises _InvalidPool."""
+    """The index of each counter, and all counters in billionths. Raises _InvalidPool."""
     names = [device.name for entry in _with_devices(here) for device in entry.spec.devices]
     if len(set(names)) < len(names):
         twice = next(name for place, name in enumerate(names) if name in names[:place])
@@ -316,7 +316,7 @@ def _check(here: Sequence[SliceEntry], rest: Sequence[SliceEntry]) -> tuple[_Cou
 
 
 class _InvalidPool(ValueError):
-    """What is published of a pool does not go together."""
+    """The slices of a pool contradict each other."""
 
 
 def _charges(device: Device, index: Mapping[str, Mapping[str, int]]) -> Charges:
@@ -337,5 +337,5 @@ def _charges(device: Device, index: Mapping[str, Mapping[str, int]]) -> Charges:
 
 @lru_cache(maxsize=8192)
 def _once(charges: Charges) -> Charges:
-    """The charges of like devices, of whatever pool, kept once: else they take more memory than all the rest of a view."""
+    """Intern equal charges of all pools: otherwise they take more memory than the rest of a view."""
     return charges

@@ -1,8 +1,8 @@
-"""Arithmetic on whole columns, a byte per row: which combinations of values occur, where, and how often.
+"""Arithmetic on whole columns: which combinations of values occur, where, and how often.
 
-Owns the combining, painting and counting of columns of small numbers. A column of a byte per row is combined with another by
-looking its bytes up in a table and adding both as two huge numbers, which is tens of microseconds for a hundred thousand rows;
-columns of more than 256 values are combined row by row, some hundred times slower. Knows nothing of devices.
+Owns combining, painting and counting columns of small numbers. Byte columns are combined by translating them and adding them as
+two huge integers: tens of microseconds for a hundred thousand rows. Columns of more than 256 values are combined row by row,
+about a hundred times slower. Knows nothing of devices.
 """
 
 import itertools
@@ -17,13 +17,13 @@ Narrow: TypeAlias = bytes | bytearray
 Codes: TypeAlias = "Narrow | array[int]"
 _NONZERO: Final = bytes(map(bool, range(BYTES)))
 _COUNTED_ALONE: Final = 32
-"""Values of a column that are counted one by one: of more, to look at each row once is faster."""
+"""Up to so many values are counted one by one; for more, one pass over the rows is faster."""
 
 
 class Combined:
-    """The combinations of values of several columns, numbered: `codes` has the number of each row's.
+    """Numbered combinations of the values of several columns: `codes` has the number for each row.
 
-    `rows` has for each combination the first row that has it, where each of the columns says what its value is.
+    `rows` has the first row of each combination, from which the columns give its values.
     """
 
     __slots__ = ("codes", "rows")
@@ -36,13 +36,13 @@ class Combined:
         return len(self.rows)
 
     def paint(self, values: Sequence[int]) -> bytes:
-        """A byte for each row: `values` has that of each combination."""
+        """A byte per row: `values` has that of each combination."""
         if isinstance(self.codes, array):
             return bytes(map(values.__getitem__, self.codes))
         return bytes(self.codes).translate(bytes(values).ljust(BYTES, b"\0"))
 
     def counts(self) -> list[int]:
-        """How many rows have each combination."""
+        """The number of rows of each combination."""
         if not isinstance(self.codes, array) and len(self) <= _COUNTED_ALONE:
             return [self.codes.count(code) for code in range(len(self))]
         counted = Counter(self.codes)
@@ -50,7 +50,7 @@ class Combined:
 
 
 def number(column: Narrow, values: Iterable[int] = range(BYTES)) -> Combined:
-    """The values of one column, numbered without gaps; faster if it is known which there may be."""
+    """The values of one column, numbered without gaps; faster if the possible values are given."""
     table = bytearray(BYTES)
     rows: list[int] = []
     for value in values:
@@ -62,7 +62,7 @@ def number(column: Narrow, values: Iterable[int] = range(BYTES)) -> Combined:
 
 
 def combine(columns: "Iterable[Codes | Combined]") -> Combined:
-    """The combinations that occur in columns of one length. There must be at least one column."""
+    """The combinations that occur in columns of equal length, at least one."""
     narrow: list[Combined] = []
     wide: list[Codes] = []
     for column in columns:
@@ -83,12 +83,12 @@ def combine(columns: "Iterable[Codes | Combined]") -> Combined:
 
 
 def select(columns: Sequence[Narrow]) -> bytes:
-    """1 for each row that has 1 in all columns of zeros and ones."""
+    """1 for each row with 1 in all columns of zeros and ones."""
     return unpacked(reduce(int.__and__, map(packed, columns)), len(columns[0]))
 
 
 def nonzero(column: Codes) -> bytes:
-    """1 for each row that has another value than 0."""
+    """1 for each row whose value is not 0."""
     if isinstance(column, array):
         cells, size = column.tobytes(), column.itemsize
         column = unpacked(reduce(int.__or__, (packed(cells[at::size]) for at in range(size))), len(column))
@@ -96,17 +96,17 @@ def nonzero(column: Codes) -> bytes:
 
 
 def packed(column: Narrow) -> int:
-    """A column as one number. Of columns of zeros and ones, `&` and `|` of such numbers are "all" and "any", row by row."""
+    """A column as one integer. For columns of zeros and ones, `&` and `|` of these mean "all" and "any" per row."""
     return int.from_bytes(column, "little")
 
 
 def unpacked(number: int, rows: int) -> bytes:
-    """The column that was packed."""
+    """The reverse of `packed`, for a column of `rows` rows."""
     return number.to_bytes(rows, "little")
 
 
 def places(column: Narrow, value: int) -> list[int]:
-    """The rows that have the value: fast where they are few."""
+    """The rows with the value; fast if they are few."""
     found = []
     row = column.find(value)
     while row >= 0:
@@ -116,7 +116,7 @@ def places(column: Narrow, value: int) -> list[int]:
 
 
 def _add(parts: Sequence[Combined], combinations: int) -> Combined:
-    """Combine columns that are all narrow, and so is what comes out."""
+    """Combine byte columns whose result is a byte column."""
     total, step = 0, 1
     for part in parts:
         if isinstance(part.codes, array):
@@ -131,7 +131,7 @@ def _zip(columns: Sequence[Codes]) -> Combined:
     numbers: dict[tuple[int, ...], int] = defaultdict(itertools.count().__next__)
     codes = array("i", map(numbers.__getitem__, zip(*columns, strict=True)))
     rows, row = [], -1
-    for code in range(len(numbers)):  # which were given in the order of their first rows
+    for code in range(len(numbers)):  # numbered in the order of their first rows
         row = codes.index(code, row + 1)
         rows.append(row)
     return Combined(codes, rows)

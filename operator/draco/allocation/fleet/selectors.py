@@ -1,6 +1,6 @@
-"""Selectors on devices: compiled once, evaluated once per combination of the values they read.
+"""Selectors on devices: compiled once, and evaluated once per combination of the values they read.
 
-Owns what is remembered of selectors for the devices of one inventory.
+Owns the caches of selectors for the devices of one inventory.
 """
 
 from array import array
@@ -16,13 +16,13 @@ from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 
 MAX_SELECTORS: Final = 4096
 MAX_CHARACTERS: Final = 2**20
-"""Of all selectors together: compiled, a character takes some 75 bytes, and one selector may have 10,000 characters."""
+"""Of all selectors together: a compiled character takes some 75 bytes, and one selector may have 10,000 characters."""
 MAX_SCANS: Final = 64
 """A scan of 100,000 devices takes some 400 kB."""
 MAX_UNPUBLISHED: Final = 64
-"""Columns of what nobody publishes, some 500 kB each; anybody who may write claims can name any number of such attributes."""
+"""Columns that nobody publishes, some 500 kB each; anyone who may write claims can name any number of attributes."""
 MAX_REMEMBERED: Final = 2**18
-"""Outcomes remembered of all selectors; one that reads a serial number has as many as there are devices."""
+"""Cached outcomes of all selectors; one that reads a serial number has as many as there are devices."""
 NO, YES, FAILS = 0, 1, 2
 """Outcomes in a scan."""
 _YES: Final = bytes(outcome == YES for outcome in range(BYTES))
@@ -34,7 +34,7 @@ _Outcome: TypeAlias = bool | EvaluationError
 
 
 class Case(NamedTuple):
-    """Devices that a selector cannot tell apart: what it says of them, one of their rows, and how many they are."""
+    """Devices that a selector cannot tell apart: the outcome, one of their rows, and their number."""
 
     outcome: int
     error: EvaluationError | None
@@ -43,10 +43,10 @@ class Case(NamedTuple):
 
 
 class Scan:
-    """What a selector says of every device.
+    """The outcome of a selector for every device.
 
-    `outcomes` has a byte for each row: NO, YES or FAILS (the evaluation ends with an error), and NO where a row is not in use. It
-    holds until the columns' `version` changes. Combine it with other columns by `rowwise.combine`.
+    `outcomes` has a byte per row: NO, YES or FAILS (evaluation error), and NO for unused rows. Valid until the columns' `version`
+    changes. Combine it with other columns by `rowwise.combine`.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Scan:
 
     @cached_property
     def failing(self) -> int:
-        """The rows with FAILS, packed; 0 if there are none."""
+        """The rows with FAILS, packed."""
         return packed(self.outcomes.translate(_FAILS)) if FAILS in self.outcomes else 0
 
     @cached_property
     def cases(self) -> Sequence[Case]:
-        """Every combination of the values it reads, in the order of rows. Together they are all devices."""
+        """Every combination of the values it reads, in the order of rows; together they cover all devices."""
         counts = self._combined.counts()
         cases = [
             _case(said, row, count)
@@ -80,7 +80,7 @@ class Scan:
 
 
 class _Entry:
-    """A compiled selector with its outcomes, by the codes of what it reads; without `columns`, nothing is remembered."""
+    """A compiled selector with its outcomes by the codes of what it reads; with `read` None, nothing is cached."""
 
     def __init__(self, selector: Selector, read: Sequence[tuple[AttributePath, Column]] | None) -> None:
         self.selector = selector
@@ -90,34 +90,34 @@ class _Entry:
         self.scan: tuple[int, Scan] | None = None
 
     def numbered(self, path: AttributePath, column: Column) -> "Combined | array[int]":
-        """What it reads there, as far as it matters to it."""
+        """The values of a column that it distinguishes."""
         strings = self.selector.compared.get(path)
         return column.numbered() if strings is None else column.told_apart(strings)
 
 
 class Selectors:
-    """The selectors that were met, with their outcomes on the devices of one inventory."""
+    """A cache of selectors with their outcomes for the devices of one inventory."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
         self._entries: dict[str, _Entry | CompileError] = {}
-        self._scanned: OrderedDict[str, _Entry] = OrderedDict()  # the longest not asked for first
+        self._scanned: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
         self._remembered = 0
         self._characters = 0
 
     def matches(self, expression: str, driver: str, device: Device, row: int) -> bool:
-        """Whether the expression selects the device of that row. Raises CompileError and EvaluationError."""
+        """Whether the expression matches the device of that row. Raises CompileError and EvaluationError."""
         outcome = self._said(self._entry(expression), driver, device, row)
         if isinstance(outcome, EvaluationError):
             raise outcome.with_traceback(None)
         return outcome
 
     def compile(self, expression: str) -> Selector:
-        """The compiled expression, which is kept, as are the columns it reads from now on. Raises CompileError."""
+        """The compiled expression, cached; its columns are maintained from now on. Raises CompileError."""
         return self._entry(expression).selector
 
     def scan(self, expression: str) -> Scan:
-        """What the expression says of every device: evaluated once per combination of values. Raises CompileError."""
+        """The outcome of the expression for every device, evaluated once per combination of values. Raises CompileError."""
         entry = self._entry(expression)
         version = self._columns.version
         if entry.scan is None or entry.scan[0] != version:
@@ -136,7 +136,7 @@ class Selectors:
         for row in alone:
             live[row] = _ALONE
         read = [(path, column) for path, column in entry.read or () if alone or path != DRIVER]
-        used = number(live, range(_ALONE + 1)) if alone else columns.driver.numbered()  # which every device has
+        used = number(live, range(_ALONE + 1)) if alone else columns.driver.numbered()  # every device has a driver
         combined = combine([used, *(entry.numbered(path, column) for path, column in read)])
         said = [self._say(entry, row) if live[row] == 1 else None for row in combined.rows]
         outcomes = combined.paint([NO if each is None else _outcome(each) for each in said])
@@ -227,7 +227,7 @@ def _case(said: _Outcome, row: int, count: int) -> Case:
 
 
 def _reduced(device: Device, driver: str, read: Sequence[tuple[AttributePath, Column]]) -> Device:
-    """The device with no more than what a selector reads: to make a view of all of it would take far longer."""
+    """The device with only what a selector reads: a view of all of it would take far longer."""
     attributes: dict[str, DeviceAttribute] = {}
     capacity: dict[str, DeviceCapacity] = {}
     for path, _ in read:
@@ -243,6 +243,6 @@ def _reduced(device: Device, driver: str, read: Sequence[tuple[AttributePath, Co
 
 
 def _names(path: AttributePath, driver: str) -> Sequence[str]:
-    """What a device of the driver may call it; the full name counts if both are there."""
+    """The names under which a device of the driver may publish a path; the full name takes precedence."""
     full = f"{path.domain}/{path.id}"
     return (full, path.id or "") if path.domain == driver else (full,)

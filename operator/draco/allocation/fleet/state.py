@@ -1,6 +1,6 @@
-"""What allocated claims hold: devices, shares of devices, and how much of each shared capacity.
+"""What allocated claims hold: devices, shares of devices, and amounts of shared capacities.
 
-Owns the state that allocation starts from, kept per claim so that it follows claims one by one. Administrative access holds
+Owns the state that allocation starts from, kept per claim so that it can be updated claim by claim. Administrative access holds
 nothing. Amounts are exact, in billionths, as no quantity is finer.
 """
 
@@ -24,7 +24,7 @@ def amount(text: str) -> int:
 
 
 class AllocatedState:
-    """Devices in use, by the claims that hold them."""
+    """Devices in use, and the claims that hold them."""
 
     def __init__(self) -> None:
         self._claims: dict[ObjectKey, list[DeviceRequestAllocationResult]] = {}
@@ -42,7 +42,7 @@ class AllocatedState:
         return state
 
     def put_claim(self, claim: ResourceClaim) -> None:
-        """Take a claim as it now is, in place of what was known of it. Raises QuantityError, having changed nothing."""
+        """Add or replace a claim. Raises QuantityError, having changed nothing."""
         results = [result for result in claim.results if not result.admin_access]
         for result in results:
             for text in result.consumed_capacity.values():
@@ -57,7 +57,7 @@ class AllocatedState:
             self._holders[device] = (*self._holders.get(device, ()), claim.metadata.key)
 
     def remove_claim(self, key: ObjectKey) -> None:
-        """Forget a claim; nothing happens if it held nothing."""
+        """Remove a claim, if known."""
         results = self._claims.pop(key, ())
         for result in results:
             self._count(result, -1)
@@ -85,11 +85,11 @@ class AllocatedState:
             self._consumed.pop(key, None)
 
     def held_by(self, claim: ObjectKey) -> set[DeviceKey]:
-        """The devices of which a claim holds something."""
+        """The devices that a claim holds or shares."""
         return {result.key for result in self._claims.get(claim, ())}
 
     def holds(self, device: DeviceKey) -> bool:
-        """Whether a claim has the device to itself."""
+        """Whether a claim holds the device exclusively."""
         return device in self._whole
 
     def shares(self, device: DeviceKey) -> bool:
@@ -101,15 +101,15 @@ class AllocatedState:
         return device in self._holders
 
     def holders(self, device: DeviceKey) -> Sequence[ObjectKey]:
-        """The claims that hold the device or a share of it, sorted."""
+        """The claims that hold the device or a share, sorted."""
         return sorted(self._holders.get(device, ()))
 
     def consumed(self, device: DeviceKey) -> Mapping[str, int]:
-        """How much of each capacity of a shared device is taken, in billionths."""
+        """The consumed amount of each capacity of a shared device, in billionths."""
         return self._consumed.get(device, {})
 
     def devices(self) -> Iterable[DeviceKey]:
-        """Every device of which something is in use."""
+        """Every device in use."""
         return self._holders.keys()
 
 

@@ -1,9 +1,8 @@
-"""Which published devices a new claim can have, and what stands in the way of the others.
+"""Which published devices a new claim can get, and the obstacles for the others.
 
-Owns that answer for all who speak of free devices: the metrics of the whole cluster, `draco status`, and what a maintenance would
-leave of a class, in its preview as in the operator. Looks at nothing that depends on the claim, such as selectors, shared
-counters or how much of a capacity it wants: that is for explanations. Who allocates a device is no obstacle, but whom it is free
-for.
+Owns that answer for the cluster's metrics, `draco status`, and what a maintenance leaves of a class (preview and operator).
+Ignores everything that depends on the claim, such as selectors, shared counters or requested capacity: that is for explanations.
+Which allocator a device belongs to is not an obstacle.
 """
 
 from collections import Counter, defaultdict
@@ -19,7 +18,7 @@ from draco.resources.names import TAINT_OPERATOR_ALLOCATED, DeviceKey
 
 
 class SupplyState(StrEnum):
-    """What stands in the way of a device; the first that applies, in this order."""
+    """The obstacle of a device: the first that applies, in this order."""
 
     POOL_INCOMPLETE = "PoolIncomplete"
     NODE_MISSING = "NodeMissing"
@@ -28,12 +27,12 @@ class SupplyState(StrEnum):
     IN_USE = "InUse"
     TAINTED = "Tainted"
     UNHEALTHY = "Unhealthy"
-    """Its agent reports it sick, and no taint says so. Not looked at for metrics."""
+    """Its agent reports it sick without a taint. Metrics ignore this."""
     FREE = "Free"
 
 
 SupplyCounts = Counter[tuple[str, SupplyState]]
-"""Devices by driver and state."""
+"""Number of devices by driver and state."""
 
 
 def count_supply(
@@ -42,7 +41,7 @@ def count_supply(
     claims: Iterable[ResourceClaim],
     nodes: Mapping[str, Node],
 ) -> SupplyCounts:
-    """Count all devices. Linear in devices, plus devices times rules that name no single device."""
+    """Count all devices. Linear in devices, plus devices times rules that do not name a single device."""
     supply = Supply(rules=rules, claims=claims, nodes=nodes)
     states: SupplyCounts = Counter()
     for pool, found in publications(slices).items():
@@ -57,7 +56,7 @@ def count_supply(
 
 
 class Supply:
-    """What is known of what takes devices away. Without `nodes`, these are not looked at; `sick` are what agents report so."""
+    """What makes devices unavailable. Nodes are ignored without `nodes`; `sick` devices are those their agents report."""
 
     def __init__(
         self,
@@ -79,11 +78,11 @@ class Supply:
 
     @property
     def held(self) -> Collection[DeviceKey]:
-        """What any claim has, published or not. Administrative access takes nothing."""
+        """All devices that claims hold, published or not. Administrative access holds nothing."""
         return self._held.keys()
 
     def obstacles(self, key: DeviceKey, device: Device, node: str) -> set[SupplyState]:
-        """All that keeps new claims off a device; nothing where it is free. That it is Draco's to allocate is none."""
+        """All obstacles of a device for new claims; empty if it is free. Draco being its allocator is none."""
         found = {_node_state(node, self._nodes)} if self._nodes is not None else set[SupplyState | None]()
         found.add(SupplyState.IN_USE if self.is_used_up(key, device) else None)
         found.add(SupplyState.TAINTED if any(taint.sets_aside for taint in self.taints(key, device)) else None)
@@ -91,23 +90,23 @@ class Supply:
         return {each for each in found if each is not None}
 
     def is_used_up(self, key: DeviceKey, device: Device) -> bool:
-        """Whether a claim has it; of one that claims share, whether nothing is left of one of its capacities."""
+        """Whether a claim holds it; for a shared device, whether one of its capacities is used up."""
         taken = self._held.get(key)
         if taken is None or not device.allow_multiple_allocations:
             return taken is not None
         return any(taken[name] >= amount_of(each.value) for name, each in device.capacity.items() if taken[name])
 
     def is_operators(self, key: DeviceKey, device: Device) -> bool:
-        """Whether it was handed over: new claims get it from Draco or not at all."""
+        """Whether it was handed over, so that only Draco allocates it."""
         return any(taint.key == TAINT_OPERATOR_ALLOCATED for taint in self.taints(key, device))
 
     def taints(self, key: DeviceKey, device: Device) -> list[DeviceTaint]:
-        """All of a device, from its slice and from rules."""
+        """All taints of a device, from its slice and from rules."""
         return [*device.taints, *self._rules.of(key)]
 
 
 def _parts(found: Sequence[Publication]) -> Iterable[tuple[ResourceSlice, bool]]:
-    """Each slice once, and whether it is complete for somebody."""
+    """Each slice once, and whether it is part of a complete publication."""
     if len(found) == 1:
         return [(part, found[0].complete) for part in found[0].slices]
     incomplete_first = sorted(found, key=lambda each: each.complete)
@@ -126,7 +125,7 @@ def _node_state(name: str, nodes: Mapping[str, Node]) -> SupplyState | None:
 
 
 class _Rules:
-    """Taint rules, ready to be asked for one device at a time."""
+    """Taint rules, indexed by device."""
 
     def __init__(self, rules: Iterable[DeviceTaintRule]) -> None:
         self._exact: dict[DeviceKey, list[DeviceTaint]] = defaultdict(list)
@@ -141,5 +140,4 @@ class _Rules:
                 self._wide.append((selector, rule.spec.taint))
 
     def of(self, key: DeviceKey) -> list[DeviceTaint]:
-        """The taints that rules put on the device."""
         return [*self._exact.get(key, ()), *(taint for selector, taint in self._wide if selector.matches(key))]

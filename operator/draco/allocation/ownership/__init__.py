@@ -1,1 +1,1 @@
-"""What Draco allocates instead of kube-scheduler: which claims, and from when to when which GPUs."""
+"""Which claims and GPUs Draco allocates instead of kube-scheduler, and how GPUs are handed over."""

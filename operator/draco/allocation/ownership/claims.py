@@ -1,8 +1,8 @@
-"""Which claims are Draco's to allocate, and what they are searched for with.
+"""Which claims Draco allocates, and how the search sees them.
 
-Owns the rule: a claim is Draco's if every DeviceClass that it asks for has the label draco.dev/allocator=operator. No other claim
-is ever allocated here. Owns also what the search adds to such a claim, and takes out of the result again: a toleration of the
-taint by which kube-scheduler is kept away, and a selector for the devices that have it.
+Owns the rule: Draco allocates a claim if every DeviceClass it asks for has the label draco.dev/allocator=operator; it never
+allocates any other. Also owns what the search adds to such a claim and removes from the result: a toleration of the taint that
+keeps kube-scheduler away, and a selector for devices with that taint.
 """
 
 from collections.abc import Mapping
@@ -39,12 +39,12 @@ _SELECTOR = DeviceSelector(cel=CelSelector(expression=ONLY_OPERATOR_ALLOCATED))
 
 
 def is_operators(device_class: DeviceClass) -> bool:
-    """Whether the claims of this class are Draco's to allocate."""
+    """Whether Draco allocates the claims of this class."""
     return device_class.metadata.labels.get(LABEL_ALLOCATOR) == ALLOCATED_BY_OPERATOR
 
 
 def is_for_operator(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> bool:
-    """Whether the claim is Draco's to allocate. One with administrative access is not: it takes nothing."""
+    """Whether Draco allocates the claim. Not if it has administrative access, which takes no device."""
     asked = claim.spec.asked
     return bool(asked) and all(
         not getattr(each, "admin_access", None)
@@ -55,17 +55,17 @@ def is_for_operator(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) ->
 
 
 def as_judged(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> ResourceClaim:
-    """The claim as its allocator judges taints: what keeps kube-scheduler away does not keep Draco from its own claims."""
+    """The claim as its allocator sees taints: Draco's own claims tolerate the taint that keeps kube-scheduler away."""
     return _opened(claim, _TOLERATION) if is_for_operator(claim, classes) else claim
 
 
 def tolerating_everything(claim: ResourceClaim) -> ResourceClaim:
-    """The claim as one that minds no taint."""
+    """The claim with a toleration of every taint."""
     return _opened(claim, _EVERYTHING)
 
 
 def as_searched(claim: ResourceClaim) -> ResourceClaim:
-    """The claim as the search sees it: open to the devices that Draco allocates, and to no others."""
+    """The claim as the search sees it: only devices that Draco allocates match."""
     return _opened(claim, _TOLERATION, _SELECTOR)
 
 
@@ -88,7 +88,7 @@ def _opened(claim: ResourceClaim, toleration: DeviceToleration, *selectors: Devi
 
 
 def as_allocated(result: AllocationResult) -> AllocationResult:
-    """The result as it is written: with the tolerations that the claim has itself."""
+    """The result as written, with the claim's own tolerations only."""
     results = [
         msgspec.structs.replace(each, tolerations=[one for one in each.tolerations if one != _TOLERATION])
         for each in result.devices.results
@@ -97,7 +97,7 @@ def as_allocated(result: AllocationResult) -> AllocationResult:
 
 
 def nodes_of(claim: ResourceClaim) -> list[str]:
-    """The nodes that an allocation names; none where its devices are reached from others too."""
+    """The nodes that an allocation names; empty if its devices can be reached from others too."""
     selector = claim.status.allocation.node_selector if claim.status.allocation else None
     if selector is None or len(selector.node_selector_terms) != 1:
         return []
@@ -108,5 +108,5 @@ def nodes_of(claim: ResourceClaim) -> list[str]:
 
 
 def classes_of(claim: ResourceClaim) -> list[str]:
-    """The names of the DeviceClasses that it asks for, in the order of its requests."""
+    """The DeviceClasses it asks for, in the order of its requests."""
     return list(dict.fromkeys(each.device_class_name for each in claim.spec.asked))

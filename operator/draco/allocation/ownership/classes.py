@@ -1,9 +1,9 @@
-"""Whether a DeviceClass leaves it certain who allocates its claims: Draco, or kube-scheduler.
+"""Whether it is certain who allocates the claims of a DeviceClass: Draco or kube-scheduler.
 
-Owns the rule, both ways. A class with the label draco.dev/allocator=operator must select only devices that Draco allocates, or
-else both may allocate its claims. One without it must not select only these, or else nobody does. Its selectors are evaluated: on
-each device as it is published when Draco allocates it, and when it does not. Devices that a class's selectors cannot tell apart
-are looked at once.
+Owns the rule. A class with the label draco.dev/allocator=operator must select only devices that Draco allocates, otherwise both
+may allocate its claims. A class without it must not select only these, otherwise nobody does. Its selectors are evaluated on each
+device as published when Draco allocates it, and when it does not. Devices that the selectors cannot tell apart are evaluated
+once.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -24,14 +24,14 @@ _ATTRIBUTE = {ATTRIBUTE_ALLOCATOR: DeviceAttribute(string=ALLOCATED_BY_OPERATOR)
 
 
 class OfDriver(NamedTuple):
-    """A device and the driver that publishes it."""
+    """A device and its driver."""
 
     driver: str
     device: Device
 
 
 class ClassFault(Enum):
-    """What is wrong with a class, and what to do about it."""
+    """What is wrong with a class, and how to fix it."""
 
     BOTH = "both"
     NEITHER = "neither"
@@ -43,7 +43,7 @@ class ClassFault(Enum):
 
     @property
     def fix(self) -> str:
-        """What to do."""
+        """How to fix it."""
         return _SAID[self][1]
 
 
@@ -61,7 +61,7 @@ _SAID = {
 
 
 def class_fault(device_class: DeviceClass, devices: Iterable[OfDriver]) -> ClassFault | None:
-    """What is wrong with the class on such devices; None where nothing is, or no API server takes one of its selectors."""
+    """What is wrong with the class for these devices; None if nothing is, or the API server would refuse one of its selectors."""
     try:
         selectors = [compile_selector(each.cel.expression if each.cel else "") for each in device_class.spec.selectors]
     except CompileError:
@@ -102,7 +102,7 @@ def _distinct(selectors: Sequence[Selector], devices: Iterable[OfDriver]) -> Ite
 
 
 def _selects(selectors: Sequence[Selector], each: OfDriver) -> tuple[bool, bool]:
-    """Whether the device is selected when Draco allocates it, and when it does not."""
+    """Whether the class selects the device when Draco allocates it, and when it does not."""
     plain = {name: value for name, value in each.device.attributes.items() if name != ATTRIBUTE_ALLOCATOR}
     dracos, others = (
         _matches(selectors, each.driver, msgspec.structs.replace(each.device, attributes=attributes))

@@ -1,7 +1,7 @@
-"""Which pods belong together, and on what terms: read off a PodGroup, or the labels by which Kueue, LWS and JobSet say it.
+"""Gangs: which pods belong together, their number and topology, from a PodGroup or the labels of Kueue, LWS and JobSet.
 
-Owns the order of these sources (a PodGroup first), the names that each of them uses, and what is said of a group whose terms, or
-those of the DeviceClasses that it asks for, contradict each other. A group is never written to. Where it goes is `placing`'s.
+Owns the order of these sources (a PodGroup first), their label names, and the errors for a group whose terms, or those of its
+DeviceClasses, contradict each other. Never writes to a group. `placing` decides where it goes.
 """
 
 import re
@@ -32,7 +32,7 @@ _ONE_TOPOLOGY: Final = f"Give all of its pods the same one in the annotation {AN
 
 
 class GangSource(StrEnum):
-    """Where it is said that pods belong together, as it is named to people."""
+    """The object that groups the pods, as named in messages."""
 
     POD_GROUP = "PodGroup"
     KUEUE = "Kueue pod group"
@@ -41,7 +41,7 @@ class GangSource(StrEnum):
 
 
 class GangKey(NamedTuple):
-    """One group."""
+    """The identity of a group."""
 
     source: GangSource
     namespace: str
@@ -52,7 +52,7 @@ class GangKey(NamedTuple):
 
 
 class GangTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wanted of a group. `size` pods must have their devices before any has."""
+    """The terms of a group. `size` pods must have their devices before any of them starts."""
 
     size: int
     topology: str = ""
@@ -60,13 +60,13 @@ class GangTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnknownTerms(msgspec.Struct, frozen=True):
-    """Why nothing can be done for a group yet: one sentence."""
+    """Why the terms of a group are unknown: one sentence."""
 
     why: str
 
 
 def pod_group_of(pod: Pod) -> GangKey | None:
-    """The PodGroup that the pod belongs to: the only groups that kube-scheduler knows."""
+    """The pod's PodGroup, the only kind of group that kube-scheduler knows."""
     group = pod.spec.scheduling_group
     if group is None or not group.pod_group_name:
         return None
@@ -74,7 +74,7 @@ def pod_group_of(pod: Pod) -> GangKey | None:
 
 
 def gang_of(pod: Pod) -> GangKey | None:
-    """The group that the pod belongs to. One that several sources name goes by the first."""
+    """The pod's group, from the first source that names one."""
     if pod_group := pod_group_of(pod):
         return pod_group
     namespace, labels = pod.metadata.namespace, pod.metadata.labels
@@ -88,9 +88,9 @@ def gang_of(pod: Pod) -> GangKey | None:
 
 
 def has_served(key: GangKey, pod: Pod) -> bool:
-    """Whether the pod has succeeded and counts as one of those that start together all the same.
+    """Whether the pod has succeeded but still counts as a member of its group.
 
-    Not in a PodGroup: kube-scheduler binds its pods only while as many as start together are not over.
+    Not in a PodGroup: kube-scheduler binds its pods only while enough of them have not ended.
     """
     return pod.status.phase == "Succeeded" and key.source is not GangSource.POD_GROUP
 
@@ -98,9 +98,9 @@ def has_served(key: GangKey, pod: Pod) -> bool:
 def terms_of(
     key: GangKey, pods: Sequence[Pod], pod_group: PodGroup | None, parallelism: Mapping[str, int]
 ) -> GangTerms | UnknownTerms | None:
-    """What is wanted of the group of these pods; None if they are not to be started together.
+    """The terms of the group of these pods; None if they need not start together.
 
-    `parallelism` has the pods of each Job, by name, as far as that is known; only a JobSet's matters.
+    `parallelism` has the number of pods of each known Job, by name; only JobSets need it.
     """
     size = _size(key, pods, pod_group, parallelism)
     if size is None or isinstance(size, UnknownTerms):
@@ -112,10 +112,10 @@ def terms_of(
 
 
 def group_priority(pods: Iterable[Pod], pod_group: PodGroup | None) -> int:
-    """The priority of pods that start together, wherever it matters: for their turn, for whom they evict, and who evicts them.
+    """The priority of a group, for its place in the queue and for preemption by and of it.
 
-    That of the PodGroup, as kube-scheduler has it since 1.36; without one the lowest of the pods that are not over, as one pod of
-    a high priority must not pull the others along.
+    The PodGroup's, as kube-scheduler does since 1.36; without one the lowest of the pods that have not ended, as one pod of high
+    priority must not promote the others.
     """
     if pod_group is not None and pod_group.spec.priority is not None:
         return pod_group.spec.priority
@@ -125,7 +125,7 @@ def group_priority(pods: Iterable[Pod], pod_group: PodGroup | None) -> int:
 def default_topology(
     key: GangKey, claims: Iterable[ResourceClaim], classes: Mapping[str, DeviceClass]
 ) -> str | UnknownTerms:
-    """That of the DeviceClasses which the claims of the group ask for; it counts where the group itself says none."""
+    """The topology of the DeviceClasses of the group's claims; applies if the group itself has none."""
     said: dict[str, str] = {}
     for name in sorted({name for claim in claims for name in classes_of(claim)}):
         if (known := classes.get(name)) and (topology := known.metadata.annotations.get(ANNOTATION_TOPOLOGY)):
@@ -182,7 +182,7 @@ def _size_of_job_set(key: GangKey, pods: Sequence[Pod], parallelism: Mapping[str
 
 
 def jobs_of_set(pods: Iterable[Pod]) -> int:
-    """How many Jobs the JobSet of these pods has; 0 where they do not say one number."""
+    """The number of Jobs in the JobSet of these pods; 0 if the pods do not agree on one."""
     said = {pod.metadata.labels.get(JOBSET_JOBS, "") for pod in pods}
     text = said.pop() if len(said) == 1 else ""
     return int(text) if _SIZE.fullmatch(text) else 0
@@ -202,5 +202,5 @@ def _topology(key: GangKey, pods: Sequence[Pod], pod_group: PodGroup | None) -> 
 
 
 def _annotated(pods: Iterable[Pod], annotation: str) -> set[str]:
-    """What the pods say there, as far as they say anything."""
+    """The values of an annotation on the pods."""
     return {text for pod in pods if (text := pod.metadata.annotations.get(annotation))}

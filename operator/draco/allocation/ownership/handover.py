@@ -1,13 +1,13 @@
-"""Handing GPUs over from kube-scheduler to Draco and back, so that at no time two of them may allocate one.
+"""Hands GPUs over from kube-scheduler to Draco and back, so that never two allocators may allocate one GPU.
 
-Owns the order of the steps. The register is a list in the cluster that an admission policy reads: what stands there only Draco
-may allocate, everything else anybody but Draco. To Draco: the agent taints the GPU's devices, the register takes the GPU in, and
-once whatever was written before must have been seen, Draco may give it out. Back: Draco stops, the register lets the GPU go, and
-only then the taint. A claim that holds a device keeps it throughout.
+Owns the order of the steps. The register is a list in the cluster that an admission policy reads: Draco alone may allocate GPUs
+in it, everyone but Draco all others. To Draco: the agent taints the GPU's devices, the GPU is added to the register, and after
+the settle time, in which everyone observes the change, Draco may allocate it. Back: Draco stops allocating, the GPU leaves the
+register, and only then is the taint removed. A claim keeps its devices throughout.
 
-The register also names the operator that gives out, and the policy refuses allocations of any other. An operator that begins to
-lead enters itself first, and gives out once whatever the one before had begun must have been seen. Pure: the caller reads, writes
-and tells the time.
+The register also names the operator that may allocate, and the policy refuses any other. A new leader enters itself first, and
+allocates after the settle time, when writes of the previous leader are visible. Pure: the caller reads, writes and tells the
+time.
 """
 
 from collections.abc import Collection
@@ -19,7 +19,7 @@ from draco.resources.names import DeviceKey, PoolKey, gpu_name
 
 
 class GpuPlace(NamedTuple):
-    """A GPU by where it is published. `gpu` is the name of the whole device: its partitions are meant, too."""
+    """A GPU by where it is published. `gpu` is the name of the whole device; it includes the partitions."""
 
     driver: str
     pool: str
@@ -27,20 +27,20 @@ class GpuPlace(NamedTuple):
 
     @classmethod
     def of(cls, device: DeviceKey) -> "GpuPlace":
-        """The GPU that a device is, or is a part of."""
+        """The GPU of a device or partition."""
         return cls(device.driver, device.pool, gpu_name(device.device))
 
     @property
     def pool_key(self) -> PoolKey:
-        """The pool that it is in."""
+        """The pool of the GPU."""
         return PoolKey(self.driver, self.pool)
 
 
 class HandoverInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What is now: GPUs that policies give to Draco, those whose published devices are all tainted, and those in the register.
+    """The current state: GPUs that policies give to Draco, those whose published devices are all tainted, those in the register.
 
-    Those that have `left` are not published any more, but a claim of Draco's has devices of them, which it may take back as long
-    as they stand in the register. `leads`: whether the register names the operator that asks.
+    `left` are no longer published, but a claim of Draco's holds devices of them, which it may take back while the GPUs are in the
+    register. `leads`: the register names this operator.
     """
 
     wanted: frozenset[GpuPlace]
@@ -51,10 +51,10 @@ class HandoverInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandoverPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be: in the register, tainted, and given out by Draco. Look again after so many seconds at the latest.
+    """The wanted state: GPUs in the register, tainted, and allocated by Draco. Plan again after `look_again_s` at the latest.
 
-    `enter`: the register is to name the operator that asks, if it still leads. That is at once as long as the register does not
-    say what it is to: its writer may have taken so long that more is to be written by now.
+    `enter`: the register must name this operator, if it still leads. `look_again_s` is 0 while the register differs from the
+    plan: writing it may take so long that the plan has changed.
     """
 
     enter: bool
@@ -65,7 +65,7 @@ class HandoverPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Handovers:
-    """Remembers since when each step was seen to be done. What is forgotten with the process costs a pause, and no more."""
+    """Remembers when each step was first seen done. Losing this with the process only costs a delay."""
 
     def __init__(self, settle_s: float) -> None:
         """`settle_s`: how long API servers and schedulers may take to observe a handover."""
@@ -76,12 +76,12 @@ class Handovers:
         self._leads_since_s: float | None = None
 
     def begin_again(self) -> None:
-        """Hear that the register is another one than before, and may say the same: others could allocate meanwhile."""
+        """Restart all waits: the register was recreated, so others could allocate meanwhile, even if its content is the same."""
         self._registered.clear()
         self._leads_since_s = None
 
     def plan(self, seen: HandoverInput, now_s: float) -> HandoverPlan:
-        """What comes next for each GPU."""
+        """Plan the next step of each GPU."""
         if not seen.leads:
             self._leads_since_s = None
         elif self._leads_since_s is None:

@@ -1,8 +1,7 @@
-"""Which nodes autoscalers must not remove: those that have devices of Draco's claims without a pod.
+"""Which nodes autoscalers must not remove: those where claims of Draco's hold devices without a pod.
 
-Owns the rule, and which annotations of a Node say so. Autoscalers look at pods, and such a claim, a reservation above all, has
-none yet. Only what Draco put there is ever taken away: an annotation of Draco's own remembers which, and a person's word, "false"
-too, stays.
+Owns the rule and the Node annotations. Autoscalers look at pods, and such a claim, above all a reservation, has none yet. Draco
+removes only what it has set: an annotation of its own records which, and values that a person set, "false" too, stay.
 """
 
 from collections.abc import Mapping
@@ -15,15 +14,15 @@ from draco.resources.names import ANNOTATION_HELD
 SCALE_DOWN_DISABLED: Final = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
 DO_NOT_DISRUPT: Final = "karpenter.sh/do-not-disrupt"
 HOLDS: Final = (SCALE_DOWN_DISABLED, DO_NOT_DISRUPT)
-"""Annotations of a Node, by Cluster Autoscaler and by Karpenter."""
+"""Node annotations of Cluster Autoscaler and Karpenter."""
 _YES: Final = "true"
 
 AnnotationChange = Mapping[str, str | None]
-"""Annotations to be set, and those to be removed (None)."""
+"""Annotations to set, and to remove (None)."""
 
 
 def unattended_nodes(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> set[str]:
-    """The nodes on which a claim of Draco's has devices while no pod uses it. Pools of Draco's agents have their nodes' names."""
+    """The nodes where a claim of Draco's has devices but no pod uses it. Pools of Draco's agents have their nodes' names."""
     allocation = claim.status.allocation
     if allocation is None or claim.status.reserved_for or claim.metadata.deletion_timestamp is not None:
         return set()
@@ -33,7 +32,7 @@ def unattended_nodes(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -
 
 
 def holding(annotations: Mapping[str, str]) -> AnnotationChange:
-    """What to change so that autoscalers leave the node; nothing where somebody has said something about it already."""
+    """The change that keeps autoscalers off the node; empty if all annotations are set already."""
     missing = [name for name in HOLDS if name not in annotations]
     if not missing:
         return {}
@@ -42,7 +41,7 @@ def holding(annotations: Mapping[str, str]) -> AnnotationChange:
 
 
 def releasing(annotations: Mapping[str, str]) -> AnnotationChange:
-    """What to change so that autoscalers may remove the node again, as far as Draco is concerned."""
+    """The change that removes Draco's annotations, so that autoscalers may remove the node."""
     if ANNOTATION_HELD not in annotations:
         return {}
     ours = set(annotations[ANNOTATION_HELD].split()).intersection(HOLDS)

@@ -1,8 +1,8 @@
-"""Which claims of Draco's a PodGroup keeps though it has no pod left: their devices are of use to nobody.
+"""Leaked claims: claims of Draco's that a PodGroup without pods keeps allocated.
 
-Owns the rule, how long the policies of the devices tolerate that, and what is said of it. Kubernetes keeps a claim that a
-PodGroup reserves until the PodGroup is deleted. What Draco allocated for such a group before its pods were gone stays, too.
-Claims of other allocators are none of Draco's business. Pure: the caller reads, writes and tells the time.
+Owns the rule, how long the policies of the devices tolerate a leak, and the texts. Kubernetes keeps a claim that a PodGroup
+reserves until the PodGroup is deleted; a claim that Draco allocated for such a group before its pods were gone stays too. Ignores
+claims of other allocators. Pure: the caller reads, writes and tells the time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ class Keeper(NamedTuple):
 
 
 def keepers(claim: ResourceClaim) -> tuple[Keeper, ...]:
-    """The PodGroups that alone keep its devices: those that reserve it or, where nobody does, the one that it was made for."""
+    """The PodGroups that alone keep its devices: those that reserve it or, without any reservation, the one it was made for."""
     if claim.status.allocation is None or claim.metadata.deletion_timestamp is not None:
         return ()
     reserved = claim.status.reserved_for
@@ -41,7 +41,7 @@ def keepers(claim: ResourceClaim) -> tuple[Keeper, ...]:
 
 
 def group_made_for(claim: ResourceClaim) -> tuple[Keeper, ...]:
-    """The PodGroup from whose template it was made; none of a claim that somebody made by name."""
+    """The PodGroup from whose template it was made; empty for a claim made by name."""
     return tuple(
         Keeper(ObjectKey(claim.metadata.namespace, owner.name), owner.uid)
         for owner in claim.metadata.owner_references
@@ -50,12 +50,12 @@ def group_made_for(claim: ResourceClaim) -> tuple[Keeper, ...]:
 
 
 def is_there(pod: Pod) -> bool:
-    """Whether it may have devices in use, or use for them: one that is being deleted runs on until it has ended."""
+    """Whether it may use or need devices; a pod that is being deleted runs until it has ended."""
     return not pod.has_ended
 
 
 def ended_users(claim: ResourceClaim, pods: Iterable[Pod]) -> list[Pod]:
-    """Pods that have ended with the claim and are not deleted: for these kube-controller-manager reserves it again."""
+    """Ended pods of the claim that are not deleted: kube-controller-manager reserves it for them again."""
     return [
         pod
         for pod in pods
@@ -72,9 +72,9 @@ def is_leaked(
     pod_group: Callable[[ObjectKey], PodGroup | None],
     pods: Iterable[Pod],
 ) -> bool:
-    """Whether its devices are kept for nobody. `pods` are those that use it, and those of the PodGroups that keep it.
+    """Whether nobody uses its devices. `pods` are those of the claim and of the PodGroups that keep it.
 
-    Where a PodGroup is gone or going, kube-controller-manager takes the claim back automatically.
+    If a PodGroup is gone or being deleted, kube-controller-manager releases the claim.
     """
     found = keepers(claim)
     return (
@@ -91,7 +91,7 @@ def is_leaked(
 
 
 def release_after(policies: Iterable[MigPolicy | None]) -> timedelta | None:
-    """After what time Draco may take back what is leaked on GPUs of these policies: the longest, if all say one; else None."""
+    """How long a leak is tolerated on GPUs of these policies: the longest time, if all allow a release; else None."""
     longest = timedelta(0)
     for each in policies:
         if each is None or each.spec.allocator is not Allocator.OPERATOR:
@@ -104,7 +104,7 @@ def release_after(policies: Iterable[MigPolicy | None]) -> timedelta | None:
 
 
 def cause_and_fix(group: ObjectKey, claims: Sequence[ResourceClaim], minutes: int) -> str:
-    """What a PodGroup without a pod keeps, and what to do about it."""
+    """What a PodGroup without pods keeps, and how to release it."""
     devices = listed(f"{each.device} of {each.pool}" for claim in claims for each in claim.results)
     names = f"{agreeing(len(claims), 'claim', 'claims')} {listed(claim.metadata.name for claim in claims)}"
     text = (
@@ -113,7 +113,7 @@ def cause_and_fix(group: ObjectKey, claims: Sequence[ResourceClaim], minutes: in
     )
     by_name = [claim.metadata.name for claim in claims if not group_made_for(claim)]
     if by_name:
-        # Draco allocates a claim that nobody reserves as soon as it can.
+        # Draco allocates an unreserved claim again as soon as it can.
         text += f", and what was not made from its templates, with kubectl delete resourceclaim -n {group.namespace} "
         text += " ".join(sorted(by_name)[:3])
     return f"{text}."

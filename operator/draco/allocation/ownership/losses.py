@@ -1,9 +1,9 @@
-"""Whether a running group of pods has lost one, so that what the rest of it has is of no use until it is whole again.
+"""Whether a running group has lost pods, so that the devices of the others are of no use until it is complete again.
 
-Owns the rule, and which groups can be released: those all of whose claims were made for their pods, since a claim that was made
-by name would be allocated again at once. A pod that is gone is a loss only once another waits in its place: it may have
-Succeeded, and a group that lacks pods would not start again either. Pods beyond the group's size are no loss.
-Pure: the caller reads, writes and tells the time.
+Owns the rule, and which groups can be released: those whose claims were all made for their pods, because a claim made by name
+would be allocated again immediately. A missing pod is a loss only once its replacement waits: it may have succeeded, and an
+incomplete group would not start again. Pods beyond the group's size are no loss. Pure: the caller reads, writes and tells the
+time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from draco.resources.api.meta import ObjectKey
 
 
 class GroupStanding(NamedTuple):
-    """How many pods lack devices, how many wait for some, whether all have a node, and Draco's claims of those that run."""
+    """Pods without devices, pods waiting for some, whether all have a node, and Draco's claims of running pods."""
 
     missing: int
     waiting: int
@@ -26,7 +26,7 @@ class GroupStanding(NamedTuple):
 
     @property
     def is_short(self) -> bool:
-        """Whether it would start again as a whole if only it had the devices."""
+        """Whether only devices are missing for the whole group to start again."""
         return 0 < self.missing <= self.waiting
 
 
@@ -36,7 +36,7 @@ def standing(
     claim_of: Callable[[ObjectKey], ResourceClaim | None],
     classes: Mapping[str, DeviceClass],
 ) -> GroupStanding:
-    """How a group of `size` stands. Pods that are on their way out have left; those that others hold by a gate do not wait."""
+    """The standing of a group of `size`. Pods being deleted have left; pods held by another scheduling gate do not wait."""
     settled, bound, waiting = 0, 0, 0
     held: dict[ObjectKey, ResourceClaim] = {}
     for pod in pods:
@@ -59,13 +59,13 @@ def standing(
 
 
 def is_made_for_a_pod(claim: ResourceClaim) -> bool:
-    """Whether it goes with its pod."""
+    """Whether it is deleted with its pod."""
     owner = claim.metadata.controller
     return owner is not None and owner.kind == "Pod"
 
 
 def releases(policies: Iterable[MigPolicy | None]) -> bool:
-    """Whether all of these policies, of which there is one, have the rest of such a group leave."""
+    """Whether there are policies and all of them release the rest of such a group."""
     found = list(policies)
     return bool(found) and all(
         each is not None

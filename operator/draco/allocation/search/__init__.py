@@ -1,1 +1,1 @@
-"""Who gets what: the search for devices, decided as kube-scheduler decides it."""
+"""The search for devices, with the decisions of kube-scheduler."""

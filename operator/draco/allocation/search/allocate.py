@@ -1,8 +1,8 @@
-"""Which devices the claims of one pod get on one node, as kube-scheduler decides it, and which node is the first where they fit.
+"""Which devices the claims of one pod get on one node, as kube-scheduler decides, and the first node where they fit.
 
-Owns the order of the steps: gather the node's pools, read the claims, search, write down an AllocationResult for each claim; the
-order of nodes, and what an error on one of them means for the others. The answer for a node equals that of Kubernetes' structured
-allocator (the incubating variant, the default of 1.36 and 1.37): same verdict, devices, order and kind of error.
+Owns the order of the steps (gather the node's pools, read the claims, search, write an AllocationResult per claim), the order of
+nodes, and what an error on one node means for the others. The answer for a node equals that of Kubernetes' structured allocator
+(the incubating variant, default of 1.36 and 1.37): same verdict, devices, order and kind of error.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from draco.resources.api.core import Node
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 
 MAX_STEPS: Final = 2_000_000
-"""Devices that one search looks at before it gives up: a few seconds."""
+"""Devices that one search may examine before it gives up: a few seconds."""
 
 
 def allocate(
@@ -45,11 +45,11 @@ def allocate(
     max_steps: int = MAX_STEPS,
     views: Sequence[PoolView] | None = None,
 ) -> list[AllocationResult] | None:
-    """One result for each claim, all or none: None if they do not fit on the node.
+    """One result per claim, or None if they do not all fit on the node.
 
-    `share_ids` gives a fresh identifier (a UUID) for each share of a device. `views` stands for the node's pools in place of what
-    is published, for callers that ask "what if". Raises NodeError if they do not fit and a pool of
-    the node is invalid, and any other AllocationError if no node can be looked for until something is put right.
+    `share_ids` gives a new UUID for each share of a device. `views` replaces the node's published pools, for callers that ask
+    "what if". Raises NodeError if they do not fit and a pool of the node is invalid; any other AllocationError holds for all
+    nodes.
     """
     if views is None:
         views = inventory.views(node)
@@ -86,9 +86,9 @@ def would_get(
     state: AllocatedState | None = None,
     views: Sequence[PoolView] | None = None,
 ) -> list[AllocationResult] | None:
-    """What `allocate` finds on this node of the fleet, only to be looked at: no share of a device has an identifier.
+    """What `allocate` finds on this node, for display only: shares of devices get no identifier.
 
-    `state` stands for what is in use, as `views` for the pools. Raises AllocationError.
+    `state` replaces what is in use, `views` the pools. Raises AllocationError.
     """
     state = fleet.state if state is None else state
     return allocate(
@@ -104,10 +104,10 @@ def first_fitting(
     share_ids: Iterator[str],
     max_steps: int = MAX_STEPS,
 ) -> tuple[Node, list[AllocationResult]] | None:
-    """The first of the nodes (all, by name, unless given) on which the claims fit together, with a result for each claim.
+    """The first of the nodes (all, by name, unless given) on which the claims fit together, with a result per claim.
 
-    An error of one node only rules that node out. Any other one that is met before a node fits is raised, as kube-scheduler
-    then gives up on the pod. Raises AllocationError; SearchTooLong only of a node that has enough devices to choose from.
+    NodeError only rules that node out. Any other AllocationError before a node fits is raised, as kube-scheduler then gives up on
+    the pod; SearchTooLong only for a node with enough devices to choose from.
     """
     for node in _to_ask(fleet, claims, nodes):
         try:
@@ -122,7 +122,7 @@ def first_fitting(
 
 
 def _to_ask(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Iterable[Node] | None) -> Iterable[Node]:
-    """The nodes in their order, less those that are out at first sight."""
+    """The nodes in order, without those that `candidates` rules out."""
     given = None if nodes is None else list(nodes)
     if not (fleet.nodes if given is None else given):
         return ()
@@ -136,7 +136,7 @@ def _to_ask(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Iterable[Node]
 def result(
     claim: ExpandedClaim, chosen: Sequence[Request], trials: Sequence[TakenDevice], node: Node, share_ids: Iterator[str]
 ) -> AllocationResult:
-    """The result of one claim. `chosen` has the alternative that each request got.
+    """The result of one claim. `chosen` has the alternative of each request.
 
     Raises AllocationError if a slice has a node selector of several terms.
     """
@@ -187,13 +187,13 @@ def _config(claim: ExpandedClaim, chosen: Sequence[Request]) -> list[DeviceAlloc
 
 
 def _unless_all(names: Sequence[str], chosen: Sequence[Request]) -> list[str]:
-    """The requests a configuration is for; none, which means all, if it is for every one."""
+    """The requests of a configuration; empty, which means all, if it names every one."""
     every = all(request.base in names or request.name in names for request in chosen)
     return [] if every else list(names)
 
 
 def _node_selector(trials: Sequence[TakenDevice], node: Node) -> NodeSelector | None:
-    """Where the devices can be reached: on this node only, where all selectors hold, or (None) everywhere."""
+    """Where the devices can be reached: on this node only, where all selectors match, or everywhere (None)."""
     fields: list[NodeSelectorRequirement] = []
     expressions: list[NodeSelectorRequirement] = []
     for trial in trials:

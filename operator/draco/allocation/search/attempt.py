@@ -1,7 +1,7 @@
-"""The devices a search has taken so far, and whether one more will do.
+"""The devices a search has taken so far, and whether one more fits.
 
-Owns every check of one device for one request, in the order in which Kubernetes makes them (the order decides between an error
-and a mismatch), and the taking back of a device with all that came with it.
+Owns every check of one device for one request, in Kubernetes' order (which decides between an error and a mismatch), and undoing
+a device with all its effects.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _NOBODY: Final[frozenset[int]] = frozenset()
 
 
 class TakenDevice(msgspec.Struct, frozen=True):
-    """One device taken for one request, with what must be given back when it is not to be."""
+    """A device taken for a request, with what `undo` must give back."""
 
     claim: int
     request: Request
@@ -31,11 +31,11 @@ class TakenDevice(msgspec.Struct, frozen=True):
     joined: Sequence[Constraint]
     charged: bool
     amounts: Mapping[str, Quantity] | None
-    """What it takes of a shared device; None for a device of its own."""
+    """Amounts taken of a shared device; None for an exclusive one."""
 
 
 class _Shares:
-    """How often a search shares one device, and how much of it that takes."""
+    """How often a search shares one device, and the amounts it takes."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -48,7 +48,7 @@ class _Shares:
 
 
 class Attempt:
-    """What a search holds at the moment, beyond what other claims do."""
+    """What a search holds at the moment, in addition to other claims."""
 
     def __init__(self, claims: Sequence[ExpandedClaim], state: AllocatedState, counters: Counters) -> None:
         self.trials: list[list[TakenDevice]] = [[] for _ in claims]
@@ -59,11 +59,11 @@ class Attempt:
         self._shares: dict[DeviceKey, _Shares] = {}
 
     def taken(self, claim: int) -> int:
-        """Devices that a claim has so far."""
+        """Number of devices a claim has so far."""
         return len(self.trials[claim])
 
     def may(self, claim: int, request: Request, candidate: Candidate) -> TakenDevice | None:
-        """Take a device if it will do, being one of many. Raises AllocationError."""
+        """Take a device if it fits, one of many candidates. Raises AllocationError."""
         if self._is_in_use(claim, request, candidate.key) or not request.selects(candidate):
             return None
         if not self._is_enough_left(request, candidate):
@@ -72,7 +72,7 @@ class Attempt:
         return trial
 
     def must(self, claim: int, request: Request, candidate: Candidate) -> TakenDevice | None:
-        """Take a device that the request cannot do without. Raises AllocationError, also if a constraint forbids it."""
+        """Take a device that the request needs. Raises AllocationError, also if a constraint forbids it."""
         trial, forbidden = self._take(claim, request, candidate)
         if forbidden:
             raise AllocationError(
@@ -81,7 +81,7 @@ class Attempt:
         return trial
 
     def undo(self, trial: TakenDevice) -> None:
-        """Give a device back; the one that was taken last."""
+        """Give back the device taken last."""
         self.trials[trial.claim].pop()
         key = trial.candidate.key
         if trial.amounts is None:
@@ -91,7 +91,7 @@ class Attempt:
         self._release(trial.candidate, trial.joined, charged=trial.charged)
 
     def _take(self, claim: int, request: Request, candidate: Candidate) -> tuple[TakenDevice | None, bool]:
-        """Take a device if it will do; and whether a constraint was what forbade it."""
+        """Take a device if it fits; also returns whether a constraint forbade it."""
         key, device = candidate.key, candidate.device
         if self._is_in_use(claim, request, key):
             return None, False
@@ -139,7 +139,7 @@ class Attempt:
         return bool(owners) or self._state.holds(key)
 
     def _is_shared(self, key: DeviceKey) -> bool:
-        """Whether there is a share of the device already, which has been charged for all of them."""
+        """Whether a share of the device exists, which has been charged for all shares."""
         shares = self._shares.get(key)
         return (shares is not None and shares.count > 0) or self._state.shares(key)
 

@@ -1,8 +1,7 @@
-"""On which nodes claims may fit at all, found by looking at all devices at once.
+"""On which nodes claims may fit, found by scanning all devices.
 
-Owns what can be said without a search: a node that has too few free devices that a request selects and tolerates is out. Errs on
-the safe side only: a node that is out gives None when `allocate` is asked about it, so a node on which allocation may end with an
-error is never out.
+Owns the prefilter: a node with too few free devices that a request selects and tolerates is ruled out. It rules out only nodes
+for which `allocate` returns None, so never a node on which allocation may raise an error.
 """
 
 from bisect import bisect_left
@@ -21,7 +20,7 @@ from draco.resources.api.claims import MAX_RESULTS, ExactDeviceRequest, Resource
 from draco.resources.api.core import Node
 
 MANY: Final = 512
-"""With more devices than this to choose from, nodes are looked at one by one, as one of the first will do."""
+"""With more candidate devices than this, nodes are checked one by one, as one of the first will fit."""
 
 
 _NEGATIVE: Final = bytes(value == Arithmetic.NEGATIVE for value in range(BYTES))
@@ -29,14 +28,14 @@ _ANY_TROUBLE: Final = bytes(value != Arithmetic.SAFE for value in range(BYTES))
 
 
 class RequestDemand(msgspec.Struct, frozen=True, eq=False):
-    """What one request needs of a node: at least `count` of the rows that have 1 in `rows`."""
+    """A request's need: at least `count` of the rows with 1 in `rows`."""
 
     rows: bytes
     count: int
 
 
 class Candidates:
-    """The nodes that must be asked: `name in candidates`. Holds as long as the fleet stays as it is."""
+    """The nodes to search: `name in candidates`. Valid until the fleet changes."""
 
     def __init__(self, fleet: Fleet, wanted: Sequence[RequestDemand], risky: bytes | None) -> None:
         self._nodes: Final = fleet.inventory.nodes
@@ -48,13 +47,13 @@ class Candidates:
         return node in self._few if self._few is not None else self._must_ask(node)
 
     def among(self, names: Sequence[str]) -> Iterable[str]:
-        """Those of the names, which are sorted, in their order."""
+        """Those of the sorted names, in order."""
         if self._few is None or len(self._few) > len(names):
             return filter(self.__contains__, names)
         return [name for name in sorted(self._few) if _has(names, name)]
 
     def _find_few(self, fleet: Fleet) -> Collection[str] | None:
-        """The nodes, if they are found faster by looking at the devices that are wanted than node by node."""
+        """The nodes, if going through the candidate devices is faster than going through nodes; else None."""
         scarce = min(self._wanted, key=lambda each: each.rows.count(1))
         start = [scarce.rows] if self._risky is None else [scarce.rows, self._risky]
         if any(rows.count(1) > MANY for rows in start):
@@ -70,9 +69,9 @@ class Candidates:
 
 
 def candidates(fleet: Fleet, claims: Sequence[ResourceClaim]) -> Candidates | None:
-    """The nodes on which `allocate` may give the claims something or fail; None if that may be any node.
+    """The nodes where `allocate` may succeed or raise; None if that may be any node.
 
-    Whether a search would be given up as too long is not considered. Raises the AllocationError that every node would.
+    Ignores searches that would exceed their limit. Raises the AllocationError that every node would.
     """
     if fleet.inventory.has_invalid_node_selectors or not all(map(_asks_for_numbers, claims)):
         return None
@@ -82,12 +81,12 @@ def candidates(fleet: Fleet, claims: Sequence[ResourceClaim]) -> Candidates | No
         return None
     try:
         wanted, risky = _look(fleet, expanded)
-    except CompileError:  # reported when a device is looked at first
+    except CompileError:  # reported when the first device is searched
         return None
     shared = fleet.inventory.nodes[SHARED]
     if risky is not None and any(risky[row] for row in shared):
         return None
-    # A selector is asked before the node, so such devices matter to nodes that they are not for.
+    # Selectors are evaluated before node selection, so such devices can fail on nodes they are not for.
     if risky is not None and any(risky[row] for row in fleet.inventory.per_device_rows):
         return None
     on_each = [RequestDemand(each.rows, each.count - sum(each.rows[row] for row in shared)) for each in wanted]
@@ -96,7 +95,7 @@ def candidates(fleet: Fleet, claims: Sequence[ResourceClaim]) -> Candidates | No
 
 
 def _asks_for_numbers(claim: ResourceClaim) -> bool:
-    """Whether each request is for a number of devices that it takes into use, so that a node without enough of them is out."""
+    """Whether each request wants a number of devices for exclusive or shared use, so that a node with fewer is ruled out."""
     return not any(
         asked.allocation_mode == "All" or (isinstance(asked, ExactDeviceRequest) and asked.admin_access)
         for asked in claim.spec.asked
@@ -104,7 +103,7 @@ def _asks_for_numbers(claim: ResourceClaim) -> bool:
 
 
 def _is_plain(claims: Sequence[ExpandedClaim]) -> bool:
-    """Whether a search can only fail on devices, neither on amounts that are asked for nor on numbers."""
+    """Whether a search can fail only on devices, not on requested amounts or counts."""
     each = [request for claim in claims for alternatives in claim.requests for request in alternatives]
     return (
         bool(each)
@@ -121,7 +120,7 @@ def _amounts(request: Request) -> Mapping[str, str]:
 
 
 def _look(fleet: Fleet, claims: Sequence[ExpandedClaim]) -> tuple[list[RequestDemand], bytes | None]:
-    """What each request needs, and the devices that a search may fail on. Raises CompileError."""
+    """The demand of each request, and the devices on which a search may fail. Raises CompileError."""
     rows = fleet.inventory.columns.rows
     requests = [alternatives for claim in claims for alternatives in claim.requests]
     asks_amounts = any(_amounts(request) for alternatives in requests for request in alternatives)
@@ -142,7 +141,7 @@ def _look(fleet: Fleet, claims: Sequence[ExpandedClaim]) -> tuple[list[RequestDe
 
 
 def tolerated(fleet: Fleet, request: Request) -> int:
-    """The devices whose taints a request tolerates, packed; as if all, if no device has any."""
+    """The rows whose taints a request tolerates, packed; all bits if no device has a taint."""
     if fleet.inventory.taints.empty:
         return -1
     combined = combine([fleet.inventory.columns.live, fleet.inventory.taints.numbered()])

@@ -1,7 +1,6 @@
-"""Constraints of a claim: what its devices must have in common, or not.
+"""Constraints of a claim: attributes that must be equal or distinct among its devices.
 
-Owns the two kinds of constraint as sets of values that devices join and leave in the order of a search. A device that joins a
-constraint is the last that has joined until it leaves.
+Owns the two kinds of constraint as sets of values that devices join and leave in the order of a search (last in, first out).
 """
 
 from collections.abc import Hashable, Sequence
@@ -13,7 +12,7 @@ from draco.resources.api.slices import Device, DeviceAttribute
 
 
 class Constraint:
-    """A constraint during one search: all devices have the attribute, and with one value, or else all with `distinct` ones.
+    """A constraint during one search: all devices have the attribute, with one value or, if `distinct`, with different ones.
 
     Values of different types differ.
     """
@@ -25,11 +24,11 @@ class Constraint:
         self._values: list[Hashable | None] = []  # of the devices that have joined
 
     def applies(self, request: str, full_name: str) -> bool:
-        """Whether it is about the request, known by its own name and, an alternative, as "request/alternative" too."""
+        """Whether it applies to a request; `full_name` is "request/alternative" for an alternative."""
         return not self._requests or request in self._requests or full_name in self._requests
 
     def join(self, driver: str, device: Device) -> bool:
-        """Take a device in, if the constraint then still holds."""
+        """Add a device if the constraint still holds with it."""
         attribute = attribute_of(device, driver, self._attribute)
         if attribute is None:
             return False
@@ -40,12 +39,12 @@ class Constraint:
         return True
 
     def leave(self) -> None:
-        """Take the last one out."""
+        """Remove the last device."""
         self._values.pop()
 
 
 def constraints_of(claim: str, constraints: Sequence[DeviceConstraint]) -> list[Constraint]:
-    """The constraints of a claim, which is named in the AllocationError that an unknown kind of constraint raises."""
+    """The constraints of a claim. Raises AllocationError, with the claim's name, for an unknown kind."""
     made: list[Constraint] = []
     for index, constraint in enumerate(constraints):
         if constraint.match_attribute is not None:
@@ -60,7 +59,7 @@ def constraints_of(claim: str, constraints: Sequence[DeviceConstraint]) -> list[
 
 
 def attribute_of(device: Device, driver: str, name: str) -> DeviceAttribute | None:
-    """The attribute that a constraint means, whose name is without its domain where that is the driver's."""
+    """The attribute of a constraint; published without domain if that is the driver's."""
     found = device.attributes.get(name)
     if found is None:
         domain, slash, identifier = name.partition("/")

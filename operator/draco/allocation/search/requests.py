@@ -1,7 +1,7 @@
-"""What claims ask for, made ready for a search.
+"""Requests of claims, prepared for a search.
 
-Owns the reading of requests: their class, their number of devices, which alternatives there are, and for mode "All" which
-devices that is on this node. Whatever a claim asks that cannot be understood is an error for every node.
+Owns reading requests: their class, number of devices and alternatives, and for mode "All" the node's matching devices. Anything
+in a claim that cannot be understood is an error for every node.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +26,9 @@ from draco.resources.quantity import Quantity
 
 
 class Request:
-    """One request, or one alternative of it, with what was found out about devices during one search.
+    """One request or alternative, with cached results about devices during one search.
 
-    `name` is what results call it; `base` is the request's own name, which an alternative shares with its siblings.
+    `name` is used in results; `base` is the request's own name, which all its alternatives share.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Request:
         return selected
 
     def amounts(self, candidate: Candidate) -> dict[str, Quantity] | None:
-        """What it would take of the device's capacities, see `capacity.taken`. Raises AllocationError."""
+        """What it consumes of the device's capacities (see `capacity.taken`). Raises AllocationError."""
         try:
             return self._amounts[candidate.row]
         except KeyError:
@@ -75,12 +75,12 @@ class Request:
         return found
 
     def tolerates(self, candidate: Candidate) -> bool:
-        """Whether every taint that keeps claims away is tolerated."""
+        """Whether it tolerates every blocking taint."""
         return all(any(each.tolerates(taint) for each in self.asked.tolerations) for taint in candidate.taints)
 
     @property
     def selectors(self) -> Sequence[tuple[str, int, DeviceSelector]]:
-        """The class's selectors, then its own, with whose they are and which."""
+        """The class's selectors, then its own, each with its owner and index."""
         own = f"claim {self._claim.metadata.key}"
         return [
             *(
@@ -95,7 +95,7 @@ Matcher = Callable[[Request, Candidate], bool]
 
 
 def matcher(selectors: Selectors, node: Node) -> Matcher:
-    """Whether a request selects a device on the node; errors name the selector and the device."""
+    """Return a test whether a request selects a device on the node; its errors name the selector and the device."""
 
     def matches(request: Request, candidate: Candidate) -> bool:
         for whose, index, selector in request.selectors:
@@ -115,7 +115,7 @@ def matcher(selectors: Selectors, node: Node) -> Matcher:
 
 
 def _with_advice(error: EvaluationError) -> str:
-    """The error as kube-scheduler words it: for a missing key, it says what to write instead."""
+    """The error with kube-scheduler's advice for missing keys."""
     advice = ""
     if "no such key:" in str(error):
         advice = (
@@ -126,7 +126,7 @@ def _with_advice(error: EvaluationError) -> str:
 
 
 class ExpandedClaim:
-    """A claim with its requests, each a list of alternatives (of one, where there is no choice), and its constraints."""
+    """A claim with its requests, each a list of one or more alternatives, and its constraints."""
 
     def __init__(self, claim: ResourceClaim, requests: list[list[Request]], constraints: list[Constraint]) -> None:
         self.claim = claim
@@ -137,7 +137,7 @@ class ExpandedClaim:
 def expand(
     claim: ResourceClaim, classes: Mapping[str, DeviceClass], views: Sequence[PoolView], match: Matcher
 ) -> ExpandedClaim:
-    """Read a claim. Raises AllocationError for what cannot be understood, or can never be held in one claim."""
+    """Read a claim. Raises AllocationError if it cannot be understood or needs too many devices for one claim."""
     requests: list[list[Request]] = []
     least = 0
     for asked in claim.spec.devices.requests:
@@ -193,7 +193,7 @@ def _request(
 
 
 def _all(request: Request, views: Sequence[PoolView]) -> list[Candidate]:
-    """Every device on the node that the request selects and that could ever hold what it asks."""
+    """Every device on the node that the request selects and whose total capacity suffices."""
     found = []
     for view in views:
         if view.incomplete:

@@ -1,10 +1,10 @@
-"""The search: depth first, the first complete solution wins.
+"""The search: depth first; the first complete solution wins.
 
-Owns the order of attempts and the way back from them. Claims are filled in the given order, requests in theirs, devices in
-theirs; inside a request a device comes after the one before it, so that sets are tried, not their orders. Whatever is tried is
-recorded in `attempt`, which also says whether a device will do.
+Owns the order of attempts and backtracking. Claims, requests and devices are tried in their given order; within a request, each
+device comes after the previous one, so that sets are tried, not permutations. `attempt` records what is taken and decides whether
+a device fits.
 
-The way back is a stack of open choices rather than recursion: a pod may have any number of claims.
+Backtracking uses a stack of open choices instead of recursion, because a pod may have any number of claims.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ from draco.resources.api.claims import MAX_RESULTS
 
 
 class _Failure(Enum):
-    """Why there is no way on from some point."""
+    """Why a branch has no solution."""
 
     NO_DEVICE = "no device"
     TOO_MANY = "too many devices for one claim"
-    """Other devices for the requests before would not help: only another alternative asks for fewer."""
+    """Other devices for earlier requests do not help: only an alternative with fewer devices does."""
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Which device of which request is next, and the first candidate that may be it."""
+    """Which device of which request is next, and its first candidate."""
 
     claim: int
     request: int = 0
@@ -39,17 +39,17 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 class _Choice(msgspec.Struct):
-    """An open choice: of an alternative, where there is no `request`, or of a device."""
+    """An open choice: of an alternative if `request` is None, else of a device."""
 
     place: _Place
     request: Request | None = None
     trial: TakenDevice | None = None
     only_too_many: bool = True
-    """Whether every alternative so far asked for too many devices."""
+    """Whether every alternative so far needed too many devices."""
 
 
 class Search:
-    """One search over the usable candidates of a node, in their order."""
+    """One search over the usable candidates of a node, in order."""
 
     def __init__(
         self, claims: Sequence[ExpandedClaim], candidates: Sequence[Candidate], attempt: Attempt, *, max_steps: int
@@ -61,9 +61,9 @@ class Search:
         self._stack: list[_Choice] = []
 
     def run(self) -> bool:
-        """Whether everything found its devices; they are in the attempt then.
+        """Whether all claims got their devices, which are then in the attempt.
 
-        Raises AllocationError, and SearchTooLong after `max_steps` devices that were looked at.
+        Raises AllocationError, and SearchTooLong after `max_steps` examined devices.
         """
         place: _Place | _Failure | None = _Place(0)
         while True:
@@ -77,7 +77,7 @@ class Search:
                 place = back
 
     def chosen(self) -> dict[tuple[int, int], int]:
-        """Which alternative each request (claim, request) got, once the search has succeeded."""
+        """The alternative of each request (claim, request) after a successful search."""
         return {
             (choice.place.claim, choice.place.request): choice.place.alternative
             for choice in self._stack
@@ -85,7 +85,7 @@ class Search:
         }
 
     def _descend(self, place: _Place) -> _Place | _Failure | None:
-        """Open the next choice and make its first attempt. None: nothing is left to be chosen."""
+        """Open the next choice and make its first attempt. None: everything is chosen."""
         if place.claim >= len(self._claims):
             return None
         requests = self._claims[place.claim].requests
@@ -98,7 +98,7 @@ class Search:
         return first
 
     def _open(self, request: Request, place: _Place) -> _Place | _Failure:
-        """Look for the next device of a request, or go on to the next request."""
+        """Look for the next device of a request, or continue with the next request."""
         if place.device >= request.count:
             if request.all_devices is not None and not request.all_devices:
                 return _Failure.NO_DEVICE
@@ -110,7 +110,7 @@ class Search:
         return self._next_device(choice, place.start)
 
     def _fail(self, place: _Place, failure: _Failure) -> _Failure:
-        """A failure at a place, for the choices of its own claim to deal with."""
+        """The failure at a place, for the choices of its own claim to handle."""
         below = self._stack[-1].place.claim if self._stack else -1
         if failure is _Failure.TOO_MANY and below != place.claim:
             if place.claim == 0:
@@ -119,7 +119,7 @@ class Search:
         return failure
 
     def _back(self, failure: _Failure) -> _Place | _Failure | None:
-        """Undo the last choice and make its next attempt. None: there is none left."""
+        """Undo the last choice and make its next attempt. None: no choice is left."""
         if not self._stack:
             return None
         choice = self._stack[-1]
@@ -144,7 +144,7 @@ class Search:
         return self._fail(place, _Failure.TOO_MANY if choice.only_too_many else _Failure.NO_DEVICE)
 
     def _next_device(self, choice: _Choice, start: int) -> _Place | _Failure:
-        """Try the choice's next candidates; where one does, the place of the next device."""
+        """Try the choice's next candidates; returns the place of the next device after success."""
         place, request = choice.place, choice.request
         if request is None:
             raise TypeError("a choice of an alternative has no devices")

@@ -1,7 +1,7 @@
-"""Where older releases of Kubernetes' allocator answer differently, and why.
+"""Known bugs of older releases of Kubernetes' allocator.
 
-Owns the one table of its known bugs, each with the release that fixed it. Draco's allocator answers as the newest release
-does; an explanation quotes this table where the scheduler of an older cluster may decide otherwise.
+Owns their table, each with the release that fixed it. Draco's allocator answers as the newest release does; explanations quote
+this table if the scheduler of an older cluster may decide otherwise.
 """
 
 from collections.abc import Set as AbstractSet
@@ -12,7 +12,7 @@ import msgspec
 
 
 class AffectedArea(StrEnum):
-    """What a claim or a slice uses."""
+    """A feature that a claim or slice uses."""
 
     ALL_MODE = "AllMode"
     CONSTRAINTS = "Constraints"
@@ -26,28 +26,28 @@ class AffectedArea(StrEnum):
 
 
 class UpstreamBug(msgspec.Struct, frozen=True, kw_only=True):
-    """One bug. The numbers are those of pull requests and issues of the kubernetes/kubernetes repository."""
+    """One bug. Numbers are pull requests and issues of kubernetes/kubernetes."""
 
     changes: tuple[int, ...]
-    """The pull requests that fixed it; for an open one, the issues or pull requests that describe it."""
+    """The pull requests that fixed it; for an open one, those or issues that describe it."""
     issues: tuple[int, ...] = ()
     areas: tuple[frozenset[AffectedArea], ...]
-    """What must be in use for it to matter: all of one of these sets. An empty one: nothing special."""
+    """Feature sets: the bug matters if all of one set are in use. An empty set always matches."""
     what: str
-    """One sentence, of what the affected scheduler does."""
+    """What the affected scheduler does, in one sentence."""
     refuses: bool
-    """Whether it can refuse a pod whose claims fit; otherwise it only gives out what it must not."""
+    """Whether it can refuse a pod whose claims fit; otherwise it only allocates what it must not."""
     fixed_in: int | None
     """The first minor release of Kubernetes 1 with the fix; None while it is open."""
     backported_to: tuple[int, ...] = ()
-    """Older minor releases that got the fix in some patch release."""
+    """Older minor releases with the fix in a patch release."""
 
     def affects(self, minor: int) -> bool:
         """Whether some patch release of Kubernetes 1.`minor` has it."""
         return self.fixed_in is None or minor < self.fixed_in
 
     def concerns(self, used: AbstractSet[AffectedArea]) -> bool:
-        """Whether it matters where these are in use."""
+        """Whether it matters if these features are in use."""
         return any(each <= used for each in self.areas)
 
 
@@ -162,9 +162,9 @@ UPSTREAM_BUGS: Final = (
         fixed_in=None,
     ),
 )
-"""In the order of the releases that fixed them, open ones last."""
+"""In the order of the fixing releases, open ones last."""
 
 
 def bugs_of(minor: int) -> tuple[UpstreamBug, ...]:
-    """The bugs that some patch release of Kubernetes 1.`minor` has."""
+    """The bugs of some patch release of Kubernetes 1.`minor`."""
     return tuple(bug for bug in UPSTREAM_BUGS if bug.affects(minor))

@@ -1,1 +1,1 @@
-"""Whether an expression may run: its types, its literals, and the most that it can cost."""
+"""Checks before an expression runs: its types, its literals and its highest possible cost."""

@@ -1,9 +1,9 @@
-"""Type check: every sentence in which Kubernetes refuses an expression before it runs.
+"""Type check: finds every error for which Kubernetes refuses an expression before it runs.
 
-Owns names, fields, overload resolution and the result type, as Kubernetes' checker has them, with its words. Literals that are
-checked beyond their type are in `validate`. The tree is only read; what is found out about its nodes stands beside it.
+Owns names, fields, overload resolution and the result type, as in Kubernetes' checker, with its error texts. `validate` checks
+literals beyond their type. The tree is never changed; results are kept in dictionaries beside it.
 
-The check walks by generators instead of recursion: `yield` a node's check to have it done first.
+The check uses generators instead of recursion: `yield` the check of a node to have it done first.
 """
 
 from collections import ChainMap
@@ -57,11 +57,11 @@ _RUNTIME_NAMES: Final = {
 
 
 class CheckedExpression(msgspec.Struct, frozen=True, eq=False):
-    """An expression that Kubernetes would accept, and what its nodes are.
+    """An expression that Kubernetes would accept, with what the checker found about its nodes.
 
-    `functions` names the function of each call that is spelled like a receiver but is none (`optional.of`): its target is not
-    evaluated. `names` does the same for selections that spell the name of a type. `locals` are the identifiers that name a
-    variable of a macro.
+    `functions` names the function of each call that looks like a method call but is none (`optional.of`); its target is not
+    evaluated. `names` does the same for selections that spell a type's name. `locals` are the identifiers that name a macro's
+    variable.
     """
 
     ast: Ast
@@ -73,12 +73,12 @@ class CheckedExpression(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def result(self) -> Type:
-        """The type of the whole expression."""
+        """The type of the expression."""
         return self.types[self.ast.root]
 
 
 def check(ast: Ast, environment: Environment = STORED_EXPRESSIONS) -> CheckedExpression:
-    """Check an expression of any result; raises CompileError with every finding."""
+    """Check an expression of any result type. Raises CompileError with every error found."""
     checker = _Checker(environment)
     try:
         run(checker.check(ast.root))
@@ -92,20 +92,18 @@ def check(ast: Ast, environment: Environment = STORED_EXPRESSIONS) -> CheckedExp
 
 
 def check_result(checked: CheckedExpression, environment: Environment = STORED_EXPRESSIONS) -> None:
-    """Check that an expression may be a selector; raises CompileError."""
+    """Check that the result type suits a selector. Raises CompileError."""
     if checked.result not in {types.BOOL, environment.attribute}:
         raise CompileError(f"must evaluate to bool or the unknown type, not {runtime_name(checked.result)}")
 
 
 def runtime_name(of: Type) -> str:
-    """Return the name of a type where the checker is done, which differs from that in its findings."""
+    """Return a type's runtime name, which differs from its name in the checker's errors."""
     name = _RUNTIME_NAMES.get(of.name, of.name)
     return f"{name}({', '.join(map(runtime_name, of.parameters))})" if of.parameters else name
 
 
 class _Checker:
-    """One check of one expression."""
-
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.bindings = Bindings()
@@ -120,7 +118,7 @@ class _Checker:
         self._variables = 0
 
     def check(self, node: Expr) -> Steps:
-        """Find the type of a node and everything below it."""
+        """Find the types of a node and everything below it."""
         match node:
             case Literal():
                 self.types[node] = _LITERALS[node.kind]
@@ -187,7 +185,7 @@ class _Checker:
             fields = self.environment.fields(of)
             declared = fields.get(field) if fields is not None else None
             if declared is None:
-                # Kubernetes knows fields of the device alone; its other types are closed to the checker.
+                # Kubernetes declares fields of the device only; the checker cannot look into its other types.
                 closed = f"unexpected failed resolution of '{of}'"
                 self._report(node.position, closed if fields is None else f"undefined field '{field}'")
             else:
@@ -226,7 +224,7 @@ class _Checker:
             self._undeclared(node, node.function)
 
     def _resolve(self, node: Call, function: str, target: Expr | None) -> None:
-        """Find the overloads that fit the arguments; several make the result dyn where they differ in it."""
+        """Find the overloads that fit the arguments; the result is dyn if they differ in it."""
         nodes = node.arguments if target is None else (target, *node.arguments)
         given = [self.types[argument] for argument in nodes]
         if function in {"_&&_", "_||_"}:
@@ -263,7 +261,7 @@ class _Checker:
         self.overloads[node] = ("logical_and" if node.function == "_&&_" else "logical_or",)
 
     def _instance(self, overload: Overload) -> tuple[tuple[Type, ...], Type]:
-        """An overload with variables of its own."""
+        """An overload's parameters and result with fresh type variables."""
         if not overload.variables:
             return overload.parameters, overload.result
         fresh = {name: self._variable() for name in overload.variables}
@@ -288,7 +286,7 @@ class _Checker:
         self.types[node] = types.map_of(key or self._variable(), value or self._variable())
 
     def _element(self, node: Expr, *, is_optional: bool) -> Type:
-        """The type that a part contributes to what contains it: one written with a `?` contributes what it holds."""
+        """The type that an element adds to its list or map: for an element written with `?`, the type inside the optional."""
         of = self.types[node]
         if not is_optional:
             return of
@@ -302,10 +300,10 @@ class _Checker:
             return of
         if self.bindings.fits(before, of):
             return types.more_general(before, of)
-        return types.DYN  # what Kubernetes says of it comes later, from `validate`
+        return types.DYN  # `validate` reports it later, as in Kubernetes
 
     def _check_message(self, node: MessageExpr) -> Steps:
-        """Messages: none can be built here, except that Kubernetes accepts the device's own type."""
+        """Check a message. None can be built in a selector, but Kubernetes accepts the device's own type here."""
         name = node.type_name.removeprefix(".")
         of = _TYPE_NAMES.get(name)
         if of is None:
@@ -345,7 +343,6 @@ class _Checker:
         self.types[node] = self.bindings.resolved(self.types[node.result])
 
     def _iterated(self, node: Comprehension, of: Type) -> tuple[Type, Type]:
-        """The types of a loop's variables over a range."""
         if of.kind == "list":
             (element,) = of.parameters
             return (types.INT, element) if node.second_variable is not None else (element, element)

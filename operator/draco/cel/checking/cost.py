@@ -1,12 +1,12 @@
-"""Estimated cost: the most that one evaluation of an expression can cost on any device the API allows.
+"""Estimated cost: the highest cost of one evaluation on any device the API allows.
 
-Owns Kubernetes' cost model for expressions not yet run: what each kind of node costs, how sizes of texts, lists and maps travel
-through it, and the declared maxima of a device. Costs of functions are in their table. Evaluates nothing.
+Owns Kubernetes' cost model for expressions that have not run: the cost of each kind of node, how sizes of texts, lists and maps
+propagate, and the declared maxima of a device. The table of functions has the costs of functions. Evaluates nothing.
 
-Owns also the decision to evaluate without counting. It is made from the text alone and errs on the side of counting: what is not
-counted is short, repeats its parts in one loop at most, and builds nothing that outgrows the text.
+Also decides whether an expression may run without counting its cost. The decision uses the text alone and counts when in doubt:
+an expression that is not counted is short, has no nested loops, and builds nothing much larger than its text.
 
-All arithmetic is on unsigned 64-bit numbers that stop at their maximum, which stands for "no bound".
+All arithmetic uses unsigned 64-bit numbers that saturate at the maximum, which means "no bound".
 """
 
 from functools import cache
@@ -51,7 +51,7 @@ _SCALARS: Final = frozenset({"bool", "double", "duration", "int", "timestamp", "
 
 
 class _Entries(NamedTuple):
-    """Sizes of what is inside a list or a map."""
+    """Sizes of the elements of a list or map."""
 
     is_list: bool
     key: Range
@@ -65,7 +65,7 @@ class _Variable(NamedTuple):
 
 
 def estimated_cost(checked: CheckedExpression, environment: Environment = STORED_EXPRESSIONS) -> int | None:
-    """Return the most that evaluating a checked expression can cost, or None where that has no bound."""
+    """Return the highest cost of evaluating a checked expression, or None if it has no bound."""
     estimate = _Estimate(checked, environment)
     run(estimate.visit(checked.ast.root))
     most = estimate.costs[checked.ast.root].most
@@ -73,8 +73,6 @@ def estimated_cost(checked: CheckedExpression, environment: Environment = STORED
 
 
 class _Estimate:
-    """One walk over one expression."""
-
     def __init__(self, checked: CheckedExpression, environment: Environment) -> None:
         self.costs: dict[Expr, Range] = {}
         self._checked = checked
@@ -181,7 +179,7 @@ class _Estimate:
         self._variables[node.accumulator].pop()
 
     def _loop_variables(self, node: Comprehension) -> list[_Variable]:
-        """What the loop's variables stand for: elements of a list or keys of a map; or index or key, and value."""
+        """The loop's variables: elements of a list or keys of a map; with two variables, index or key, and value."""
         inside, path = self._entry_sizes(node.range), self._path(node.range)
         is_list = inside.is_list if inside is not None else self._checked.types[node.range].kind == "list"
         key = None if inside is None else inside.key
@@ -220,7 +218,7 @@ class _Estimate:
         self.costs[node] = total + cost
 
     def _call(self, node: Call, overload: str, target: Expr | None) -> tuple[Range, Range | None]:
-        """Cost and size of the result of one overload; the cost of the target is not in it, that of the arguments is."""
+        """Cost and size of the result of one overload. The cost includes that of the arguments, but not that of the target."""
         arguments = node.arguments
         costs = [self.costs[argument] for argument in arguments]
         spent = NOTHING
@@ -282,7 +280,7 @@ class _Estimate:
         return None if variable is None else variable.entries
 
     def _declared(self, path: tuple[str, ...]) -> Range | None:  # noqa: PLR0911 - a table
-        """The declared size of what a path leads to: of a text in characters, of lists and maps in elements."""
+        """The declared size of what a path leads to: characters of a text, elements of a list or map."""
         match path:
             case ("device",):
                 return NOTHING
@@ -306,7 +304,7 @@ class _Estimate:
 
 
 _NONE: Final = Range(UNBOUNDED, 0)
-"""The union of no ranges."""
+"""The identity of `union`."""
 
 
 def _union(one: _Entries | None, other: _Entries | None) -> _Entries | None:
@@ -316,7 +314,6 @@ def _union(one: _Entries | None, other: _Entries | None) -> _Entries | None:
 
 
 def _written_size(node: Expr) -> Range | None:
-    """The size of a literal."""
     match node:
         case Literal(value=str(text)):
             return fixed(len(text))
@@ -332,13 +329,13 @@ def _written_size(node: Expr) -> Range | None:
 
 
 _LONGEST: Final = 1000
-"""Characters. One loop over a part of them with the rest as its body costs Kubernetes less than half of the limit."""
+"""Characters. A loop over part of such a text with the rest as its body costs Kubernetes less than half of the limit."""
 _PLAIN_LOOPS: Final = frozenset({"all", "exists", "existsOne", "map", "filter", "transformList"})
 
 
 @cache
 def _multiplying() -> frozenset[tuple[str, int]]:
-    """The functions that give or cost many times what they are given: the last part of the name, and how many arguments."""
+    """Functions whose result or cost can be many times their arguments: last part of the name, number of arguments."""
     found = [overload for overload in by_id().values() if overload.row.cost.multiplies]
     return frozenset((each.function.rpartition(".")[2], len(each.parameters) - each.is_member) for each in found)
 
@@ -346,7 +343,7 @@ def _multiplying() -> frozenset[tuple[str, int]]:
 def is_surely_cheap(ast: Ast) -> bool:
     """Whether no device can make the evaluation reach the cost limit.
 
-    Devices are as the API allows them: texts up to 64 characters, lists up to 48 elements, 32 attributes and capacities.
+    Assumes devices that the API allows: texts up to 64 characters, lists up to 48 elements, 32 attributes and capacities.
     """
     if len(ast.expression) > _LONGEST:
         return False
@@ -370,4 +367,4 @@ def is_surely_cheap(ast: Ast) -> bool:
                 return False
             has_sums = has_sums or node.function == "_+_"
         waiting += [(child, is_repeated) for child in children(node)]
-    return not (repeats and has_sums)  # a sum of what a macro gives again and again can double each time
+    return not (repeats and has_sums)  # a sum inside a loop can double on each iteration

@@ -1,8 +1,8 @@
-"""Environments: which language an expression is read in.
+"""Environments: the CEL variables and functions that an expression may use.
 
-Owns the two that matter for selectors and what differs between Kubernetes versions. The scheduler compiles with everything it
-knows (`STORED_EXPRESSIONS`); the API server admits a new expression only if the version before could read it too
-(`new_expressions`). Expressions about other things than devices have variables of their own (`expressions_over`): these can be
+Owns the two environments of selectors and their differences between Kubernetes versions. The scheduler compiles with everything
+it knows (`STORED_EXPRESSIONS`); the API server admits a new expression only if the previous version could read it too
+(`new_expressions`). Expressions about other objects than devices have their own variables (`expressions_over`); they can be
 checked, but neither compiled nor estimated here.
 """
 
@@ -18,9 +18,9 @@ from draco.cel.values.types import Type
 class Environment(msgspec.Struct, frozen=True):
     """What an expression may use.
 
-    `libraries` names the overloads beside the standard ones (semver, lists, includes; positions in a list, which come before or
-    behind those in a text). `attribute` is the static type of an attribute's value, which no attribute lives up to. `declared`
-    are variables instead of `device`, each with its fields.
+    `libraries` names the overloads beside the standard ones: semver, lists, includes, and positions in a list, which come before
+    or after those in a text. `attribute` is the static type of an attribute's value; at run time the value has another type.
+    `declared` are variables instead of `device`, each with its fields.
     """
 
     libraries: frozenset[str]
@@ -35,7 +35,7 @@ class Environment(msgspec.Struct, frozen=True):
         return Type("object", name) if name in self.declared else None
 
     def fields(self, of: Type) -> Mapping[str, Type] | None:
-        """Return the fields of such an object as `variable` gives; None of any other, which is closed to the checker."""
+        """Return the fields of an object that `variable` returned; None for any other, whose fields the checker does not know."""
         if self.declared is not None:
             return self.declared.get(of.name)
         if of != types.DEVICE:
@@ -53,11 +53,11 @@ STORED_EXPRESSIONS: Final = Environment(
     has_allow_multiple_allocations=True,
     attribute=types.DYN,
 )
-"""What the scheduler of Kubernetes 1.37 compiles with; feature gates do not matter here."""
+"""What the scheduler of Kubernetes 1.37 compiles with, whatever its feature gates."""
 
 
 def expressions_over(variables: Mapping[str, Mapping[str, Type]]) -> Environment:
-    """Return the environment of plain CEL over these variables."""
+    """Return the environment of plain CEL with these variables."""
     return Environment(
         libraries=frozenset(), has_allow_multiple_allocations=False, attribute=types.DYN, declared=variables
     )
@@ -71,8 +71,8 @@ _LISTS: Final = 36
 def new_expressions(minor: int, *, list_attributes: bool = False) -> Environment:
     """Return what the API server of Kubernetes 1.<minor> admits in a new object; `list_attributes` is its feature gate.
 
-    New expressions must be readable by the version before, except for what a gate brings. That of consumable capacity is on from
-    1.36. Raises ValueError before 1.34, where DRA was not yet stable.
+    New expressions must be readable by the previous version, except for what a gate adds. The gate for consumable capacity is on
+    from 1.36. Raises ValueError before 1.34, where DRA was not yet stable.
     """
     if minor < _OLDEST:
         raise ValueError(f"Kubernetes 1.{minor} has no stable DRA; the oldest supported version is 1.{_OLDEST}")

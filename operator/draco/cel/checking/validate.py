@@ -1,7 +1,7 @@
-"""Literals that are checked beyond their type, as Kubernetes checks them after the types are found.
+"""Checks of literals beyond their type, which Kubernetes does after the type check.
 
-Owns constant durations, timestamps and patterns, lists and maps of one type, and constant format strings against what is put
-into them. Sentences are Kubernetes'.
+Owns constant durations, timestamps and patterns, lists and maps of one type, and constant format strings with their arguments.
+Uses Kubernetes' error texts.
 """
 
 import re
@@ -27,13 +27,13 @@ _CONSTANTS: Final[dict[str, Callable[[str], Any]]] = {
 
 
 def validate(checked: CheckedExpression) -> None:
-    """Raise CompileError with every literal that cannot be what it should."""
+    """Check all literals. Raises CompileError with every invalid one."""
     issues: list[Issue] = []
     waiting = [(checked.ast.root, False)]
     while waiting:
         node, is_exempt = waiting.pop()
         if isinstance(node, Call) and node.function == "format":
-            is_exempt = True  # what is formatted may be of any types
+            is_exempt = True  # arguments of format may have any types
         waiting.extend((part, is_exempt) for part in children(node))
         match node:
             case Call():
@@ -57,7 +57,7 @@ _NO_KEYS: Final = {"null_type": "types.Null", "bytes": "types.Bytes"}
 
 
 def _check_program(checked: CheckedExpression) -> None:
-    """What Kubernetes finds out only when it makes a program of the expression, without a place: one finding at most."""
+    """Raise the first error that Kubernetes finds only when it builds a program from the expression; it has no position."""
     for node in walk(checked.ast.root):
         if isinstance(node, Select) and checked.names.get(node) == types.DEVICE.name:
             raise CompileError(f"program instantiation failed: reference to undefined type: {types.DEVICE.name}")
@@ -168,7 +168,7 @@ def _format(node: Call, checked: CheckedExpression) -> Iterator[Issue]:
 
 
 def _unfit(node: Expr, kinds: frozenset[str], checked: CheckedExpression, *, deep: bool) -> Expr | None:
-    """The part that a clause cannot print; inside lists and maps too where it prints those."""
+    """The part that a clause cannot print, also inside lists and maps if the clause prints those."""
     waiting = [node]
     while waiting:
         part = waiting.pop()

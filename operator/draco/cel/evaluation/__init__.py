@@ -1,1 +1,1 @@
-"""From the tree of an expression to closures, and what running them is charged for."""
+"""Compiles the tree of an expression to closures and charges for running them."""

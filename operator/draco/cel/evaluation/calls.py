@@ -1,6 +1,6 @@
-"""Calls of functions: what is done once where arguments are constants, and what is left for each evaluation.
+"""Closures for function calls: constant arguments are processed once, the rest at each evaluation.
 
-Owns these closures only. What a function does is in the table of functions, what a call costs is the meter's business.
+Owns these closures only. The table of functions says what a function does, the meter charges for calls.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,9 +28,9 @@ _COMPARISONS: Final = {
 
 
 def compile_call(meter: Meter, name: str, overload: str | None, codes: Sequence[Code]) -> Code:
-    """Compile a call of the function of that full name; `overload` is the only possible one, if there is only one.
+    """Compile a call by the function's full name; `overload` is set if the checker left only one.
 
-    Raises CompileError where there is no such function, or where a constant is none that it takes.
+    Raises CompileError for an unknown function or an invalid constant argument.
     """
     binding = bound(name, len(codes), overload)
     if binding is None:
@@ -65,7 +65,7 @@ def _membership(meter: Meter, binding: Binding, runs: tuple[Run, ...], items: li
 
 
 def _at_once(compute: Callable[[], Value]) -> Value:
-    """What can be computed of constants while compiling, and must be."""
+    """Compute a result from constants at compile time. Raises CompileError if that fails."""
     try:
         return compute()
     except EvaluationError as error:
@@ -73,7 +73,7 @@ def _at_once(compute: Callable[[], Value]) -> Value:
 
 
 def _computed_once(compute: Callable[[], Value]) -> Run:
-    """What a function makes of constants; where it fails, every evaluation that gets there fails alike."""
+    """A function's result for constants; if it fails, each evaluation that reaches it fails the same way."""
     try:
         value = compute()
     except EvaluationError as error:
@@ -82,7 +82,6 @@ def _computed_once(compute: Callable[[], Value]) -> Run:
 
 
 def _with_pattern(name: str, pattern: str) -> Callable[..., Value]:
-    """A function on regular expressions whose pattern is known."""
     compiled = _at_once(partial(compile_pattern, pattern))
     if name == "matches":
         run: Callable[..., Value] = matcher(pattern)
@@ -100,7 +99,7 @@ def _with_pattern(name: str, pattern: str) -> Callable[..., Value]:
 
 
 def _with_constant(name: str, left: Run, value: Value, function: Callable[[Value, Value], Value]) -> Run:
-    """A comparison with a constant: where both have the same plain type, Python's own."""
+    """A comparison with a constant; uses Python's own if both sides have the same plain type."""
     kind = type(value)
     if kind is str and name == "_==_":
 
@@ -110,7 +109,7 @@ def _with_constant(name: str, left: Run, value: Value, function: Callable[[Value
 
         return equals
     if kind in {str, int}:
-        # Of the same type as `one`, so that the method never answers NotImplemented.
+        # Both sides have the same type, so the method never returns NotImplemented.
         return _ordered(name, kind, left, value, function)
     return lambda device, slots: function(left(device, slots), value)
 

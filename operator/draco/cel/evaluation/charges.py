@@ -1,7 +1,7 @@
-"""What evaluation costs: the charges of Kubernetes' runtime cost limit.
+"""Runtime cost: the charges of Kubernetes' cost limit.
 
 Owns two ways to run the same code. `Unmetered` adds nothing, for expressions that provably stay far below the limit. `Metered`
-counts as Kubernetes does and stops the evaluation where it would. What a call is charged is in the table of functions.
+counts as Kubernetes does and stops the evaluation at the same point. The table of functions has the charge of each call.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Unmetered:
     """Charges nothing."""
 
     def fixed(self, run: Run, cost: int) -> Run:  # noqa: ARG002 - a Meter's signature
-        """Return the code itself."""
+        """Return the code unchanged."""
         return run
 
     def part(self, operand: Run, key: Code, take: Take) -> Run:
@@ -44,7 +44,7 @@ class Unmetered:
     optional_part = part
 
     def call(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
-        """Return the call alone; of two arguments both are evaluated, because the second may stop the evaluation as a whole."""
+        """Return the call alone. Both of two arguments are evaluated, because the second may stop the whole evaluation."""
         if len(arguments) != 2:
             return self.call_in_order(bound, arguments)
         function = bound.run
@@ -61,7 +61,7 @@ class Unmetered:
         return run
 
     def call_in_order(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
-        """Return the call alone, which evaluates no argument behind one that fails."""
+        """Return the call alone. After an argument that fails, no other is evaluated."""
         function = bound.run
         if not arguments:
             return lambda _device, _slots: function()
@@ -82,10 +82,10 @@ class Unmetered:
 
 
 class Metered:
-    """Charges as Kubernetes does, into slot 0."""
+    """Charges as Kubernetes does, in slot 0."""
 
     def fixed(self, run: Run, cost: int) -> Run:
-        """Return the same code at a fixed extra cost, charged even when it fails."""
+        """Return the same code with a fixed extra cost, charged even if it fails."""
 
         def charged(device: DeviceVariable, slots: Slots) -> Value:
             try:
@@ -99,7 +99,7 @@ class Metered:
         return charged
 
     def part(self, operand: Run, key: Code, take: Take) -> Run:
-        """Return the part and its charge; what fails before costs nothing."""
+        """Return code that takes a part and charges for it; a failure before the read costs nothing."""
         at = key.bare or key.run
 
         def charged(device: DeviceVariable, slots: Slots) -> Value:
@@ -117,12 +117,12 @@ class Metered:
         return charged
 
     def optional_part(self, operand: Run, key: Code, take: Take) -> Run:
-        """Return the part and its charge: none where the part is absent or fails."""
+        """Return code that takes a part and charges for it; the result is empty if the part is absent."""
         at = key.bare or key.run
         return lambda device, slots: _optionally(take, operand(device, slots), at, device, slots)
 
     def call(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
-        """Return the call and its charge; of two arguments both are evaluated, even where the first fails."""
+        """Return the call and its charge. Both of two arguments are evaluated, even if the first fails."""
         if len(arguments) > 2:
             return self.call_in_order(bound, arguments)
         function, charge, toil, checks_ahead = bound
@@ -148,7 +148,7 @@ class Metered:
         return run
 
     def call_in_order(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
-        """Return the call and its charge, which falls away where an argument before the last one fails."""
+        """Return the call and its charge. Nothing is charged if an argument before the last one fails."""
         if not arguments:
             return self.call(bound, arguments)
         function, charge, toil, _ = bound
@@ -169,11 +169,10 @@ class Metered:
 
 
 Meter: TypeAlias = Unmetered | Metered
-"""How code is charged."""
 
 
 def _optionally(take: Take, value: Value, key: Run, device: DeviceVariable, slots: Slots) -> Value:
-    """A part that may be absent; a part of nothing is nothing."""
+    """A part that may be absent; a part of an empty optional is empty."""
     if value is NONE:
         return value
     result = take(value, key(device, slots))
@@ -183,7 +182,7 @@ def _optionally(take: Take, value: Value, key: Run, device: DeviceVariable, slot
 
 
 def _called(function: Function, values: list[Value], charge: Charge, slots: Slots) -> Value:
-    """What a function makes of its arguments, charged for even where that is an error."""
+    """Call a function and charge for it, even if it fails."""
     try:
         value = function(*values)
     except EvaluationError as error:
@@ -194,13 +193,13 @@ def _called(function: Function, values: list[Value], charge: Charge, slots: Slot
 
 
 def spend(slots: Slots, cost: int) -> None:
-    """Add to what the evaluation has cost. Raises Abort beyond the limit."""
+    """Add to the cost of the evaluation. Raises Abort above the limit."""
     slots[0] += cost
     if slots[0] > MAX_COST:
         raise too_costly()
 
 
 def spend_toil(slots: Slots, toil: int) -> None:
-    """Add to the work that no cost tells. Raises Abort beyond Draco's own bound."""
+    """Add to the uncharged work (toil) of the evaluation. Raises Abort above Draco's own limit."""
     slots[1] += toil
     check_toil(slots[1])

@@ -1,6 +1,6 @@
-"""Compiled pieces of an expression: a closure, and what was found out about it beforehand.
+"""Compiled pieces of an expression: a closure with what the compiler knows about it.
 
-Owns the shape that the compiler builds trees of, and the frame that closures run in.
+Owns the shape of compiled nodes and the frame in which closures run.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -11,49 +11,48 @@ from draco.cel.values.device import DeviceVariable
 from draco.cel.values.values import Value
 
 Slots: TypeAlias = list[Value]
-"""The variables of one evaluation by number; number 0 counts what the evaluation has cost so far, number 1 its toil (see
-`bounds`), where that is metered."""
+"""The variables of one evaluation by number. If metered, number 0 is the cost so far and number 1 the toil (see `bounds`)."""
 Run: TypeAlias = Callable[[DeviceVariable, Slots], Value]
 
 
 class Unset:
-    """Stands in a variable that has not been computed yet."""
+    """Placeholder of a variable that has not been computed yet."""
 
 
 UNSET: Final = Unset()
 
 
 class Code(NamedTuple):
-    """One node, compiled."""
+    """One compiled node."""
 
     run: Run
     is_constant: bool = False
     value: Value = None
-    """The value, where it is constant."""
+    """The value if `is_constant`."""
     path: tuple[str, ...] | None = None
-    """Where it is a part of the device that the text alone tells: `("attributes", "dra.example.com", "model")`."""
+    """The path if this is a part of the device known at compile time: `("attributes", "dra.example.com", "model")`."""
     bare: Run | None = None
-    """For a variable, or something read out of a value: the same, without the charge for reading it at all."""
+    """For a variable or a read: the same without the charge for reading it."""
     optional_of: Run | None = None
-    """For an optional read (`a.?b`): gives the value itself, or UNSET where there is none."""
+    """For an optional read (`a.?b`): gives the bare value, or UNSET if absent."""
 
 
 class Variable(NamedTuple):
-    """A name that a macro brings: where its value stands, and how to get it when it is not there yet."""
+    """A macro's variable: its slot, and how to compute it on first use."""
 
     slot: int
     init: Code | None = None
     fails: bool = False
-    """Whether an error may stand there instead of a value (the running value of a loop)."""
+    """Whether the slot may hold an error instead of a value (the running value of a loop)."""
     is_alias: bool = False
-    """Whether the name is only another spelling of `init`."""
+    """Whether the name only stands for `init`."""
 
 
 Scope: TypeAlias = Mapping[str, Variable]
 
 
 Step: TypeAlias = Generator["Step", Code, Code]
-"""How a node is compiled: it yields the steps of what else it needs compiled, and returns its code."""
+"""Compiles a node: yields the steps of the nodes it needs, and returns its code."""
 
 
 def constant(value: Value) -> Code:

@@ -1,9 +1,9 @@
-"""Compiling: from the tree of an expression to one closure per node.
+"""Compiles the tree of an expression to one closure per node.
 
-Owns what each kind of node does: laziness, error absorption, reads of the device, variables. Calls of functions are in `calls`,
-loops in `loops`, what is charged is the meter's business.
+Owns what each kind of node does: laziness, error absorption, reads of the device, variables. `calls` compiles function calls,
+`loops` loops; the meter charges.
 
-Nodes are compiled by generators that ask for their children, so that the depth of a tree never is a depth of Python's stack.
+Nodes are compiled by generators that yield for their children, so a deep tree never overflows Python's stack.
 """
 
 from collections.abc import Mapping
@@ -37,8 +37,8 @@ _TYPES: Final = frozenset(
 class Compiler:
     """Compiles one expression.
 
-    `overloads` has the ids of those that the checker found possible for a call. Where that is one alone, the call runs this one
-    and refuses values of other types, as in Kubernetes: the sum of an empty list is of the type that its elements would have.
+    `overloads` has the ids of the overloads that the checker left for a call. If it is only one, the call runs that one and
+    refuses values of other types, as in Kubernetes: the sum of an empty list then has the type of its elements.
     """
 
     def __init__(self, meter: Meter, overloads: Mapping[Call, tuple[str, ...]]) -> None:
@@ -47,17 +47,17 @@ class Compiler:
         self._overloads = overloads
 
     def compile(self, root: Expr) -> Run:
-        """Compile a whole expression to a closure. Raises CompileError where a constant part of it has no value."""
+        """Compile a whole expression. Raises CompileError if a constant part has no value."""
         code: Code = run(self.step(root, {}))
         return code.run
 
     def new_slot(self) -> int:
-        """Reserve the number of a variable that nothing else uses."""
+        """Reserve the number of a new variable."""
         self.slots += 1
         return self.slots - 1
 
     def step(self, node: Expr, scope: Scope) -> Step:  # noqa: PLR0911 - one per kind of node
-        """Begin to compile a node where these names are known."""
+        """Begin to compile a node; `scope` has the variables it can use."""
         match node:
             case Literal():
                 return self._literal(node)
@@ -289,21 +289,21 @@ def _variable(variable: Variable) -> Code:
     def running(_device: DeviceVariable, slots: Slots) -> Value:
         value = slots[slot]
         if isinstance(value, EvaluationError):
-            raise value.with_traceback(None)  # else it would grow with each iteration
+            raise value.with_traceback(None)  # else the traceback would grow with each iteration
         return value
 
     return Code(running)
 
 
 def _full_name(node: Call) -> str:
-    """The function's name, with the namespace that its target may be."""
+    """The function's name, with its target's name if that is a namespace."""
     prefix = dotted(node.target) if node.target is not None else None
     full = f"{prefix}.{node.function}".removeprefix(".")
     return full if prefix is not None and is_function(full) else node.function.removeprefix(".")
 
 
 def _is_appending(node: Call, scope: Scope) -> bool:
-    """Whether a loop adds to the list it builds; nothing else sees that list."""
+    """Whether a loop appends to the list it builds. Nothing else sees that list, so it may be changed in place."""
     one, other = node.arguments
     return isinstance(one, Identifier) and isinstance(other, ListExpr) and one.name in scope and scope[one.name].fails
 

@@ -1,7 +1,4 @@
-"""`&&`, `||`, `or` and their like: which errors they absorb, and in what order they look.
-
-Owns these closures only.
-"""
+"""`&&`, `||`, `or` and similar: which errors they absorb, and their order of evaluation."""
 
 from draco.cel.errors import EvaluationError
 from draco.cel.evaluation.code import UNSET, Code, Run, Slots
@@ -20,7 +17,7 @@ def either(left: Run, right: Run) -> Run:
 
 
 def _absorbing(left: Run, right: Run, *, decisive: bool) -> Run:
-    """Either side decides by being `decisive`, whatever becomes of the other one."""
+    """A side that equals `decisive` decides, whatever the other side gives."""
 
     def run(device: DeviceVariable, slots: Slots) -> Value:
         try:
@@ -44,7 +41,7 @@ def _absorbing(left: Run, right: Run, *, decisive: bool) -> Run:
 
 
 def outcome(run: Run, device: DeviceVariable, slots: Slots) -> Value:
-    """Return what the right side gives when the left side has failed: its own failure does not count."""
+    """Return the value of the right side after the left side failed; None if it fails too."""
     try:
         return run(device, slots)
     except EvaluationError:
@@ -52,7 +49,7 @@ def outcome(run: Run, device: DeviceVariable, slots: Slots) -> Value:
 
 
 def not_strictly_false(operand: Run) -> Run:
-    """False only for false: an error may still be absorbed by what comes."""
+    """Everything but false is true: a later iteration may still absorb an error."""
 
     def run(device: DeviceVariable, slots: Slots) -> bool:
         try:
@@ -64,7 +61,7 @@ def not_strictly_false(operand: Run) -> Run:
 
 
 def or_optional(left: Run, right: Run) -> Run:
-    """`left.or(right)`: the right side only where the left one is empty."""
+    """`left.or(right)`: evaluates the right side only if the left one is empty."""
 
     def run(device: DeviceVariable, slots: Slots) -> Value:
         value = left(device, slots)
@@ -76,7 +73,7 @@ def or_optional(left: Run, right: Run) -> Run:
 
 
 def or_value(left: Code, right: Run) -> Run:
-    """`left.orValue(right)`: the right side only where the left one is empty."""
+    """`left.orValue(right)`: evaluates the right side only if the left one is empty."""
     if left.optional_of is not None:
         inner = left.optional_of
 

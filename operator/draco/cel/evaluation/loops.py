@@ -1,7 +1,7 @@
-"""Loops: the macros that iterate, and names that an expression binds.
+"""Loops: macros that iterate, and `cel.bind`.
 
-Owns two forms of each loop: the literal one, that follows the expansion step by step so that its cost is Kubernetes', and a
-direct one for what is not metered. Both give the same values and errors.
+Owns two forms of each loop: a literal one that follows the expansion step by step, so that its cost equals Kubernetes', and a
+direct one for unmetered code. Both give the same values and errors.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ _DIRECT = frozenset({"all", "exists", "existsOne", "map", "filter", "transformLi
 
 
 def compile_loop(compiler: "Compiler", node: Comprehension, scope: Scope) -> Step:
-    """Compile a comprehension."""
+    """Compile a macro that loops or binds a name."""
     if node.macro == "bind":
         return _bind(compiler, node, scope)
     if isinstance(compiler.meter, Unmetered) and node.macro in _DIRECT:
@@ -31,9 +31,9 @@ def compile_loop(compiler: "Compiler", node: Comprehension, scope: Scope) -> Ste
 
 
 def _bind(compiler: "Compiler", node: Comprehension, scope: Scope) -> Step:
-    """`cel.bind`: the value is computed when it is first read, and not at all if it never is.
+    """`cel.bind`: the value is computed when first read.
 
-    A name is never a constant, even where its value is: `false && s.matches(name)` does not compile the pattern.
+    The name is never a constant, even if its value is: `false && s.matches(name)` does not compile the pattern.
     """
     init = yield compiler.step(node.init, scope)
     if isinstance(compiler.meter, Unmetered) and init.path is not None:
@@ -58,7 +58,7 @@ def _variables(compiler: "Compiler", node: Comprehension, scope: Scope) -> tuple
 
 
 def _elements(items: Value, first: int, second: int | None, slots: Slots) -> Iterator[None]:
-    """Put each element of a list or map where the loop's body reads it."""
+    """Put each element of a list or map into the slots of the loop's variables."""
     kind = type(items)
     if second is None:
         if kind is list:
@@ -105,7 +105,7 @@ def _direct(compiler: "Compiler", node: Comprehension, scope: Scope) -> Step:
 
 
 def _quantifier(body: Run, *, decisive: bool) -> _Body:
-    """`exists` (true decides) and `all` (false does): the first error counts only if nothing decides."""
+    """`exists` (true decides) and `all` (false decides): the first error counts only if nothing decides."""
 
     def run(device: DeviceVariable, slots: Slots, elements: Iterator[None]) -> bool:
         failure: EvaluationError | None = None

@@ -1,6 +1,6 @@
 """Reads: of the device by path, and of any value by key.
 
-Owns what a missing domain, a missing name and a wrong key answer. Which of these a node needs is `compile`'s business.
+Owns the results of a missing domain, a missing name and a wrong key. `compile` chooses the read.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from draco.cel.values.values import NONE, Optional, UInt, Value, go_type
 
 
 def whole(kind: str) -> Run:
-    """Make code that reads one field of `device`."""
+    """Return code that reads one field of `device`."""
     match kind:
         case "driver":
             return lambda device, _slots: device.driver
@@ -28,7 +28,7 @@ def whole(kind: str) -> Run:
 
 
 def of_domain(kind: str, domain: str) -> Run:
-    """Make code that reads the attributes or capacities of one domain."""
+    """Return code that reads the attributes or capacities of one domain."""
     if kind == "attributes":
         return lambda device, _slots: device.attributes[domain]
     if kind == "capacity":
@@ -38,7 +38,7 @@ def of_domain(kind: str, domain: str) -> Run:
 
 
 def leaf(kind: str, domain: str, identifier: str) -> Run:
-    """Make code that reads one attribute or capacity."""
+    """Return code that reads one attribute or capacity."""
     message = f"no such key: {identifier}"
     if kind == "attributes":
 
@@ -67,7 +67,7 @@ KEYS: Final = frozenset({str, int, UInt, bool, float})
 
 
 def check_key(key: Value) -> None:
-    """Raise EvaluationError unless this can be a key at all."""
+    """Raise EvaluationError unless the value's type can be a key."""
     if type(key) not in KEYS:
         raise EvaluationError(f"invalid qualifier type: {go_type(key)}")
 
@@ -90,7 +90,7 @@ def taken_optionally(operand: Value, key: Value) -> Optional:
 
 
 def with_checked_key(take: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
-    """Return the same for a key that is computed each time."""
+    """Return the same function for keys computed at run time."""
 
     def run(operand: Value, key: Value) -> Value:
         check_key(key)

@@ -1,10 +1,10 @@
-"""The table of functions: a row per overload, beside the code that it runs.
+"""The table of functions: one row per overload, next to the code it runs.
 
-Adding a function is adding a row to `OVERLOADS` of the module that has its code (see `overloads` for what a row says). Type
-check, compiler and both cost models read it here, by environment, by call or by id.
+To add a function, add a row to `OVERLOADS` of the module with its code (`overloads` explains rows). Type check, compiler and both
+cost models read the table here, by environment, call or id.
 
-Rooms: what the specification defines in `operators` and `standard`; extensions of texts in `strings`, `format`, `urls`,
-`named_formats`; lists, sets and optional values in `lists`; quantities and versions in `resources`; addresses in `network`.
+Rooms: the specification's functions in `operators` and `standard`; extensions for texts in `strings`, `format`, `urls`,
+`named_formats`; lists, sets and optionals in `lists`; quantities and versions in `resources`; addresses in `network`.
 """
 
 from collections.abc import Mapping
@@ -41,12 +41,12 @@ _AUTHORIZATION: Final = (
     row("decision_allowed", "decision.allowed() -> bool"),
     row("decision_reason", "decision.reason() -> string"),
 )
-"""No selector can have an authorizer, but Kubernetes knows the functions, so its sentences for their misuse differ."""
+"""No selector can have an authorizer, but Kubernetes knows these functions, so its errors for their misuse differ."""
 _DOTTED: Final = frozenset({"ip.isCanonical", "format.named", *(f"format.{name}" for name in named_formats.FORMATS)})
-"""Functions whose own name has a dot behind what is also the name of a type."""
+"""Functions with a dot in their own name, whose first part is also the name of a type."""
 _MODULES: Final = (operators, standard, strings, lists, resources, urls, network, format, named_formats)
 _ORDER: Final = ("early_positions", "standard", "late_positions", "semver", "lists", "includes")
-"""Libraries, in the order in which an environment adds them; those of positions are one library at two places."""
+"""Libraries in the order in which an environment adds them. The two for positions are one library at two places."""
 
 
 @cache
@@ -59,7 +59,7 @@ def _library(name: str) -> tuple[Overload, ...]:
 
 @cache
 def table(libraries: frozenset[str]) -> Mapping[str, tuple[Overload, ...]]:
-    """Overloads by the name of their function, for the named libraries beside the standard ones: those of an environment."""
+    """Overloads of the standard and the named libraries, by function."""
     found: dict[str, list[Overload]] = {}
     for library in _ORDER:
         if library in libraries | {"standard"}:
@@ -75,15 +75,15 @@ def _everything() -> Mapping[str, tuple[Overload, ...]]:
 
 @cache
 def by_id() -> Mapping[str, Overload]:
-    """Return every overload, by its id."""
+    """Return every overload by its id."""
     return {overload.id: overload for overloads in _everything().values() for overload in overloads}
 
 
 @cache
 def bound(function: str, arguments: int, overload: str | None) -> Binding | None:
-    """Return how a call with so many arguments, target included, runs: by its only possible overload, or by that which fits.
+    """Return how to run a call with this number of arguments, target included: by its only possible overload, or any that fits.
 
-    None where there is no such function, or where the compiler has code of its own for it.
+    None if there is no such function, or the compiler handles it itself.
     """
     if overload is not None:
         return by_id()[overload].binding
@@ -91,5 +91,5 @@ def bound(function: str, arguments: int, overload: str | None) -> Binding | None
 
 
 def is_function(name: str) -> bool:
-    """Whether a function of that full name exists."""
+    """Whether a function with this full name exists."""
     return name in _everything()

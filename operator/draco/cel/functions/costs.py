@@ -1,8 +1,8 @@
 """Costs of calls: the rules of Kubernetes' two cost models, side by side.
 
-Owns the rules that the rows of the table of functions name, at the end of this module: a *charge* is what a call that ran has
-cost (runtime cost), an *estimate* the most that it can cost before anything runs, from the sizes of its arguments. A row without
-a rule costs 1 in both. Costs of the language itself are in `charges` and `cost`.
+Owns the rules that the table of functions names, at the end of this module: a *charge* is the runtime cost of a call that ran, an
+*estimate* its highest possible cost from the sizes of its arguments. A row without a rule costs 1 in both. `charges` and `cost`
+have the costs of the language itself.
 """
 
 import math
@@ -32,19 +32,19 @@ _PER_PATTERN_CHARACTER: Final = 0.25
 _LONGEST_FORMAT: Final = 64
 _LONGEST_NAME_PATTERN: Final = 128
 _ADDRESS: Final = Range(4, 16)
-"""Bytes of an address, of either family."""
+"""Bytes of an address of either family."""
 
 Charge: TypeAlias = Callable[[tuple[Value, ...], Value], int]
-"""From the arguments, target first, and the result; an error stands in the place of what failed."""
+"""From the arguments, target first, and the result; an error stands in place of an argument or result that failed."""
 
 
 class CostRule(NamedTuple):
     """Both costs of a call.
 
-    Most of Kubernetes' rules for its libraries go by the function's name, those of cel-go by the overload's id, which a call has
-    only where the checker found no other overload possible: elsewhere the first overload's `charge_without_id` counts, where it
-    has one. With `is_checked_ahead` a call takes the time that it costs: where that is more than is left, it need not begin. With
-    `multiplies` it may cost or give many times what its arguments are long.
+    Most of Kubernetes' library rules go by the function's name, cel-go's by the overload's id, which is only known if the checker
+    left one overload; otherwise the first overload's `charge_without_id` counts, if it has one. `is_checked_ahead`: the call
+    takes as long as it costs, so it does not start if its cost exceeds the rest of the budget. `multiplies`: its cost or result
+    can be many times as large as its arguments.
     """
 
     charge: Charge
@@ -55,7 +55,7 @@ class CostRule(NamedTuple):
 
 
 def one(_arguments: tuple[Value, ...], _result: Value) -> int:
-    """Return the charge of what has no rule."""
+    """Return the charge of a call without a rule."""
     return 1
 
 
@@ -91,11 +91,11 @@ def _estimated_reading_twice(arguments: Sequence[Argument]) -> Estimate:
 
 
 def _estimated_giving(size: Callable[[Range], Range]) -> Estimator:
-    """Reading a text for a result whose size comes of the text's."""
+    """Reading a text for a result whose size depends on the text's."""
     return lambda arguments: Estimate(arguments[0].traversal, size(arguments[0].size))
 
 
-# Texts put together and taken apart.
+# Texts joined and split.
 
 
 def _estimated_adding(arguments: Sequence[Argument]) -> Estimate:
@@ -221,7 +221,7 @@ def _estimated_containing_cidr(arguments: Sequence[Argument]) -> Estimate:
 
 
 def _with_text(charge: Charge, estimate: Estimator) -> CostRule:
-    """The same where the second argument has to be read."""
+    """The same, with a second argument that has to be read."""
     return CostRule(
         lambda arguments, result: charge(arguments, result) + _text(_size(arguments[1])),
         lambda arguments: Estimate(estimate(arguments).cost + arguments[1].traversal),
@@ -381,7 +381,7 @@ DISTINCT: Final = CostRule(_self_comparing(), _estimated_self_comparing(), is_ch
 
 
 def sorting(kind: str, position: int = 0) -> CostRule:
-    """Sorting by the elements of the argument at a position, which are of this kind."""
+    """The rule for sorting by the elements, of this kind, of the argument at a position."""
     factor = 2.0 + (PER_CHARACTER if kind in {"string", "bytes"} else 0)
     return CostRule(
         _self_comparing(position), _estimated_self_comparing(factor), charge_without_id=one, multiplies=True

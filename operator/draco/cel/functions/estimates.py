@@ -1,9 +1,8 @@
-"""What cost estimates are made of: ranges, paths into the device, and the arguments of a call.
+"""Parts of cost estimates: ranges, paths into the device, and the arguments of a call.
 
-Owns the arithmetic of ranges (unsigned 64-bit numbers that stop at their maximum, and factors that round up, as Kubernetes
-computes) and one oddity of paths: Kubernetes' estimator extends a path in place where Go has left room for more, so that
-extending one path twice changes the first result, too. The key of a two-variable loop over `device.attributes["d"]` counts as
-large as a value, and estimates depend on it.
+Owns range arithmetic (unsigned 64-bit numbers that saturate, and factors that round up, as in Kubernetes) and a bug of paths that
+estimates depend on: Kubernetes' estimator appends to a Go slice in place if it has spare capacity, so extending one path twice
+also changes the first result. For example, the key of a two-variable loop over `device.attributes["d"]` gets the size of a value.
 """
 
 import math
@@ -14,11 +13,11 @@ from draco.cel.syntax.ast import Expr, Literal
 from draco.cel.values.types import Type
 
 UNBOUNDED: Final = 2**64 - 1
-"""No bound, and where every sum and product ends."""
+"""No bound; sums and products saturate here."""
 
 
 class Range(NamedTuple):
-    """`least` to `most`, both included."""
+    """`least` to `most`, inclusive."""
 
     least: int
     most: int
@@ -30,7 +29,7 @@ class Range(NamedTuple):
         return Range(min(self.least * other.least, UNBOUNDED), min(self.most * other.most, UNBOUNDED))
 
     def union(self, other: "Range") -> "Range":
-        """Return the smallest range that holds both."""
+        """Return the smallest range that contains both."""
         return Range(min(self.least, other.least), max(self.most, other.most))
 
     def scaled(self, factor: float) -> "Range":
@@ -44,7 +43,7 @@ def _scaled(number: int, factor: float) -> int:
 
 
 def fixed(number: int) -> Range:
-    """Exactly one number."""
+    """The range of exactly one number."""
     return Range(number, number)
 
 
@@ -65,11 +64,11 @@ class FieldPath:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the path says now."""
+        """The path's current names."""
         return tuple(self._names[: self._length])
 
     def to(self, name: str) -> "FieldPath":
-        """Return the path to a part of what this one leads to."""
+        """Return the path to a part of this one."""
         length = self._length + 1
         if length > self._room:
             return FieldPath([*self._names[: self._length], name], length, max(1, 2 * self._room))
@@ -78,21 +77,21 @@ class FieldPath:
 
 
 def from_variable(name: str) -> FieldPath:
-    """Return the path of a variable itself."""
+    """Return the path of a variable."""
     return FieldPath([name], 1, 1)
 
 
 def nowhere() -> FieldPath:
-    """Return the path of what comes from no variable."""
+    """Return the path of a value that comes from no variable."""
     return FieldPath([], 0, 0)
 
 
 PER_CHARACTER: Final = 0.1
-"""The cost of reading one character."""
+"""Cost of reading one character."""
 
 
 class Argument(NamedTuple):
-    """A target or an argument: its node, its type, where in the device it comes from, and its size if that is known."""
+    """A target or argument: its node, type, path in the device, and size if known."""
 
     node: Expr
     type: Type
@@ -102,12 +101,12 @@ class Argument(NamedTuple):
 
     @property
     def size(self) -> Range:
-        """The size, or that nothing is known of it."""
+        """The known or declared size, else UNKNOWN."""
         return self.known_size or self.declared(self.path) or UNKNOWN
 
     @property
     def traversal(self) -> Range:
-        """The cost of reading a text once."""
+        """The cost of reading it once as a text."""
         return self.size.scaled(PER_CHARACTER)
 
     @property
@@ -116,7 +115,7 @@ class Argument(NamedTuple):
         return (self.declared((*self.path, "@items")) if self.path else None) or UNKNOWN
 
     def number(self, otherwise: int) -> int:
-        """Return the number that is written here, where one is."""
+        """Return the node's int literal, or `otherwise`."""
         node = self.node
         if isinstance(node, Literal) and node.kind == "int" and isinstance(node.value, int):
             return max(node.value, 0)
@@ -124,7 +123,7 @@ class Argument(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """The cost of a call without that of its arguments, and the size of its result where the rule knows one."""
+    """The cost of a call without its arguments, and the size of its result if the rule knows it."""
 
     cost: Range
     size: Range | None = None

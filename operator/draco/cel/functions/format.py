@@ -1,7 +1,7 @@
-"""`"…".format([…])`, as cel-go's strings extension in version 2 formats.
+"""`"…".format([…])`, as in version 2 of cel-go's strings extension.
 
-Owns the clauses %s %d %f %e %b %x %X %o with their precision, and how values read inside lists and maps. Numbers in %f and %e
-come out as in American English: with thousands separators, `∞` and powers of ten in superscript digits.
+Owns the clauses %s %d %f %e %b %x %X %o with their precision, and how values appear inside lists and maps. %f and %e write
+American English numbers: thousands separators, `∞`, and superscript digits for powers of ten.
 """
 
 import math
@@ -21,9 +21,9 @@ _PRECISION: Final = 6
 _MAX_UINT8: Final = 255
 _LARGEST_PRECISION: Final = 10_000_009
 _TOO_PRECISE: Final = "%!(NOVERB)"
-"""What Go gives beyond that: it stops reading a number once it exceeds a million."""
+"""Go's output for larger precisions: it stops reading a number above a million."""
 INT64_DIGITS: Final = 19
-"""More than these are beyond int64."""
+"""Numbers with more digits exceed int64."""
 _DIGITS: Final = re.compile(r"[0-9]*")
 _SUPERSCRIPT: Final = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 _DOUBLE_WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -59,7 +59,7 @@ def format_text(template: str, values: list[Value]) -> str:
 
 
 def _read_clause(template: str, position: int) -> tuple[int, Clause]:
-    """Where the clause ends, and what it does."""
+    """The end of the clause, and its function."""
     precision = _PRECISION
     if template[position] == ".":
         match = _DIGITS.match(template, position + 1)
@@ -85,7 +85,7 @@ def _precision(digits: str) -> int:
 
 
 def too_precise(digits: str) -> str:
-    """Return what Kubernetes says of a precision that is no int64."""
+    """Return Kubernetes' error text for a precision beyond int64."""
     return f'error while converting precision to integer: strconv.Atoi: parsing "{digits}": value out of range'
 
 
@@ -111,7 +111,7 @@ def _text_of_bytes(data: bytes) -> str:
 
 
 def _nested(value: Value) -> str:
-    """A list or map with everything in it, as one could write it in an expression."""
+    """A list or map with everything in it, as written in an expression."""
     kind = type(value)
     if kind is list:
         return f"[{_joined(map(_element, value))}]"
@@ -185,7 +185,7 @@ def _fixed(value: Value, precision: int) -> str:
 
 
 def _many_digits(number: float, precision: int) -> str:
-    """Go keeps the least number of digits in 8 bits and the largest in 16; where that is below 0 it has no limit."""
+    """Go keeps the minimum number of digits in 8 bits and the maximum in 16; a negative maximum means no limit."""
     least, most = precision % (_MAX_UINT8 + 1), (precision + 2**15) % 2**16 - 2**15
     text = f"{number:,.{most}f}" if most >= 0 else f"{Decimal(repr(number)):,f}"
     whole, _, fraction = text.partition(".")
@@ -202,7 +202,7 @@ def _special(number: float) -> str | None:
 
 
 def _scientific(value: Value, precision: int) -> str:
-    """Always six decimals: what is written as the precision works as the least width, in Kubernetes too."""
+    """Always six decimals: the precision is the minimum width instead, in Kubernetes too."""
     number = _double(value, "scientific")
     text = _special(number)
     if text is None:

@@ -1,6 +1,6 @@
-"""List functions: CEL's lists and sets extensions, Kubernetes' own list library, and optional values.
+"""List functions: CEL's lists and sets extensions, Kubernetes' list library, and optionals.
 
-Owns everything with a list or an optional as target except iterating macros.
+Owns everything with a list or optional as target, except macros.
 """
 
 from collections.abc import Callable, Iterator
@@ -74,7 +74,7 @@ def _flatten_to(items: Value, depth: Value) -> list[Value]:
 
 
 def sort_by_keys(items: Value, keys: list[Value]) -> list[Value]:
-    """Sort the items in the order of their keys. Raises EvaluationError where the keys have no common order."""
+    """Sort items by their keys. Raises EvaluationError if the keys have no common order."""
     if type(items) is not list:
         raise EvaluationError("no such overload: @sortByAssociatedKeys")
     if not items:
@@ -92,7 +92,7 @@ def _compare_keys(one: Value, other: Value) -> int:
     try:
         return compare(one, other)
     except EvaluationError:
-        return 0  # NaN is not less than anything, and the sort goes on
+        return 0  # NaN is not less than anything, and sorting continues
 
 
 def _sort(items: Value) -> list[Value]:
@@ -163,7 +163,7 @@ def _sum(zero: Value) -> Value:
 
 
 def _best(name: str, sign: int) -> Value:
-    """The first of the largest (1) or smallest (-1) elements."""
+    """The first of the largest (sign 1) or smallest (sign -1) elements."""
 
     def best(items: list[Value]) -> Value:
         _check_comparable(items)

@@ -1,6 +1,6 @@
 """Kubernetes' named string formats: `format.dns1123Label().validate(name)`.
 
-Owns what each format allows and what is said of a text that it does not.
+Owns what each format allows and the error texts for other texts.
 """
 
 import base64
@@ -76,7 +76,7 @@ def _label_1035(text: str) -> list[str]:
 
 
 def _prefix(check: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
-    """A prefix may end in a dash: what will follow it is unknown."""
+    """Check a prefix. It may end in a dash, because more text follows."""
     return lambda text: check(f"{text[:-2]}a" if len(text) > 1 and text.endswith("-") else text)
 
 

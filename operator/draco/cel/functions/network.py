@@ -1,6 +1,6 @@
-"""Addresses and networks, as Kubernetes reads them.
+"""IP addresses and networks, as Kubernetes reads them.
 
-Owns parsing to Go's rules (no zones, no IPv4 inside IPv6) and the words for what is refused.
+Owns parsing by Go's rules (no zones, no IPv4 inside IPv6) and the error texts.
 """
 
 from ipaddress import AddressValueError, IPv4Address, IPv6Address, ip_network
@@ -26,7 +26,7 @@ _IPV6_FIELDS: Final = 8
 
 
 def _address(text: str) -> IPv4Address | IPv6Address:
-    """Raises EvaluationError, with the short reason only."""
+    """Parse an address. Raises EvaluationError with the short reason only."""
     for character in text:
         if character == ".":
             return _ipv4(text)
@@ -45,7 +45,7 @@ def _ipv4(text: str) -> IPv4Address:
 
 
 def _ipv4_reason(text: str) -> str:
-    """The first thing wrong, from left to right."""
+    """The first error from the left."""
     value, digits, fields = 0, 0, 0
     for position, character in enumerate(text):
         if character in "0123456789":
@@ -73,7 +73,7 @@ def _ipv6(text: str) -> IPv6Address:
 
 
 def _ipv6_reason(text: str) -> str | None:  # noqa: PLR0911, PLR0912 - one per thing that can be wrong
-    """The first thing wrong, from left to right; None if nothing is."""
+    """The first error from the left; None if there is none."""
     rest, percent, zone = text.partition("%")
     if percent and not zone:
         return "zone must be a non-empty string"
@@ -156,7 +156,7 @@ def parse_cidr(text: str) -> Cidr:
 
 
 def _prefix(start: str, slash: str, length: str) -> tuple[IPv4Address | IPv6Address, int]:
-    """Raises EvaluationError, with the short reason only."""
+    """Address and length of a network. Raises EvaluationError with the short reason only."""
     if not slash:
         raise EvaluationError("no '/'")
     address = _address(start)
@@ -176,7 +176,7 @@ def _is_link_local_multicast(one: Ip) -> bool:
 
 
 def _is_global_unicast(one: Ip) -> bool:
-    """Go's notion: everything that is none of the special kinds, private addresses included."""
+    """Go's definition: every address without a special kind, private addresses included."""
     address = one.address
     if str(address) == "255.255.255.255":
         return False

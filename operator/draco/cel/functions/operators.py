@@ -1,6 +1,6 @@
 """Operators: arithmetic, order, membership and element access, with CEL's errors.
 
-Owns what `+ - * / % < in []` do to two values. Laziness (`&&`, `||`, `?:`) belongs to the compiler.
+Owns `+ - * / % < in []` on two values. The compiler handles the lazy ones (`&&`, `||`, `?:`).
 """
 
 import math
@@ -32,16 +32,16 @@ from draco.cel.values.values import (
 
 FIRST_SECOND: Final = -62_135_596_800
 LAST_SECOND: Final = 253_402_300_799
-"""The years 1 to 9999."""
+"""Seconds since 1970 of the years 1 to 9999."""
 _RECEIVERS: Final = frozenset({str, Duration, Timestamp})
-"""Types whose values get asked for an operator they do not have, so that the error names no operator."""
+"""Types whose error for a missing operator does not name the operator."""
 _PRIMITIVE: Final = frozenset({bool, float, int, str, UInt})
 _NO_ORDER: Final = "NaN values cannot be ordered"
 _COMPARABLE: Final = frozenset({bool, int, UInt, float, str, bytes, Duration, Timestamp})
 
 
 def unsupported(operator: str, one: Value) -> EvaluationError:
-    """Return the error for a value that has no such operator or function."""
+    """Return the error for a value without this operator or function."""
     return EvaluationError("no such overload" if type(one) in _RECEIVERS else f"no such overload: {operator}")
 
 
@@ -50,14 +50,14 @@ def _bad_right() -> EvaluationError:
 
 
 def timestamp_of(ns: int, offset_s: int = 0) -> Timestamp:
-    """Make a moment. Raises EvaluationError outside the years 1 to 9999."""
+    """Return a timestamp. Raises EvaluationError outside the years 1 to 9999."""
     if not FIRST_SECOND <= ns // SECOND <= LAST_SECOND:
         raise EvaluationError("timestamp overflow")
     return Timestamp(ns, offset_s)
 
 
 def add(one: Value, other: Value) -> Value:
-    """`one + other`: numbers, texts, bytes, lists, moments and spans of time."""
+    """`one + other`: numbers, texts, bytes, lists, timestamps and durations."""
     kind = type(one)
     if kind is type(other):
         if kind is int:
@@ -112,7 +112,7 @@ def multiply(one: Value, other: Value) -> Value:
 
 
 def divide(one: Value, other: Value) -> Value:
-    """`one / other`; whole numbers are cut towards zero."""
+    """`one / other`; integers are truncated towards zero."""
     kind = type(one)
     if kind in NUMBERS:
         if kind is not type(other):
@@ -176,7 +176,7 @@ def logical_not(one: Value) -> bool:
 
 
 def compare(one: Value, other: Value) -> int:
-    """-1, 0 or 1. Raises EvaluationError where the types have no order among each other; the left type has one."""
+    """Return -1, 0 or 1. Raises EvaluationError if the types have no common order; the left type must have one."""
     kind, other_kind = type(one), type(other)
     if kind in NUMBERS and other_kind in NUMBERS:
         if kind is float or other_kind is float:
@@ -192,7 +192,7 @@ def compare(one: Value, other: Value) -> int:
 
 
 def is_comparable(one: Value) -> bool:
-    """Whether values of its type have an order."""
+    """Whether values of this type have an order."""
     return type(one) in _COMPARABLE
 
 
@@ -206,7 +206,7 @@ def _ordered(operator: str, holds: Callable[[int], bool]) -> Function:
 
 
 def not_equal(one: Value, other: Value) -> bool:
-    """`one != other`, which is true where `==` is an error."""
+    """`one != other`; true if `==` is an error."""
     try:
         return not equal(one, other)
     except EvaluationError:
@@ -214,7 +214,7 @@ def not_equal(one: Value, other: Value) -> bool:
 
 
 def contained(one: Value, other: Value) -> bool:
-    """`one in other`: an element of a list, a key of a map. A comparison that is an error counts as not equal."""
+    """`one in other`: an element of a list or key of a map. A comparison that fails counts as not equal."""
     kind = type(other)
     if kind is list:
         for element in other:
@@ -230,9 +230,9 @@ def contained(one: Value, other: Value) -> bool:
 
 
 def membership(items: list[Value]) -> Callable[[Value], bool] | None:
-    """Make a test for being one of some constants, as a set, or None where Kubernetes walks over the list.
+    """Return a set-based membership test for constants, or None if Kubernetes walks over the list.
 
-    It differs from the walk where a value cannot be hashed, which is then an error.
+    Unlike the walk, it fails for values that cannot be hashed.
     """
     if not all(type(item) in _PRIMITIVE for item in items):
         return None
@@ -251,7 +251,7 @@ def membership(items: list[Value]) -> Callable[[Value], bool] | None:
 
 
 def _same_number(item: Value) -> set[str | Key]:
-    """A number under its other types, where they hold it."""
+    """The keys of an equal number of other types that can hold it."""
     if type(item) is float:
         found = {kind: as_number(item, kind) for kind in (int, UInt)}
         return {Key(kind, number) for kind, number in found.items() if number is not None}
@@ -262,7 +262,7 @@ def _same_number(item: Value) -> set[str | Key]:
 
 
 def index(operand: Value, key: Value) -> Value:
-    """`operand[key]`. Raises EvaluationError where nothing stands there."""
+    """`operand[key]`. Raises EvaluationError if there is none."""
     present, value = look_up(operand, key)
     if present:
         return value
@@ -272,7 +272,7 @@ def index(operand: Value, key: Value) -> Value:
 
 
 def look_up(operand: Value, key: Value) -> tuple[bool, Value]:
-    """Whether `operand[key]` exists, and what it is; a value that has no elements has none here either."""
+    """Whether `operand[key]` exists, and its value; a value without elements has none."""
     kind = type(operand)
     if kind in MAPS:
         present, value = find(operand, key)
@@ -322,7 +322,7 @@ _ORDERS: Final = (
 
 
 def _order_rows(name: str, operator: str, run: Function) -> Iterator[Row]:
-    """Rows of one operator: each type with itself, and each number with the others."""
+    """Rows of one operator: each type with itself, and each number type with the others."""
     for kind in _ORDERED:
         cost = ORDER_OF_TEXTS if kind in {"string", "bytes"} else FREE
         number = _NUMBER_IDS.get(kind)
@@ -333,7 +333,6 @@ def _order_rows(name: str, operator: str, run: Function) -> Iterator[Row]:
 
 
 def _same_type(name: str, operator: str, run: Function, *kinds: str) -> Iterator[Row]:
-    """Rows of an operator on two numbers of one type."""
     for kind in kinds:
         yield row(f"{name}_{_NUMBER_IDS[kind]}", f"{operator}({kind}, {kind}) -> {kind}", singleton=run)
 

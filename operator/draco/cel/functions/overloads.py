@@ -1,11 +1,11 @@
-"""Overloads: the shape of the one table of functions, of which type check, compiler and both cost models read the same row.
+"""Overloads: the shape of the table of functions, from which type check, compiler and both cost models read the same row.
 
-Owns how a row is written and read, and the choice among overloads at run time. The rows stand below the code they run, in
-`functions`; which of them an environment has is decided there. The words are cel-go's: a function has overloads, each with an
-id, a signature and a binding; a singleton binding serves all overloads of its function, and looks at the types itself.
+Owns how a row is written and read, and the choice of an overload at run time. The rows are below their code in `functions`, which
+also decides which of them an environment has. The terms are cel-go's: a function has overloads, each with id, signature and
+binding; a singleton binding serves all overloads of its function and checks the types itself.
 
 A signature is `function(types) -> type` or `type.function(types) -> type`; capital letters are type variables. The order of a
-function's rows counts: where the type of an argument is not known yet, the first one that fits decides it.
+function's rows matters: if an argument's type is still unknown, the first overload that fits decides it.
 """
 
 import re
@@ -41,7 +41,7 @@ Function: TypeAlias = Callable[..., Value]
 
 
 class Row(NamedTuple):
-    """One row of the table, as it is written."""
+    """One row of the table, as written."""
 
     id: str
     signature: str
@@ -63,18 +63,18 @@ def row(
     """Describe one way to call a function.
 
     Args:
-        identity: the overload's id, by which Kubernetes names it.
-        signature: what it takes and gives.
-        run: what it does, for arguments of its own types. Without this and `singleton`, the compiler has code of its own for it.
-        singleton: what all overloads of its function do, for any arguments.
-        cost: what a call is charged for, and what it is estimated to cost.
-        toil: the work that it may be although it costs little.
+        identity: the overload's id in Kubernetes.
+        signature: its types (see above).
+        run: its code, for arguments of its own types. Without `run` and `singleton`, the compiler handles the call itself.
+        singleton: the code of all overloads of the function, for any arguments.
+        cost: the charge of a call and its estimate.
+        toil: its uncharged work, if that can be large.
     """
     return Row(identity, signature, run or singleton, singleton is not None, cost, toil)
 
 
 class Binding(NamedTuple):
-    """What the compiler makes a call of: what it runs, and what metering that takes."""
+    """The code of a call and its metering."""
 
     run: Function
     charge: Charge = one
@@ -83,7 +83,7 @@ class Binding(NamedTuple):
 
 
 class Overload(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """One way to call a function. `parameters` begins with the receiver's type where `is_member` says there is one."""
+    """One way to call a function. If `is_member`, `parameters` begins with the receiver's type."""
 
     row: Row
     function: str
@@ -94,12 +94,12 @@ class Overload(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def id(self) -> str:
-        """The name by which Kubernetes keeps costs."""
+        """The overload's id in Kubernetes."""
         return self.row.id
 
     @cached_property
     def binding(self) -> Binding | None:
-        """How it runs where the checker found no other overload possible; None where the compiler has code of its own for it."""
+        """How to run it if it is the only possible overload; None if the compiler handles it itself."""
         run, cost = self.row.run, self.row.cost
         if run is None:
             return None
@@ -108,7 +108,7 @@ class Overload(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 def binding(overloads: Sequence[Overload]) -> Binding | None:
-    """Return how a call runs whose overload is known only when it does: these are those with its number of arguments."""
+    """Return how to run a call that chooses at run time between these overloads, all with its number of arguments."""
     if not overloads or (only := overloads[0].binding) is None:
         return None
     run = only.run if overloads[0].row.is_singleton else _dispatcher(overloads[0].function, overloads)
@@ -152,11 +152,11 @@ _PYTHON: Final[dict[str, frozenset[type]]] = {
     types.IP.name: frozenset({Ip}),
     types.CIDR.name: frozenset({Cidr}),
 }
-"""The types of Python whose values may stand for a type at run time."""
+"""Python's types for each CEL type at run time."""
 
 
 def succeeds(parse: Function) -> Function:
-    """Make a test whether a function takes its arguments without an error."""
+    """Return a test whether a function accepts its arguments."""
 
     def test(*arguments: Value) -> bool:
         try:
@@ -169,7 +169,7 @@ def succeeds(parse: Function) -> Function:
 
 
 def read(row: Row, dotted: frozenset[str]) -> Overload:
-    """Read the overload of a row. `dotted` has the functions whose own name has a dot behind what is also the name of a type."""
+    """Read a row. `dotted` names the functions with a dot in their own name, whose first part is also the name of a type."""
     call, _, result = row.signature.rpartition(" -> ")
     opening = _last_opening(call)
     head, arguments = call[:opening], _split(call[opening + 1 : -1])
@@ -183,7 +183,7 @@ def read(row: Row, dotted: frozenset[str]) -> Overload:
 
 
 def _split(text: str) -> list[str]:
-    """The parts between the commas that stand outside brackets."""
+    """The parts between commas outside of brackets."""
     parts, level, start = [], 0, 0
     for index, character in enumerate(text):
         level += (character == "(") - (character == ")")
@@ -202,7 +202,7 @@ def _type(text: str) -> Type:
 
 
 def _last_opening(call: str) -> int:
-    """Where the bracket opens that the last one closes."""
+    """The position of the bracket that the last one closes."""
     level = 0
     for index in range(len(call) - 1, -1, -1):
         level += (call[index] == ")") - (call[index] == "(")
@@ -212,7 +212,7 @@ def _last_opening(call: str) -> int:
 
 
 class _Parameter(NamedTuple):
-    """What a parameter accepts at run time: values of these types, or of any; of a list only the first element is looked at."""
+    """What a parameter accepts at run time: values of `types`, or any if empty. Of a list only the first element is checked."""
 
     types: frozenset[type]
     elements: frozenset[type] = frozenset()
@@ -231,7 +231,7 @@ def _parameter(of: Type) -> _Parameter:
 
 
 def _dispatcher(name: str, overloads: Sequence[Overload]) -> Function:
-    """A function that runs the first overload that fits, or raises EvaluationError in Kubernetes' words."""
+    """A function that runs the first overload that fits, or raises EvaluationError with Kubernetes' text."""
     forms = [(tuple(map(_parameter, overload.parameters)), overload.row.run) for overload in overloads]
     [(parameters, run), *others] = forms
     if run is not None and not others:

@@ -1,6 +1,6 @@
-"""Quantity and version functions of Kubernetes.
+"""Kubernetes' quantity and version functions.
 
-Owns what selectors do with capacities and versions. The values' own arithmetic and order are in `draco.resources`.
+Owns what selectors do with capacities and versions. `draco.resources` has the arithmetic and order of the values.
 """
 
 import operator
@@ -46,7 +46,7 @@ def _semver(text: str, normalise: bool = False) -> SemVer:
 
 
 def _number(name: str) -> Callable[[SemVer], int]:
-    """A version's number as an int: what is too large for one wraps round, as in Go."""
+    """One number of a version as an int; larger numbers wrap around, as in Go."""
     return lambda version: (int(getattr(version, name)) + 2**63) % 2**64 - 2**63
 
 

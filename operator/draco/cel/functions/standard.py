@@ -1,6 +1,6 @@
-"""Standard functions: conversions, sizes, plain text tests, moments and spans of time.
+"""Standard functions: conversions, sizes, simple text tests, timestamps and durations.
 
-Owns what the CEL specification defines beyond operators, as Kubernetes runs it (UTC unless a zone is named).
+Owns what the CEL specification defines beyond operators, as Kubernetes runs it (in UTC unless a zone is given).
 """
 
 import re
@@ -116,7 +116,7 @@ def _text_of_bytes(data: bytes) -> str:
 
 
 def parse_duration(text: str) -> Duration:
-    """Parse a span of time as Go writes it (`1h30m`, `-1.5s`). Raises EvaluationError."""
+    """Parse a Go duration (`1h30m`, `-1.5s`). Raises EvaluationError."""
     sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
     if rest == "0":
         return Duration(0)
@@ -137,7 +137,7 @@ def parse_duration(text: str) -> Duration:
 
 
 def parse_timestamp(text: str) -> Timestamp:
-    """Parse a moment in RFC 3339, as leniently as Go reads it. Raises EvaluationError."""
+    """Parse an RFC 3339 timestamp, as leniently as Go. Raises EvaluationError."""
     part = _MOMENT.fullmatch(text)
     if part is None:
         raise _not_convertible("google.protobuf.Timestamp")
@@ -149,7 +149,7 @@ def parse_timestamp(text: str) -> Timestamp:
             raise _not_convertible("google.protobuf.Timestamp")
         offset_s = (hours * 3600 + minutes * 60) * (-1 if part[8] == "-" else 1)
     try:
-        # No such date in year 0 either: every fourth century is alike.
+        # Python has no year 0. It has the same calendar as the year 400.
         days = (
             datetime(year or 400, month, day, hour, minute, second, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)
         ).days
@@ -188,7 +188,7 @@ def _text_test(test: Callable[[str, str], bool]) -> Callable[[Value, Value], boo
 
 
 def _zone_offset_s(moment: Timestamp, zone: str) -> int:
-    """Seconds east of UTC at a moment, for the name of a zone or `[+-]hh:mm`."""
+    """Seconds east of UTC at a timestamp, for a zone's name or `[+-]hh:mm`."""
     hours, colon, minutes = zone.partition(":")
     if colon:
         return _numeric_offset_s(zone, hours, minutes)
@@ -232,7 +232,7 @@ def _of_moment(part: Callable[[int, int], int]) -> Callable[..., int]:
 
 
 def _whole(unit_ns: int) -> Callable[[Duration], int]:
-    """A span of time in whole units, cut towards zero."""
+    """A duration in whole units, truncated towards zero."""
 
     def of_duration(duration: Duration) -> int:
         units = abs(duration.ns) // unit_ns
@@ -253,8 +253,9 @@ _PARTS: Final[Sequence[tuple[str, str, Callable[[int, int], int], int | None]]] 
     ("getSeconds", "seconds", lambda _, ns: ns // SECOND % 60, SECOND),
     ("getMilliseconds", "milliseconds", lambda _, ns: ns // 10**6 % 1000, 10**6),
 )
-"""Parts of a moment: function, name in ids, the part from the day counted from 1970 and the nanoseconds within it; and the unit
-in nanoseconds where the function takes a span of time apart, too."""
+"""Parts of a timestamp: function, name in ids, the part from the day (from 1970) and the nanoseconds within it; and the unit in
+nanoseconds if the function also works on durations.
+"""
 
 
 def _part_rows(function: str, part: str, of: Callable[[int, int], int], unit_ns: int | None) -> Iterator[Row]:
@@ -326,4 +327,4 @@ OVERLOADS: Final = {
 CONVERSIONS: Final = frozenset(
     {"bool", "bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"}
 )
-"""What Kubernetes computes once, at compile time, where the argument is a constant."""
+"""Kubernetes computes these at compile time if the argument is a constant."""

@@ -1,4 +1,4 @@
-"""Text functions: CEL's strings extension in version 2, and Kubernetes' regular expressions.
+"""Text functions: version 2 of CEL's strings extension, and Kubernetes' regular expressions.
 
 Owns everything with a text as target except `format`. Positions count characters, not bytes.
 """
@@ -66,7 +66,7 @@ def _substring_between(text: str, start: int, end: int) -> str:
 
 
 def _split(text: str, separator: str, limit: int = -1) -> list[str]:
-    """At most `limit` parts unless that is negative; without a separator, one character each."""
+    """At most `limit` parts, or all if negative; an empty separator splits into characters."""
     if limit == 0:
         return []
     if separator:
@@ -93,7 +93,7 @@ def _join(parts: list[Value], separator: str = "") -> str:
 
 
 def _in_ascii(change: Callable[[str], str], others: dict[int, int]) -> Callable[[str], str]:
-    """Upper or lower case for ASCII alone."""
+    """Change the case of ASCII letters only."""
     return lambda text: change(text) if text.isascii() else text.translate(others)
 
 

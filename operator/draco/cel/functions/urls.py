@@ -1,7 +1,4 @@
-"""URLs, as Kubernetes reads them.
-
-Owns parsing to Go's rules (absolute URLs and paths) and the words for what is refused.
-"""
+"""URLs, as Kubernetes reads them. Owns parsing by Go's rules (absolute URLs and paths) and the error texts."""
 
 import re
 from typing import Final
@@ -24,7 +21,7 @@ _HOST_ESCAPE: Final = re.compile(r"%([0-9A-Fa-f]{2})")
 
 
 def url_complaint(text: str) -> str | None:
-    """Return what Go's ParseRequestURI says against a text; None if it is an absolute URL or path."""
+    """Return the error of Go's ParseRequestURI for a text; None for an absolute URL or path."""
     try:
         _parse_url(text, via_request=True)
     except EvaluationError as error:
@@ -117,7 +114,7 @@ def _hostname_and_port(host: str) -> tuple[str, str]:
 
 
 def _escaped(path: str) -> str:
-    """A path as written if its escapes are Go's own or valid, with everything else escaped."""
+    """A path as written if Go accepts it unescaped; otherwise everything else is escaped."""
     if all(each in _IN_PATH or each in "%[]" or (each.isascii() and each.isalnum()) for each in path):
         return path
     data = path.encode("utf-8", "surrogatepass")
@@ -145,7 +142,7 @@ def _form_text(text: str) -> str:
 
 
 def _query(one: Url) -> dict[str, list[str]]:
-    """The values of each name; parts that are not well-formed are left out, as in Go."""
+    """The values of each name; malformed parts are left out, as in Go."""
     result: dict[str, list[str]] = {}
     for part in one.query.split("&"):
         if not part or ";" in part or _ESCAPE.search(part):

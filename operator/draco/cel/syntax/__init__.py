@@ -1,1 +1,1 @@
-"""From the text of an expression to its tree."""
+"""Parses the text of an expression to a tree."""

@@ -1,8 +1,8 @@
-"""The tree of an expression: frozen nodes, each of which knows where in the text it came from.
+"""The tree of an expression: frozen nodes with their positions in the text.
 
-Owns the shapes and nothing else. Operators are calls under the names that Kubernetes' own error texts use (`_==_`, `_&&_`,
-`_[_]`), so that one table of overloads serves operators and functions alike. Macros are expanded to `Comprehension`, which also
-keeps what the author wrote, for callers that run the common forms faster than the general loop.
+Owns the shapes only. Operators are calls under the names in Kubernetes' error texts (`_==_`, `_&&_`, `_[_]`), so one table of
+overloads serves operators and functions. Macros are expanded to `Comprehension`, which also keeps the original arguments for
+callers that run the common forms faster than the general loop.
 
 Nodes compare and hash by identity: the checker keeps the type of each node in a dictionary beside the tree.
 """
@@ -14,7 +14,7 @@ from typing import Literal as OneOf
 import msgspec
 
 ACCUMULATOR: Final = "@result"
-"""The name of a comprehension's running value; no text can spell it."""
+"""The name of a comprehension's running value; no expression can use it."""
 UNUSED_VARIABLE: Final = "#unused"
 """The loop variable of a comprehension that only binds a name (`cel.bind`)."""
 
@@ -22,7 +22,7 @@ LiteralKind: TypeAlias = OneOf["null_type", "bool", "int", "uint", "double", "st
 
 
 class Literal(msgspec.Struct, frozen=True, eq=False):
-    """A constant: `kind` is the name of its type, because Python's int stands for both int and uint."""
+    """A constant. `kind` is the name of its type, because Python's int stands for int and uint."""
 
     position: int
     kind: LiteralKind
@@ -30,7 +30,7 @@ class Literal(msgspec.Struct, frozen=True, eq=False):
 
 
 class Identifier(msgspec.Struct, frozen=True, eq=False):
-    """A variable, or the first part of a dotted function name; a leading dot is kept in the name."""
+    """A variable, or the first part of a dotted function name. A leading dot is part of the name."""
 
     position: int
     name: str
@@ -58,7 +58,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
 
 
 class ListExpr(msgspec.Struct, frozen=True, eq=False):
-    """`[elements]`; `optional` holds the indexes of elements written with a `?`."""
+    """`[elements]`; `optional` has the indexes of elements written with `?`."""
 
     position: int
     elements: "tuple[Expr, ...]"
@@ -99,13 +99,13 @@ class MessageExpr(msgspec.Struct, frozen=True, eq=False):
 
 
 class Comprehension(msgspec.Struct, frozen=True, eq=False):
-    """The loop that every iterating macro stands for, and `cel.bind`.
+    """The loop that every iterating macro and `cel.bind` stands for.
 
     accumulator = init; for variable(, second_variable) in range while condition: accumulator = step; then result.
 
-    `macro` is what the author wrote: all, exists, existsOne, map, filter, transformList, transformMap, transformMapEntry, or bind
-    (also made by optMap, optFlatMap and sortBy). `body` is its last argument and `filter` the one before it, where it has one.
-    For bind, `init` is the bound value, `accumulator` the bound name and `result` the body.
+    `macro` is the original macro: all, exists, existsOne, map, filter, transformList, transformMap, transformMapEntry, or bind
+    (also from optMap, optFlatMap and sortBy). `body` is its last argument and `filter` the one before it, if it has one. For
+    bind, `init` is the bound value, `accumulator` the bound name and `result` the body.
     """
 
     position: int
@@ -126,7 +126,7 @@ Expr: TypeAlias = Literal | Identifier | Select | Call | ListExpr | MapExpr | Me
 
 
 class Ast(msgspec.Struct, frozen=True, eq=False):
-    """A parsed expression: its text, its root and how many levels of nodes lie on its longest path."""
+    """A parsed expression: its text, its root and the depth of its tree."""
 
     expression: str
     root: Expr
@@ -134,7 +134,7 @@ class Ast(msgspec.Struct, frozen=True, eq=False):
 
 
 def children(node: Expr) -> tuple[Expr, ...]:  # noqa: PLR0911 - one per kind of node
-    """Return the nodes directly below one, in the order in which Kubernetes evaluates them."""
+    """Return the children of a node, in Kubernetes' order of evaluation."""
     match node:
         case Literal() | Identifier():
             return ()
@@ -153,7 +153,7 @@ def children(node: Expr) -> tuple[Expr, ...]:  # noqa: PLR0911 - one per kind of
 
 
 def dotted(node: Expr) -> str | None:
-    """Return `a.b.c` where a node spells nothing but names; a leading dot is kept."""
+    """Return `a.b.c` if a node consists of names only, a leading dot included; else None."""
     names: list[str] = []
     while isinstance(node, Select) and not node.is_test:
         names.append(node.field)
@@ -162,7 +162,7 @@ def dotted(node: Expr) -> str | None:
 
 
 def walk(root: Expr) -> Iterator[Expr]:
-    """Yield every node, parents before children; without recursion, so depth does not matter."""
+    """Yield every node, parents before children, without recursion."""
     waiting = [root]
     while waiting:
         node = waiting.pop()

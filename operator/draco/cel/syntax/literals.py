@@ -1,7 +1,7 @@
-"""Literals: from the characters of a token to the value it stands for.
+"""Literals: from a token to its value.
 
-Owns escapes, raw and triple-quoted strings, bytes and the ranges of numbers. Errors are Kubernetes' words without a place; the
-parser knows the place.
+Owns escapes, raw and triple-quoted strings, bytes and the ranges of numbers. Errors have Kubernetes' text without a position,
+which the parser adds.
 """
 
 import re
@@ -16,7 +16,7 @@ _ESCAPE: Final = re.compile(
 
 
 class LiteralError(ValueError):
-    """A token that looks like a literal and is none; `str()` is the reason without the place."""
+    """An invalid literal; `str()` is the reason without the position."""
 
 
 def read_int(text: str, *, negative: bool) -> int:
@@ -29,7 +29,7 @@ def read_int(text: str, *, negative: bool) -> int:
 
 
 def read_uint(text: str) -> int:
-    """Read the digits of a literal that ended in u; raises LiteralError outside uint64."""
+    """Read the digits of a literal with suffix u; raises LiteralError outside uint64."""
     value = _magnitude(text, "uint")
     if value >= _UINT64:
         raise LiteralError("invalid uint literal")
@@ -38,13 +38,13 @@ def read_uint(text: str) -> int:
 
 def _magnitude(text: str, kind: str) -> int:
     digits, base, most = (text[2:].lstrip("0"), 16, 16) if text.startswith("0x") else (text.lstrip("0"), 10, 20)
-    if len(digits) > most:  # Python itself refuses thousands of digits with an error of its own
+    if len(digits) > most:  # Python has its own error for thousands of digits
         raise LiteralError(f"invalid {kind} literal")
     return int(digits or "0", base)
 
 
 def read_double(text: str, *, negative: bool) -> float:
-    """Read a literal with a point or an exponent; raises LiteralError where it is too large for a double."""
+    """Read a literal with a point or exponent; raises LiteralError if it is too large for a double."""
     value = float(text)
     if value == float("inf"):
         raise LiteralError("invalid double literal")
@@ -79,7 +79,7 @@ def read_bytes(token: str) -> bytes:
 
 
 def _content(token: str) -> tuple[str, bool]:
-    """What stands between the quotes, with every end of line as a newline, and whether escapes mean themselves."""
+    """The text between the quotes with normalised newlines, and whether it is raw."""
     token = token.replace("\r\n", "\n").replace("\r", "\n")
     is_raw = token[0] in "rR"
     token = token[1:] if is_raw else token

@@ -1,7 +1,7 @@
-"""Macros: calls that the parser rewrites before anybody looks at types.
+"""Macros: calls that the parser rewrites before the type check.
 
-Owns which calls are macros and what each stands for; the expansions are those of Kubernetes' language, because its types, its
-costs and its errors are all defined on them. Knows nothing of text or tokens.
+Owns which calls are macros and their expansions. The expansions are Kubernetes', because its types, costs and errors are defined
+on them. Knows nothing of text or tokens.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _SORT_INPUT: Final = "@__sortBy_input__"
 
 
 class MacroError(ValueError):
-    """A macro's arguments are not what it needs; `position` is the offset of the offender."""
+    """Invalid arguments of a macro; `position` is the offset of the invalid one."""
 
     def __init__(self, position: int, message: str) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class MacroError(ValueError):
 
 
 def expand(position: int, function: str, target: Expr | None, arguments: tuple[Expr, ...]) -> Expr | None:
-    """Expand a call of a macro; None where it is no macro. Raises MacroError where it is one, wrongly used."""
+    """Expand a macro call; None for any other call. Raises MacroError for invalid arguments."""
     if target is None:
         return _has(position, arguments[0]) if function == "has" and len(arguments) == 1 else None
     macro = _MACROS.get((function, len(arguments)))
@@ -100,7 +100,7 @@ def _building(  # noqa: PLR0917 - called with all of them by three macros
     body: Expr,
     keep: Expr | None,
 ) -> Expr:
-    """A loop that builds a list or a map from `empty` by `add`, for the elements that `keep` is true of."""
+    """A loop that builds a list or map from `empty` by `add`, for the elements for which `keep` is true."""
     running = Identifier(position, ACCUMULATOR)
     step = add(running)
     if keep is not None:
@@ -147,7 +147,7 @@ def _transform(position: int, function: str, target: Expr, arguments: tuple[Expr
 
 
 def _bound(position: int, name: str, value: Expr, body: Expr) -> Expr:
-    """`body` with `name` standing for `value`: a loop over nothing."""
+    """`body` with `name` bound to `value`: a loop without iterations."""
     false = Literal(position, "bool", value=False)
     itself = Identifier(position, name)
     nothing = ListExpr(position, ())
@@ -166,7 +166,7 @@ def _bind(position: int, _: str, target: Expr, arguments: tuple[Expr, ...]) -> E
 
 
 def _of_optional(position: int, function: str, target: Expr, arguments: tuple[Expr, ...]) -> Expr:
-    """`optMap` and `optFlatMap`. The target stands twice in the result, as it does in Kubernetes: it is evaluated twice."""
+    """`optMap` and `optFlatMap`. As in Kubernetes, the target occurs twice in the result and is evaluated twice."""
     name, body = arguments
     if not isinstance(name, Identifier):
         raise MacroError(name.position, f"{function}() variable name must be a simple identifier")
@@ -189,7 +189,7 @@ def _sort_by(position: int, _: str, target: Expr, arguments: tuple[Expr, ...]) -
 
 _MACROS: Final[dict[tuple[str, int], Callable[[int, str, Expr, tuple[Expr, ...]], Expr | None]]] = {
     **{(name, count): _quantifier for name in ("all", "exists", "exists_one") for count in (2, 3)},
-    ("existsOne", 3): _quantifier,  # the newer spelling came with the second variable, and only for it
+    ("existsOne", 3): _quantifier,  # the newer spelling exists only with the second variable
     ("map", 2): _map,
     ("map", 3): _map,
     ("filter", 2): _filter,

@@ -1,6 +1,6 @@
-"""How deep and how large: the figures that the parser's limits are about.
+"""Depth and size, which the parser limits.
 
-Owns counting, of tokens (as Kubernetes' parser nests for them) and of nodes. The limits themselves are the parser's.
+Owns counting tokens (by the nesting of Kubernetes' parser) and nodes. The parser owns the limits.
 """
 
 from collections.abc import Iterable
@@ -14,15 +14,16 @@ from draco.cel.syntax.ast import Call, Comprehension, Expr, Select, children
 _OPENING: Final = frozenset({"(", "[", "{"})
 _CLOSING: Final = frozenset({")", "]", "}"})
 _BEFORE_OPTIONAL: Final = frozenset({".", ",", "[", "{"})
-"""Behind these a question mark marks something optional; elsewhere it is the conditional operator."""
+"""After these a question mark means optional; elsewhere it is the conditional operator."""
 _VISITED: Final = frozenset(
     {
         "_?_:_", "_+_", "_-_", "_*_", "_/_", "_%_", "_<_", "_<=_", "_>_", "_>=_", "_==_", "_!=_", "@in",
         "_[_]", "_[?_]", "_?._",
     }
 )  # fmt: skip
-"""Calls of operators that Kubernetes' reader of the tree counts one in the other. Not `&&` and `||`, which it balances first, and
-not signs before an operand. Source: cel-go's parser, where the methods for these rules are the ones that check the depth."""
+"""Operators whose nesting Kubernetes' tree visitor counts. Not `&&` and `||`, which it balances first, nor unary operators.
+Source: cel-go's parser, whose methods for these rules check the depth.
+"""
 _ENDS: Final = frozenset(
     {
         "IDENT",
@@ -37,14 +38,14 @@ _ENDS: Final = frozenset(
         "NULL_LIT",
     }
 )
-"""What a sign behind is an operator of two operands, beside brackets that have closed."""
+"""After these, or after a closing bracket, a sign is a binary operator."""
 _RELATIONS: Final = frozenset({"<", "<=", ">", ">=", "==", "!=", "in"})
 
 
 class _Open(msgspec.Struct):
-    """What the parser of Kubernetes has open inside one pair of brackets, of each kind of rule that can nest.
+    """Rules that Kubernetes' parser has open inside one pair of brackets, by kind of rule that can nest.
 
-    A sum and a product open one rule more for what is right of their operator.
+    A sum and a product open one more rule for their right operand.
     """
 
     expr: int
@@ -58,7 +59,7 @@ class _Open(msgspec.Struct):
 
 
 def nesting(tokens: Iterable[Token]) -> int:
-    """Count the most rules of one kind that Kubernetes' parser would have open at once, for text that parses so far.
+    """Count the most rules of one kind that Kubernetes' parser has open at the same time, for a text that parses up to here.
 
     A chain such as `1+1+1`, `a.b.c` or `a && b && c` opens no more than its first operator does.
     """
@@ -75,7 +76,7 @@ def nesting(tokens: Iterable[Token]) -> int:
         if sign in _OPENING:
             stack.append(_Open(inner.expr + 1, inner.relation + 1, inner.addition + inner.multiplication + 1))
             questions.append(0)
-            continue  # nothing is open in there before the next token
+            continue  # nothing is open inside before the next token
         if sign in _CLOSING:
             stack.pop()
             questions.pop()
@@ -100,7 +101,7 @@ def nesting(tokens: Iterable[Token]) -> int:
 
 
 def visits(root: Expr) -> int:
-    """Count how many operators, selections and calls of methods lie one in the other, as Kubernetes does on the tree."""
+    """Count the nesting of operators, selections and method calls, as Kubernetes does on the tree."""
     level, most = [(root, 0)], 0
     while level:
         node, count = level.pop()
@@ -117,7 +118,7 @@ def _is_visit(node: Expr) -> bool:
 
 
 def size(root: Expr, *, most: int) -> int:
-    """Count the nodes that a tree has, a node that stands in two places counted twice; counting stops above `most`."""
+    """Count the nodes of a tree; shared nodes count each time. Stops above `most`."""
     waiting, count = [root], 0
     while waiting and count <= most:
         waiting.extend(children(waiting.pop()))

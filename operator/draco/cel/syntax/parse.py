@@ -1,7 +1,7 @@
-"""Parsing: from the text of an expression to its tree.
+"""Parser: from the text of an expression to its tree.
 
-Owns the limits that keep hostile text harmless (length, nesting, size after macros) and the words for syntax errors. The syntax
-itself is in `cel.lark`, macros in `macros`. No step recurses over the tree, so no text can exhaust the stack.
+Owns the limits against hostile text (length, nesting, size after macros) and the syntax errors. The grammar is in `cel.lark`,
+macros in `macros`. No step recurses over the tree, so no text can overflow the stack.
 """
 
 from functools import cache, lru_cache
@@ -32,11 +32,11 @@ from draco.cel.syntax.measure import depth, nesting, size, visits
 MAX_LENGTH: Final = 10 * 1024
 """Bytes of UTF-8 in an expression, as in Kubernetes' API."""
 MAX_NESTING: Final = 250
-"""How deeply one rule of the grammar may nest, as in Kubernetes."""
+"""Nesting of one grammar rule, as in Kubernetes."""
 MAX_DEPTH: Final = 400
-"""Levels of the tree. Kubernetes counts differently; text that reaches this nests in several ways at once."""
+"""Levels of the tree. Kubernetes counts differently; only text that nests in several ways at once reaches this."""
 MAX_SIZE: Final = 50_000
-"""Nodes after macros. Kubernetes has no such limit; optMap doubles what it is called on, so a chain of them explodes."""
+"""Nodes after macros. Kubernetes has no such limit; optMap doubles its target, so a chain of them grows exponentially."""
 
 _RESERVED: Final = frozenset(
     [
@@ -67,14 +67,14 @@ _OPERANDS: Final = (
 )
 _LONGEST_QUOTED: Final = 40
 REMEMBERED: Final = 16
-"""So many expressions stay as they were made ready last: who explains a claim asks for the same few several times each."""
+"""Size of the cache of recent expressions: explaining a claim asks for the same few several times."""
 _Parts: TypeAlias = list[Any]
-"""What lark hands over for a rule: tokens, what the rules below returned, None for what is absent."""
+"""lark's input to a rule: tokens, results of the rules below, None for what is absent."""
 
 
 @lru_cache(maxsize=REMEMBERED)
 def parse(expression: str) -> Ast:
-    """Parse an expression to its tree; raises CompileError with Kubernetes' words where there is none."""
+    """Parse an expression; raises CompileError with Kubernetes' text."""
     if len(expression.encode("utf-8", "surrogatepass")) > MAX_LENGTH:
         raise CompileError(f"expression is too long: may not be longer than {MAX_LENGTH} bytes")
     try:
@@ -98,7 +98,7 @@ def parse(expression: str) -> Ast:
 
 
 def _opened(expression: str, problem: UnexpectedInput) -> int:
-    """The most rules that are open at once before the place of a syntax error: Kubernetes' parser gives up there already."""
+    """The most rules open at the same time before the position of a syntax error: Kubernetes' parser gives up there already."""
     end = problem.pos_in_stream if isinstance(problem, UnexpectedCharacters) else None
     if isinstance(problem, UnexpectedToken) and problem.token.type != "$END":
         end = _at(problem.token)
@@ -108,7 +108,7 @@ def _opened(expression: str, problem: UnexpectedInput) -> int:
 
 @cache
 def _parser() -> Lark:
-    """The parser; made once, and used by many threads: it holds no state of a parse."""
+    """The parser, made once. Stateless, so threads can share it."""
     return tables.parser(_Builder())
 
 
@@ -131,7 +131,7 @@ def _operator(token: Token) -> str:
 
 
 def _call(token: Token, function: str, target: Expr | None, arguments: tuple[Expr, ...]) -> Expr:
-    """A call, or what it stands for where it is a macro."""
+    """A call, or the expansion if it is a macro."""
     try:
         expanded = macros.expand(_at(token), function, target, arguments)
     except macros.MacroError as problem:
@@ -140,7 +140,7 @@ def _call(token: Token, function: str, target: Expr | None, arguments: tuple[Exp
 
 
 def _balanced(terms: list[Expr], operators: list[Token], low: int, high: int) -> Expr:
-    """A chain of `&&` or `||` as the shallowest tree, as Kubernetes builds it; the order of the terms stays."""
+    """A chain of `&&` or `||` as the shallowest tree, as in Kubernetes; keeps the order of the terms."""
     middle = (low + high + 1) // 2
     left = terms[middle] if middle == low else _balanced(terms, operators, low, middle - 1)
     right = terms[middle + 1] if middle == high else _balanced(terms, operators, middle + 1, high)
@@ -149,7 +149,7 @@ def _balanced(terms: list[Expr], operators: list[Token], low: int, high: int) ->
 
 
 class _Builder:
-    """What the parser calls for each rule it has read, by the rule's name. Stateless."""
+    """The parser calls the method named after each rule it has read. Stateless."""
 
     def conditional(self, parts: _Parts) -> Expr:
         test, question, then, otherwise = parts
@@ -172,7 +172,7 @@ class _Builder:
 
     def negation(self, parts: _Parts) -> Expr:
         signs, operand = parts
-        if len(signs) % 2 == 0:  # an even number of them is none at all, in Kubernetes' parser too
+        if len(signs) % 2 == 0:  # an even number cancels out, in Kubernetes' parser too
             return cast("Expr", operand)
         return Call(_at(signs[0]), _UNARY[signs[0]], None, (operand,))
 
@@ -218,7 +218,7 @@ class _Builder:
         return cast("Expr", parts[0])
 
     def fieldinits(self, parts: _Parts) -> _Parts:
-        """One more element behind those before it; the same for lists and maps."""
+        """Append an element; also for lists and maps."""
         if len(parts) == 1:
             return parts
         before, last = parts
@@ -278,7 +278,7 @@ def _value(token: Token, *, negative: bool) -> tuple[LiteralKind, bool | int | f
 
 
 def _syntax_error(expression: str, problem: UnexpectedInput) -> Issue:
-    """One sentence in the words of Kubernetes' parser, which may say more about the same place."""
+    """One error in the words of Kubernetes' parser, which may report more for the same position."""
     if not isinstance(problem, UnexpectedToken):
         position = problem.pos_in_stream if isinstance(problem, UnexpectedCharacters) else len(expression)
         return Issue(position, f"Syntax error: token recognition error at: '{_unreadable(expression, position or 0)}'")
@@ -301,7 +301,7 @@ def _syntax_error(expression: str, problem: UnexpectedInput) -> Issue:
 
 
 def _unreadable(expression: str, position: int) -> str:
-    """What the scanner stops at: one character, or all that a quote has left open."""
+    """What the scanner cannot read: one character, or an unclosed string."""
     if expression[position] not in "\"'":
         return expression[position]
     return expression[position:].split("\n", 1)[0][:_LONGEST_QUOTED]

@@ -1,4 +1,4 @@
-"""Walks over trees of any depth without a stack as deep: generators that ask for the walk below them."""
+"""Walks over deep trees without deep recursion: generators that yield the walks they need."""
 
 from collections.abc import Generator
 from typing import Any, TypeAlias
@@ -7,7 +7,7 @@ Steps: TypeAlias = Generator["Steps", Any, Any]
 
 
 def run(steps: Steps) -> Any:
-    """Run a walk to its end and return its result; what it yields is run before it goes on, with the result of that."""
+    """Run a walk and return its result. Each walk it yields runs first, and its result is sent back."""
     waiting, result = [steps], None
     while waiting:
         try:

@@ -1,7 +1,6 @@
-"""The parser's tables, kept in `cel.tables.json`: to make them from the grammar takes ten times as long as to read them.
+"""The parser's tables, kept in `cel.tables.json`: building them from the grammar takes ten times as long as reading them.
 
-Owns how they are made and read; `make grammar` writes them. A release of lark other than the one that made them reads the
-grammar instead.
+Owns how they are built and read; `make grammar` writes them. If another release of lark built them, the grammar is read instead.
 """
 
 import json
@@ -19,7 +18,7 @@ TABLES: Final = "cel.tables.json"
 
 
 def parser(builder: object) -> Lark:
-    """The parser of `cel.lark`, which calls `builder` for each rule it has read."""
+    """The parser of `cel.lark`; it calls a method of `builder` for each rule."""
     found = json.loads(content(TABLES))
     if found["lark"] != lark.__version__:
         return from_grammar(builder)
@@ -29,9 +28,9 @@ def parser(builder: object) -> Lark:
 
 
 def from_grammar(builder: object) -> Lark:
-    """The same, made from the grammar.
+    """The same, built from the grammar.
 
-    One scanner for the whole text instead of one for each state of the parser: `inner` must never be read as `in ner`.
+    One scanner for the whole text, not one per parser state, because `inner` must never be read as `in ner`.
     """
     return Lark(
         content(GRAMMAR).decode(),
@@ -44,13 +43,13 @@ def from_grammar(builder: object) -> Lark:
 
 
 def written() -> str:
-    """What `cel.tables.json` is to say. The order of states is another one in each process, and means nothing."""
+    """The content of `cel.tables.json`. The order of states differs from run to run and has no meaning."""
     data, memo = from_grammar(None).memo_serialize([TerminalDef, Rule])
     return json.dumps({"lark": lark.__version__, "grammar": digest(), "tables": {"data": data, "memo": memo}}) + "\n"
 
 
 def digest() -> str:
-    """Of the grammar: tables with another one are of another grammar."""
+    """Digest of the grammar: tables with another digest are out of date."""
     return sha256(content(GRAMMAR)).hexdigest()
 
 
@@ -60,7 +59,7 @@ def content(name: str) -> bytes:
 
 
 def _with_numbers(found: Any) -> Any:
-    """JSON has only texts as keys, where states, rules and terminals have numbers."""
+    """Restore the numeric keys of states, rules and terminals, which JSON keeps as texts."""
     if isinstance(found, list):
         return [_with_numbers(each) for each in found]
     if isinstance(found, dict):

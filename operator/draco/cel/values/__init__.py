@@ -1,1 +1,1 @@
-"""What expressions compute with: values, their types and texts, and devices as selectors see them."""
+"""Values of expressions, their types and texts, and devices as selectors see them."""

@@ -1,7 +1,7 @@
 """Devices as selectors see them.
 
-Owns the conversion from a published device: attributes and capacities by domain, versions and quantities parsed. An attribute
-without a domain belongs to the driver's.
+Owns the conversion of a published device: attributes and capacities by domain, versions and quantities parsed. Names without a
+domain belong to the driver's domain.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from draco.resources.semver import SemVer, SemVerError
 
 
 class DeviceVariable:
-    """One device: what `device` stands for in a selector.
+    """One device: the value of `device` in a selector.
 
     `attributes` and `capacity` map a domain to a map of identifier to value.
     """
@@ -35,7 +35,7 @@ class DeviceVariable:
         self.allow_multiple_allocations = allow_multiple_allocations
 
     def as_map(self) -> dict[str, Any]:
-        """Return the device as one value, for expressions that use it whole."""
+        """Return the device as one map, for expressions that use it whole."""
         return {
             "driver": self.driver,
             "allowMultipleAllocations": self.allow_multiple_allocations,
@@ -45,9 +45,9 @@ class DeviceVariable:
 
 
 def device_view(driver: str, device: Device) -> DeviceVariable:
-    """Make what a selector sees of a device that `driver` publishes.
+    """Return what a selector sees of a device of `driver`.
 
-    Raises EvaluationError where Kubernetes cannot evaluate any selector on it (an attribute without value, a bad version).
+    Raises EvaluationError if Kubernetes cannot evaluate any selector on it (an attribute without value, a bad version).
     """
     attributes: dict[str, dict[str, Value]] = {}
     for name, attribute in device.attributes.items():
@@ -61,7 +61,7 @@ def device_view(driver: str, device: Device) -> DeviceVariable:
 
 
 def _put(values: dict[str, dict[str, Value]], driver: str, name: str, value: Value) -> None:
-    """Of a name that is there with its domain and without it the one with it counts, as Kubernetes' #142202 has it."""
+    """If a name exists with its domain and without it, the one with it counts, as in kubernetes#142202."""
     domain, identifier = split_name(name, driver)
     holder = values.setdefault(domain, {})
     if "/" in name:
@@ -71,7 +71,7 @@ def _put(values: dict[str, dict[str, Value]], driver: str, name: str, value: Val
 
 
 def split_name(name: str, driver: str) -> tuple[str, str]:
-    """Domain and identifier of a name that may lack the domain."""
+    """Domain and identifier of a name; the default domain is the driver's."""
     domain, slash, identifier = name.partition("/")
     return (domain, identifier) if slash else (driver, name)
 

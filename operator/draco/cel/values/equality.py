@@ -1,7 +1,4 @@
-"""When two values are equal, as Kubernetes' CEL has it: errors of its own types, absorbed inside lists and maps.
-
-Owns the comparison only.
-"""
+"""Equality of values, as in Kubernetes' CEL: comparing its own types with others is an error, absorbed inside lists and maps."""
 
 from typing import Final
 
@@ -27,11 +24,11 @@ _STRICT: Final[dict[type, type]] = {
     **{kind: kind for kind in (Quantity, SemVer, Ip, Cidr, Url, NamedFormat)},
     ComputedQuantity: Quantity,
 }
-"""Types of which a comparison with any other type is an error, and what they do compare with."""
+"""Types whose comparison with any type but this is an error."""
 
 
 def equal(one: Value, other: Value) -> bool:  # noqa: PLR0911 - one per type
-    """CEL's `==`. Raises EvaluationError where Kubernetes' own types meet another type."""
+    """CEL's `==`. Raises EvaluationError if one of Kubernetes' own types meets another type."""
     kind, other_kind = type(one), type(other)
     if kind is str:
         return other_kind is str and bool(one == other)
@@ -55,7 +52,7 @@ def equal(one: Value, other: Value) -> bool:  # noqa: PLR0911 - one per type
 
 def _numbers_equal(one: Value, other: Value) -> bool:
     if type(one) is float or type(other) is float:
-        return float(one) == float(other)  # a large int loses digits in Go, too
+        return float(one) == float(other)  # a large int loses digits in Go too
     return bool(one == other)
 
 
@@ -71,10 +68,10 @@ def _strictly_equal(one: Value, other: Value, accepts: type) -> bool:
 
 
 class _Containers:
-    """One comparison of lists or maps with all that lies in them.
+    """One deep comparison of lists or maps.
 
-    A list may stand in another many times over, and that in a third, so that their parts have no number; each two of them are
-    compared once.
+    A list may occur in another many times, and that one in a third, so the number of parts can explode; each pair is compared
+    once.
     """
 
     __slots__ = ("_known",)
@@ -83,11 +80,11 @@ class _Containers:
         self._known: dict[tuple[int, int], bool] = {}
 
     def lists_equal(self, one: list[Value], other: list[Value]) -> bool:
-        """Whether lists of the same length agree."""
+        """Whether lists of equal length are equal."""
         return all(map(self._not_different, one, other))
 
     def maps_equal(self, one: Value, other: Value) -> bool:
-        """Whether maps agree."""
+        """Whether maps are equal."""
         if len(one) != len(other):
             return False
         for key, value in one.items():
@@ -97,7 +94,7 @@ class _Containers:
         return True
 
     def _not_different(self, one: Value, other: Value) -> bool:
-        """Whether two elements are not known to differ: inside lists and maps Kubernetes lets an error pass for equality."""
+        """Whether two elements are equal or their comparison fails: inside lists and maps Kubernetes counts an error as equal."""
         kind, other_kind = type(one), type(other)
         if kind is other_kind and kind in _PLAIN:
             return bool(one == other)
@@ -129,14 +126,14 @@ def _optionals_equal(one: Optional, other: Optional) -> bool:
 
 
 def equal_without_null(one: Value, other: Value) -> bool:
-    """Equality as a value itself answers it, which is what `in` and its relatives ask: null gets no special treatment."""
+    """Equality as `in` and similar functions use it: without the special case for null."""
     if other is None and type(one) in _STRICT:
         raise EvaluationError("no such overload")
     return equal(one, other)
 
 
 def is_equal(one: Value, other: Value) -> bool:
-    """Whether two values are known to be equal; an error counts as no."""
+    """Whether two values are equal; an error counts as no."""
     try:
         return equal_without_null(one, other)
     except EvaluationError:

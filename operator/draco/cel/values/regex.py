@@ -1,7 +1,7 @@
 """Regular expressions as Go reads them, matched in linear time.
 
-Owns compiling a pattern with RE2 and the sentence for a pattern that is not one. Keeps nothing between calls: who matches one
-pattern often keeps the compiled one.
+Owns compiling a pattern with RE2 and the error texts. Keeps nothing between calls: callers that reuse a pattern keep the compiled
+one.
 """
 
 import re
@@ -25,7 +25,7 @@ _GO_REASONS: Final = {
     "invalid named capture group": "invalid named capture",
 }
 _MAX_NESTING: Final = 1000
-"""Levels of a pattern's tree, of which a group is one, as in Go."""
+"""Levels of a pattern's tree, counting groups, as in Go."""
 _BRACKETS: Final = re.compile(r"\\.|\[\^?\]?[^\]]*\]", re.DOTALL)
 """What may hold a bracket that opens no group."""
 _KEPT_TEXTS: Final = 1024
@@ -33,7 +33,7 @@ _LONGEST_KEPT: Final = 512
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern; what RE2 makes of it has the methods of Python's. Raises EvaluationError with Go's sentence."""
+    """Compile a pattern with RE2; the result has the methods of Python's patterns. Raises EvaluationError with Go's text."""
     if pattern.count("(") >= _MAX_NESTING and _groups(pattern) >= _MAX_NESTING:
         raise EvaluationError(f"error parsing regexp: expression nests too deeply: `{pattern}`")
     options = re2.Options()
@@ -46,7 +46,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def _groups(pattern: str) -> int:
-    """How many groups stand one in the other."""
+    """The depth of nested groups."""
     opened = most = 0
     for sign in _BRACKETS.sub("", pattern):
         opened += (sign == "(") - (sign == ")")
@@ -55,7 +55,7 @@ def _groups(pattern: str) -> int:
 
 
 def go_sentence(error: Exception) -> str:
-    """RE2's complaint in the words of Go's parser."""
+    """RE2's error in the words of Go's parser."""
     reason = error.args[0] if error.args else ""
     if isinstance(reason, bytes):
         reason = reason.decode("utf-8", "replace")
@@ -64,9 +64,9 @@ def go_sentence(error: Exception) -> str:
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Make a test whether a text contains a match, for a pattern that is asked often: it remembers recent texts.
+    """Return a test whether a text contains a match. It caches recent texts.
 
-    Calling into RE2 takes microseconds, and devices share most of their texts.
+    A call of RE2 takes microseconds, and devices share most of their texts.
     """
     compiled = compile_pattern(pattern)
 
@@ -81,18 +81,18 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def found(compiled: re.Pattern[str], text: str) -> str:
-    """Find the leftmost match, or an empty text."""
+    """Return the leftmost match, or an empty text."""
     match = compiled.search(text)
     return text[match.start() : match.end()] if match else ""
 
 
 def every_match(compiled: re.Pattern[str], text: str, limit: int) -> list[str]:
-    """Find the matches that do not overlap, at most `limit` unless that is negative."""
+    """Return the non-overlapping matches, at most `limit`, or all if negative."""
     return list(islice(_matches(compiled, text), limit if limit >= 0 else None))
 
 
 def finder(pattern: str) -> Callable[[str, int], list[str]]:
-    """As `every_match`, for a pattern that is asked often: it remembers recent texts."""
+    """Return `every_match` for one pattern, with a cache of recent texts."""
     compiled = compile_pattern(pattern)
 
     @lru_cache(maxsize=_KEPT_TEXTS)
@@ -106,7 +106,7 @@ def finder(pattern: str) -> Callable[[str, int], list[str]]:
 
 
 def _matches(compiled: re.Pattern[str], text: str) -> Iterator[str]:
-    """Go's rule: an empty match right behind another match does not count."""
+    """Go's rule: an empty match right after another match does not count."""
     position, last_end = 0, -1
     while position <= len(text):
         match = compiled.search(text, position)

@@ -1,6 +1,6 @@
 """The text of a value, as Go writes it: in conversions to string and in error messages.
 
-Owns number formats, quoting and the spelling of moments and spans of time. Decides nothing about types.
+Owns number formats, quoting and the texts of timestamps and durations. Decides nothing about types.
 """
 
 import math
@@ -35,18 +35,18 @@ def double_text(number: float) -> str:
 
 
 def _plain(number: float) -> str:
-    """A finite double without exponent, in as few digits as tell it apart."""
+    """A finite double without exponent, in the fewest digits that identify it."""
     text = format(Decimal(repr(number)), "f")
     return text.rstrip("0").removesuffix(".") if "." in text else text
 
 
 def duration_text(duration: Duration) -> str:
-    """Write a span of time as `string()` gives it: decimal seconds, through a double as in Go."""
+    """Write a duration as `string()` does: decimal seconds, converted through a double as in Go."""
     return _plain(duration_seconds(duration)) + "s"
 
 
 def duration_seconds(duration: Duration) -> float:
-    """Return a span of time in seconds, rounded as Go rounds it."""
+    """Return a duration in seconds, rounded as in Go."""
     whole = abs(duration.ns) // SECOND
     rest = abs(duration.ns) % SECOND
     seconds = float(whole) + float(rest) / 1e9
@@ -54,7 +54,7 @@ def duration_seconds(duration: Duration) -> float:
 
 
 def timestamp_text(moment: Timestamp) -> str:
-    """Write a moment in RFC 3339, with as many decimals as it needs, in the offset it was written with."""
+    """Write a timestamp in RFC 3339, with as many decimals as needed, in its original offset."""
     seconds, nanos = divmod(moment.ns, SECOND)
     days, clock = divmod(seconds + moment.offset_s, DAY_S)
     year, month, day = civil_date(days)
@@ -71,9 +71,9 @@ def _offset_text(offset_s: int) -> str:
 
 
 def civil_date(days: int) -> tuple[int, int, int]:
-    """Year, month and day of a day counted from 1970, in the Gregorian calendar without end.
+    """Year, month and day of a day counted from 1970, in the proleptic Gregorian calendar.
 
-    Years are counted from March, so that the leap day is the last one; Python's own dates end with the year 9999.
+    Years are counted from March, so that the leap day is the last one. Python's own dates end with the year 9999.
     """
     era, day_of_era = divmod(days + 719_468, 146_097)
     year = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
@@ -111,7 +111,7 @@ PLAIN_TEXTS: Final[dict[type, Callable[[Value], str]]] = {
     Timestamp: timestamp_text,
     TypeValue: lambda value: value.name,
 }
-"""How values read in messages and where an expression makes a text of them alike."""
+"""Values with the same text in messages and in `string()`."""
 
 
 def shown(value: Value) -> str:  # noqa: PLR0911 - one per kind of text
@@ -156,7 +156,7 @@ _NATIVE_COMPLAINTS: Final = {
 
 
 def native_complaint(value: Value, wanted: str) -> str:
-    """Go's words where a value should become a type of Go's and cannot; each of its types has words of its own."""
+    """Go's error for a value that cannot become a Go type; each type has its own."""
     if type(value) is Optional:
         return native_complaint(value.value, wanted) if value.present else "optional.none() dereference"
     words = _NATIVE_COMPLAINTS.get(go_type(value))

@@ -1,10 +1,10 @@
-"""Static types of expressions, and which fits where.
+"""Static types of expressions, and which type fits another.
 
 Owns the shapes of types, their names in error texts, and unification: the rules by which Kubernetes' checker decides that an
-argument fits a parameter, down to those that look odd (null fits a quantity, a type variable becomes the more general of two).
-Knows no function and no variable.
+argument fits a parameter, including odd ones (null fits a quantity, a type variable becomes the more general of two types). Knows
+no functions or variables.
 
-Types nest as far as an expression makes them, and a few macros double them at each step, so both are bounded: `TooLarge`.
+Expressions can nest types without limit, and some macros double them at each step, so depth and size are limited: `TooLarge`.
 """
 
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ MAX_SIZE: Final = 2000
 
 
 class TooLarge(ValueError):
-    """A type of the expression nests deeper, or has more parts, than anything a person writes."""
+    """A type of the expression has more levels or parts than anyone needs."""
 
     def __init__(self) -> None:
         super().__init__(f"expression has a type that is too large: more than {MAX_DEPTH} levels or {MAX_SIZE} parts")
 
 
 class Type(msgspec.Struct, frozen=True):
-    """A type: `kind` groups what behaves alike, `name` is what error texts show.
+    """A type: `kind` groups types that behave alike, `name` is shown in error texts.
 
-    Kinds: dyn, any, error, null, primitive, time (duration, timestamp), object, opaque, list, map, type, variable. Build one with
-    `list_of`, `map_of`, `optional_of`, `type_of`, `variable` or take a constant below.
+    Kinds: dyn, any, error, null, primitive, time (duration, timestamp), object, opaque, list, map, type, variable. Use `list_of`,
+    `map_of`, `optional_of`, `type_of`, `variable` or a constant below.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Type(msgspec.Struct, frozen=True):
 
     @property
     def is_dyn(self) -> bool:
-        """Whether anything at all may stand here at run time."""
+        """Whether any value may stand here at run time."""
         return self.kind in {"dyn", "any"}
 
 
@@ -71,7 +71,7 @@ DEVICE: Final = Type("object", "kubernetes.DRADevice")
 
 
 def list_of(element: Type) -> Type:
-    """`list(element)`; like all of these, raises TooLarge."""
+    """`list(element)`. Like the functions below, raises TooLarge."""
     return _composed("list", "list", element)
 
 
@@ -91,32 +91,32 @@ def type_of(value: Type) -> Type:
 
 
 def variable(name: str) -> Type:
-    """Make a type yet unknown."""
+    """Return a type variable."""
     return Type("variable", name)
 
 
 def unwrapped(of: Type) -> tuple[Type, bool]:
-    """Return what an optional holds and True, or the type itself and False."""
+    """Return the type inside an optional and True, or the type itself and False."""
     if of.name == "optional_type" and of.parameters:
         return of.parameters[0], True
     return of, False
 
 
 class Bindings:
-    """What the type variables of one expression stand for so far.
+    """What the type variables of one expression are bound to.
 
-    `fits` and `all_fit` either succeed and remember what they learned, or change nothing.
+    `fits` and `all_fit` bind variables if they succeed, and change nothing if not.
     """
 
     def __init__(self) -> None:
         self._bound: dict[str, Type] = {}
 
     def fits(self, one: Type, other: Type) -> bool:
-        """Whether one type may stand where the other is wanted."""
+        """Whether one type may stand in place of the other."""
         return self.all_fit((one,), (other,))
 
     def all_fit(self, ones: Sequence[Type], others: Sequence[Type]) -> bool:
-        """Whether each type of the first list fits its counterpart, all at once."""
+        """Whether each type fits its counterpart with the same bindings."""
         if len(ones) != len(others):
             return False
         before = dict(self._bound)
@@ -126,7 +126,7 @@ class Bindings:
         return False
 
     def resolved(self, of: Type, unbound: Type | None = None) -> Type:
-        """Return the type with every bound variable replaced, and those by `unbound` that nothing has determined."""
+        """Return the type with bound variables replaced, and unbound ones by `unbound` if given."""
         if of.kind == "variable":
             bound = self._bound.get(of.name)
             return unbound or of if bound is None else self.resolved(bound, unbound)
@@ -135,7 +135,7 @@ class Bindings:
         return _composed(of.kind, of.name, *[self.resolved(part, unbound) for part in of.parameters])
 
     def final(self, of: Type) -> Type:
-        """As `resolved`, with dyn for what nothing has determined."""
+        """Like `resolved`, with dyn for unbound variables."""
         return self.resolved(of, DYN)
 
     def _assignable(self, one: Type, other: Type) -> bool:  # noqa: PLR0911 - one per rule
@@ -158,7 +158,7 @@ class Bindings:
         return all(self._assignable(a, b) for a, b in zip(one.parameters, other.parameters, strict=True))
 
     def _substitute(self, value: Type, of: Type) -> tuple[bool, bool]:
-        """Whether a variable may stand for a type, and whether it already stood for something."""
+        """Whether a variable may stand for a type, and whether it was bound before."""
         if value == of:
             return True, True
         bound = self._bound.get(of.name)
@@ -177,7 +177,7 @@ class Bindings:
         return True, True
 
     def _is_free_of(self, part: Type, whole: Type) -> bool:
-        """Whether a variable does not occur inside a type."""
+        """Whether a variable does not occur in a type."""
         if part == whole:
             return False
         if whole.kind == "variable":
@@ -190,7 +190,7 @@ _NULLABLE: Final = frozenset({"null", "object", "opaque", "any", "dyn", "time"})
 
 
 def more_general(one: Type, other: Type) -> Type:
-    """Return the wider of two types that are known to fit each other."""
+    """Return the more general of two types that fit each other."""
     return one if _is_as_general(one, other) else other
 
 
@@ -208,7 +208,7 @@ def _is_as_general(one: Type, other: Type) -> bool:
 
 
 def is_equivalent(one: Type, other: Type) -> bool:
-    """Whether two types are the same but for the names of variables."""
+    """Whether two types are equal except for the names of variables."""
     if one.kind != other.kind or len(one.parameters) != len(other.parameters):
         return False
     if one.kind != "variable" and one.name != other.name:

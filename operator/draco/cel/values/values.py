@@ -1,9 +1,9 @@
-"""Runtime values: what an expression computes with.
+"""Runtime values of expressions.
 
-Owns the value types that Python lacks, the names CEL and Go give to types, and map keys. Plain Python values stand for the
-rest: int, float, str, bytes, bool, None, list and dict. Does not know any function.
+Owns the value types that Python lacks, the names of types in CEL and Go, and map keys. Plain Python values stand for the rest:
+int, float, str, bytes, bool, None, list and dict. Knows no functions.
 
-`type(value)` tells values apart, never isinstance: True is not an int here, and UInt is not one either.
+Use `type(value)`, never isinstance: True is not an int here, and UInt is not one either.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 
 Value: TypeAlias = Any
-"""Any value of an expression. Static types end here: what a device publishes decides at run time."""
+"""Any value of an expression. Untyped, because published devices decide at run time."""
 
 MIN_INT: Final = -(2**63)
 MAX_INT: Final = 2**63 - 1
@@ -24,21 +24,21 @@ MAX_UINT: Final = 2**64 - 1
 
 
 class UInt(int):
-    """An unsigned 64-bit number. Arithmetic on it gives plain ints: wrap the result again."""
+    """An unsigned 64-bit number. Arithmetic gives plain ints: wrap the result again."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Duration:
-    """A signed span of time, in nanoseconds within int64."""
+    """A signed duration in nanoseconds, within int64."""
 
     ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Timestamp:
-    """A moment, in nanoseconds since 1970 UTC. The offset it was written with shows in its text and nowhere else."""
+    """A timestamp in nanoseconds since 1970 UTC. The original offset only affects its text."""
 
     ns: int
     offset_s: int = 0
@@ -46,21 +46,21 @@ class Timestamp:
 
 @dataclass(frozen=True, slots=True)
 class TypeValue:
-    """A type as a value: what `type(x)` gives and what `int` names."""
+    """A type as a value: the result of `type(x)` and the value of `int`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ip:
-    """An address without zone; never an IPv4 address mapped into IPv6."""
+    """An address without zone, never an IPv4 address mapped into IPv6."""
 
     address: IPv4Address | IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
 class Cidr:
-    """An address with the length of its network prefix; host bits stay as written."""
+    """An address with the length of its network prefix; host bits are kept."""
 
     address: IPv4Address | IPv6Address
     prefix_length: int
@@ -81,12 +81,12 @@ class Url:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedFormat:
-    """One of Kubernetes' named string formats. `check` gives the complaints about a text, none if it is fine."""
+    """One of Kubernetes' named string formats. `check` returns the errors of a text."""
 
     name: str
     check: Callable[[str], list[str]]
     regex_size: int
-    """What Kubernetes charges a check for, as the length of a regular expression."""
+    """Kubernetes charges a check like a regular expression of this length."""
 
 
 class Optional:
@@ -109,7 +109,7 @@ NONE: Final = _absent()
 
 
 class ComputedQuantity(Quantity):
-    """A quantity that add() or sub() made.
+    """The result of add() or sub() of a quantity.
 
     Kubernetes holds these by reference, and its equality does not recognise one on the right of `==`. Only the type differs.
     """
@@ -118,14 +118,14 @@ class ComputedQuantity(Quantity):
 
 
 class Key(NamedTuple):
-    """A map key that is not a string, with its type: 1, 1u, 1.0 and true are different entries of a map."""
+    """A map key that is not a string, with its type: 1, 1u, 1.0 and true are different keys."""
 
     kind: type
     value: Value
 
 
 class DomainMap(dict[str, Value]):
-    """The attributes or capacities of a device by domain: an unknown domain reads as an empty map, yet is not `in` it."""
+    """A device's attributes or capacities by domain. An unknown domain reads as an empty map, but is not `in` it."""
 
     __slots__ = ()
 
@@ -158,46 +158,46 @@ _NAMES: Final[dict[type, tuple[str, str]]] = {
     Url: ("kubernetes.URL", "cel.URL"),
     NamedFormat: ("kubernetes.NamedFormat", "cel.Format"),
 }
-"""CEL's and Go's name of each type."""
+"""CEL's and Go's names of each type."""
 _BY_REFERENCE: Final[frozenset[type]] = frozenset((list, dict, DomainMap, Optional, Quantity, ComputedQuantity, Url))
-"""What is a key of its own each time, because Go compares it by reference there."""
+"""Each value is a distinct key, because Go compares these by reference."""
 _UNHASHABLE: Final = frozenset({SemVer, bytes, NamedFormat})
-"""What Go cannot use as a key of a map: trying stops its evaluation."""
+"""Types that Go cannot use as map keys: trying stops its evaluation."""
 NUMBERS: Final = frozenset({int, UInt, float})
 MAPS: Final[frozenset[type]] = frozenset((dict, DomainMap))
 
 
 def type_name(value: Value) -> str:
-    """CEL's name of a value's type, as `type(x)` and error texts have it."""
+    """Return CEL's name of a value's type, as in `type(x)` and error texts."""
     return _NAMES[type(value)][0]
 
 
 def go_type(value: Value) -> str:
-    """Go's name of a value's type, which a few of Kubernetes' error texts show."""
+    """Return Go's name of a value's type, as in some of Kubernetes' error texts."""
     return _NAMES[type(value)][1]
 
 
 def no_such_overload(function: str, *arguments: Value) -> EvaluationError:
-    """Return the error of a function that has no form for these argument types."""
+    """Return the error for argument types without an overload."""
     return EvaluationError(f"no such overload: {function}({', '.join(map(type_name, arguments))})")
 
 
 def int_of(number: int) -> int:
-    """Check a result of int arithmetic. Raises EvaluationError where int64 overflows."""
+    """Check a result of int arithmetic. Raises EvaluationError on int64 overflow."""
     if MIN_INT <= number <= MAX_INT:
         return number
     raise EvaluationError("integer overflow")
 
 
 def uint_of(number: int) -> UInt:
-    """Check a result of uint arithmetic. Raises EvaluationError where uint64 overflows."""
+    """Check a result of uint arithmetic. Raises EvaluationError on uint64 overflow."""
     if 0 <= number <= MAX_UINT:
         return UInt(number)
     raise EvaluationError("unsigned integer overflow")
 
 
 def key_of(value: Value) -> str | Key:
-    """Return the key under which a map holds a value."""
+    """Return the map key of a value. Raises Abort if Go cannot hash it."""
     kind = type(value)
     if kind is str:
         return value  # type: ignore[no-any-return]
@@ -208,13 +208,13 @@ def key_of(value: Value) -> str | Key:
 
 
 def check_hashable(value: Value) -> None:
-    """Stop where Go stops: some types cannot be keys there."""
+    """Raise Abort for types that Go cannot hash."""
     if type(value) in _UNHASHABLE:
         raise Abort(f"internal error: runtime error: hash of unhashable type {go_type(value)}")
 
 
 class _Identity:
-    """A key that only equals itself, as values that Go holds by reference are."""
+    """A key that equals only itself, like values that Go holds by reference."""
 
     __slots__ = ("value",)
 
@@ -223,7 +223,7 @@ class _Identity:
 
 
 def value_of_key(key: str | Key) -> Value:
-    """Return what iterating over a map gives for one of its keys."""
+    """Return the value of a map key, as iteration over the map gives it."""
     if type(key) is str:
         return key
     value = key.value  # type: ignore[union-attr]
@@ -231,7 +231,7 @@ def value_of_key(key: str | Key) -> Value:
 
 
 def find(entries: Value, value: Value) -> tuple[bool, Value]:
-    """Whether a map has a key, and what stands there; numbers match across int, uint and double."""
+    """Whether a map has a key, and its value; numbers match across int, uint and double."""
     if type(value) is str:
         return (True, entries[value]) if value in entries else (False, None)
     if type(entries) is DomainMap:
@@ -253,7 +253,9 @@ def as_number(value: Value, kind: type) -> Value | None:
         number = float(value)
         return number if number == value else None
     if type(value) is float:
-        if not value.is_integer() or (kind is int and value == MIN_INT):  # cel-go takes the least int for an overflow
+        if not value.is_integer() or (
+            kind is int and value == MIN_INT
+        ):  # cel-go counts the smallest int as an overflow
             return None
         value = int(value)
     if kind is UInt:
@@ -262,7 +264,7 @@ def as_number(value: Value, kind: type) -> Value | None:
 
 
 def is_zero(value: Value) -> bool:
-    """Whether `optional.ofNonZeroValue` takes a value for none."""
+    """Whether `optional.ofNonZeroValue` makes an empty optional of the value."""
     kind = type(value)
     if kind is Duration:
         return bool(value.ns == 0)

@@ -1,5 +1,5 @@
-"""Places for groups of pods: for as many members at once as it takes to start, or for none.
+"""Places for groups of pods: for enough members to start, or for none.
 
-`group` is what is asked and answered, and `place` the front door. `gang_search` tries members and parts of the cluster
-(`topology`) in turn, also so that kube-scheduler finds the rest that a pod needs. Must not take anything from anybody.
+`group` has the input and output, `place` is the entry point. `gang_search` tries members and topology domains (`topology`), also
+so that kube-scheduler finds the other devices of a pod. Never takes devices away from claims.
 """

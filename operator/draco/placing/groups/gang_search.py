@@ -1,12 +1,11 @@
-"""Finds devices for the members of a group at once: so many that the group can start, or for none of them.
+"""Gang search: finds devices for enough members of a group to start, or for none.
 
-Owns the order in which members and parts of the cluster (topology domains) are tried, and the way back. Members are placed one
-after the other, what asks for most first; one that finds nothing is placed first in the next attempt, so that unlike members do
-not take each other's only devices. Which devices of a node a member gets is the placer's.
+Owns the order in which members and topology domains are tried, and backtracking. Members are placed one after another, the
+largest first; the next attempt begins with members that found nothing, so that unlike members do not take each other's only
+devices. The placer chooses a member's devices on a node.
 
-Owns also foreseeing what kube-scheduler allocates to other claims of a member's pod, which are the first devices that fit on the
-node, as `allocate` finds them, and keeping Draco's devices near them. The node is chosen by what Draco allocates alone, as long
-as the others fit there. Evaluates what tenants write.
+Also foresees what kube-scheduler will allocate to other claims of a member's pod (the first fit on the node, as `allocate` finds
+it) and keeps Draco's devices near. Only Draco's claims choose the node, if the others fit there. Evaluates tenants' selectors.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,11 +28,11 @@ from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
 
 _MAX_STEPS: Final = 50_000
-"""Of `allocate`, for the others on one node."""
+"""Limit of `allocate` for the other claims on one node."""
 
 
 class PodPlacement(NamedTuple):
-    """The place, if there is one, and what the others are to get there. `others_lack`: only for these there is nothing."""
+    """The place, if any, and the foreseen results of the others. `others_lack`: only the others found no devices."""
 
     place: BestPlacement | None
     foreseen: Sequence[AllocationResult] = ()
@@ -50,9 +49,9 @@ def best_together(
     others: Sequence[ResourceClaim] = (),
     rest: RestOfGroup = ALONE,
 ) -> PodPlacement:
-    """The best place on a node where kube-scheduler will find devices for the `others`, and near to those.
+    """The best place on a node where kube-scheduler will find devices for the `others`, and near those.
 
-    Raises AllocationError, also where the others cannot be searched for and nothing fits.
+    Raises AllocationError, also if nothing fits and the search for the others failed.
     """
     found = placer.best(claims, nodes, beside=beside, rest=rest)
     if found is None or not others:
@@ -75,43 +74,43 @@ def best_together(
 
 
 ATTEMPTS: Final = 4
-"""Orders of the members that are tried in one domain."""
+"""Orders of the members to try in one domain."""
 
 
 class GroupFit(NamedTuple):
-    """What a search found: for each member its results, none where it found no place, and how many found one."""
+    """The result of a search: results of each member (empty without a place), and the number of placed members."""
 
     results: list[list[AllocationResult]]
-    """Of a member's claims, then what is foreseen for its others."""
+    """Of a member's claims, then the foreseen ones of its others."""
     found: int
     nodes: int
-    """On how many nodes the group may be."""
+    """Number of nodes the group may use."""
     lacking: Sequence[ResourceClaim] = ()
-    """Of a member that found devices of Draco's: the claims for which nobody has any there."""
+    """Claims of others without devices, of a member that found Draco's devices."""
 
     def tells_more_than(self, other: "GroupFit") -> bool:
-        """Whether it has more, or as much and says what is missing."""
+        """Whether it placed more members, or as many and names what is lacking."""
         return (self.found, bool(self.lacking)) > (other.found, bool(other.lacking))
 
 
 class _Asked(NamedTuple):
-    """What one member asks for, as the search sees it, and the nodes that it may be on."""
+    """A member's claims as the search sees them, and the nodes it may use."""
 
     claims: list[ResourceClaim]
     nodes: Mapping[str, Node]
 
 
 class GangSearch:
-    """Searches for one group after the other; what is found counts from then on."""
+    """Places one group after another; each placed group counts for the next."""
 
     def __init__(self, fleet: Fleet, placer: WhatIfPlacer) -> None:
         self._fleet = fleet
         self._placer = placer
 
     def place(self, group: ClaimGroup) -> GroupFit:
-        """Place the group. If fewer members find devices than it needs, nothing of it counts.
+        """Place the group. If fewer members than needed find devices, nothing counts as placed.
 
-        Raises DracoError where it cannot be searched for: by its topology, or by what it asks for.
+        Raises DracoError if its topology or its requests are invalid.
         """
         asked = [_Asked([as_searched(each) for each in one.claims], self._nodes(one)) for one in group.members]
         every = {name: node for each in asked for name, node in each.nodes.items()}
@@ -127,13 +126,13 @@ class GangSearch:
         return best
 
     def undo(self, group: ClaimGroup, fit: GroupFit) -> None:
-        """Have what was found for a group count no more."""
+        """Undo the placement of a group."""
         for member, results in zip(group.members, fit.results, strict=True):
             for claim in (*member.claims, *member.others) if results else ():
                 self._placer.put(claim)
 
     def _domains(self, group: ClaimGroup, nodes: Mapping[str, Node]) -> Iterable[Mapping[str, Node]]:
-        """Parts of the cluster that the group may be in, those with least to spare first."""
+        """The topology domains the group may use, those with the fewest free devices first."""
         domains = domains_of(group.topology, self._fleet, nodes, group.placed)
         if len(domains) == 1:
             return domains
@@ -143,7 +142,7 @@ class GangSearch:
         return (domains[index] for size, index in sorted(room) if size)
 
     def _attempt(self, group: ClaimGroup, asked: Sequence[_Asked], domain: Mapping[str, Node]) -> GroupFit:
-        """The best of some orders of the members. Counted as placed only if all are."""
+        """The best result of several orders of the members. Stays placed only if all members are."""
         order = sorted(range(len(group.members)), key=lambda index: (-devices_of(group.members[index]), index))
         best = GroupFit([[] for _ in group.members], 0, 0)
         are_alike = _are_alike(group.members, asked)
@@ -174,7 +173,7 @@ class GangSearch:
             member = group.members[index]
             wanted -= devices_of(member)
             nodes = _among(asked[index].nodes, domain, used if group.topology == SPREAD else ())
-            # A claim that another member uses, too, is where that one is.
+            # A claim shared with a placed member has that member's place.
             known = [shared[each.metadata.key] for each in member.others if each.metadata.key in shared]
             others = [each for each in member.others if each.metadata.key not in shared]
             found, foreseen, others_lack = best_together(
@@ -200,7 +199,7 @@ class GangSearch:
         return GroupFit(results, sum(map(bool, results)), 0, lacking), failed
 
     def _nodes(self, member: GroupMember) -> Mapping[str, Node]:
-        """The nodes that all pods of the member may run on, and that reach what they have."""
+        """The nodes that all pods of the member may use and that reach its allocated claims."""
         nodes = nodes_for(self._fleet, next(iter(member.pods), None)).open
         for pod in member.pods[1:]:
             others = nodes_for(self._fleet, pod).open
@@ -222,7 +221,7 @@ class GangSearch:
 
 
 def _are_alike(members: Sequence[GroupMember], asked: Sequence[_Asked]) -> bool:
-    """Whether all ask for the same, of the same nodes: then one order of them finds as much as any other."""
+    """Whether all members want the same on the same nodes, so that their order does not matter."""
     if any(each.beside or each.others for each in members):
         return False
     specs = [[claim.spec for claim in each.claims] for each in asked]
@@ -238,6 +237,6 @@ def _among(nodes: Mapping[str, Node], domain: Mapping[str, Node], taken: Collect
 
 
 def devices_of(member: GroupMember) -> int:
-    """How much it asks for, as a measure of how hard it is to place."""
+    """The number of devices it asks for, as a measure of how hard it is to place."""
     requests = [request for claim in member.claims for request in claim.spec.devices.requests]
     return sum(max(1, request.exactly.count if request.exactly is not None else 1) for request in requests)

@@ -1,4 +1,4 @@
-"""Claims that Draco allocates together, and what is answered about them. Owns these structs, which are sent to workers."""
+"""Groups of claims that Draco allocates together, and the answers about them: structs exchanged with workers."""
 
 from collections.abc import Iterable, Sequence
 
@@ -17,10 +17,10 @@ from draco.resources.names import DeviceKey
 
 
 class GroupMember(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Claims that get devices of one node: those of a pod that are not allocated yet, or one without a pod.
+    """Claims that get devices on one node: the unallocated claims of a pod, or a claim without a pod.
 
-    There are several pods where pods share a claim. `beside` are the pods' allocated claims, which must reach the node;
-    `without` are the names of nodes that are out. `others` are claims of the pods that kube-scheduler allocates, and has not yet.
+    Several pods if they share a claim. `beside` are the pods' allocated claims, which must reach the node; `without` are the
+    names of excluded nodes. `others` are unallocated claims of the pods that kube-scheduler allocates.
     """
 
     claims: list[ResourceClaim]
@@ -31,10 +31,10 @@ class GroupMember(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ClaimGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Members that get devices at once: at least `needed` of them, or none.
+    """Members of which at least `needed` get devices together, or none.
 
-    `placed` are the claims that other members have already: the topology must hold with these, too. `name` is what people call
-    the group; "" for a member on its own. For a group that `is_overdue` devices are kept, should it find no place.
+    `placed` are allocated claims of other members; the topology includes them. `name` is shown to people; "" for a single member.
+    If `is_overdue` and it finds no place, free devices are kept for it.
     """
 
     members: list[GroupMember]
@@ -46,15 +46,15 @@ class ClaimGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def claims(self) -> list[ResourceClaim]:
-        """Those of all members."""
+        """The claims of all members."""
         return [claim for member in self.members for claim in member.claims]
 
 
 class GroupPlacement(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """For each member, in their order, the results of its claims, or none; or none at all, and why.
+    """The results of each member's claims, in order (empty for none); or no results, and why.
 
-    `kept` are devices that are free and are to be kept for the group, so that it finds a place once others become free. A group
-    that `is_hopeless` would find none if all of Draco's claims ended.
+    `kept` are free devices to keep for the group, so that it finds a place when others become free. If `is_hopeless`, it would
+    find no place even if all of Draco's claims ended.
     """
 
     results: list[list[AllocationResult]]
@@ -64,18 +64,18 @@ class GroupPlacement(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def allocated(claim: ResourceClaim, result: AllocationResult | None) -> ResourceClaim:
-    """The claim with this allocation, or with none."""
+    """The claim with this allocation, or without one."""
     return msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, allocation=result))
 
 
 def placeholder(name: str, results: list[DeviceRequestAllocationResult]) -> ResourceClaim:
-    """A claim that has these devices, and stands for nobody's: what is not to be given out. It has no namespace."""
+    """A claim, without a namespace, that holds these devices so that nobody gets them."""
     taken = AllocationResult(devices=DeviceAllocationResult(results=results))
     return ResourceClaim(metadata=ObjectMeta(name=name), status=ResourceClaimStatus(allocation=taken))
 
 
 def withheld(name: str, devices: Iterable[DeviceKey]) -> ResourceClaim:
-    """A placeholder that has all of these devices."""
+    """A placeholder for whole devices."""
     return placeholder(
         name,
         [

@@ -1,11 +1,11 @@
-"""Searches places for groups of claims, one group after the other, and says why one finds none.
+"""Finds places for groups of claims, one after another, and says why a group finds none.
 
-The fleet is left as it was found: what was placed counts for the groups that come after, and is the asker's to write and to say
-again. Evaluates what tenants write, so it belongs into a worker.
+Leaves the fleet unchanged: a placed group counts only for the groups after it, and the caller writes the results. Evaluates
+tenants' selectors, so it must run in a worker.
 
-Owns also what becomes of a group that finds no place, the question "and if others ended?": claims of Draco's are taken away,
-from the pools with the fewest first, until the group fits. What of its place is free already is kept for it once it is overdue,
-so that small claims cannot pass it for ever. Takes nothing from anybody: only what is free is kept.
+For a group without a place it also forecasts: Draco's claims are removed, from the pools with the fewest first, until the group
+fits. Once the group is overdue, the free devices of that place are kept for it, so that small claims cannot starve it. Nothing is
+taken away from claims; only free devices are kept.
 """
 
 from bisect import bisect_left
@@ -38,7 +38,7 @@ def place(
     *,
     spread: Collection[PoolKey] = (),
 ) -> list[GroupPlacement]:
-    """A placement for each group, as if those before it were allocated already. The nodes of `spread` are filled evenly."""
+    """A placement for each group, as if those before it were allocated. The nodes of `spread` are filled evenly."""
     with placed.as_if(spread=spread) as placer:
         for claim in held:
             placer.put(claim)
@@ -66,13 +66,13 @@ def _placed(placed: PlacedFleet, placer: WhatIfPlacer, search: GangSearch, group
         return GroupPlacement([], str(error))
     if ahead.fit.found >= group.needed:
         placed.possible[digest] = None
-    elif not group.placed:  # what others of it have may be given back
+    elif not group.placed:  # its other members may still release devices
         return GroupPlacement([], _too_few(group, ahead.fit, _NEVER), is_hopeless=True)
     return GroupPlacement([], _too_few(group, fit, _NOW), ahead.kept)
 
 
 def _digest(group: ClaimGroup) -> bytes:
-    """Of what decides whether the group ever finds a place: not of conditions and versions, which change while it waits."""
+    """Digest of what decides whether the group ever fits; excludes conditions and versions, which change while it waits."""
     members = [
         (
             [each.spec for each in member.claims],
@@ -87,7 +87,7 @@ def _digest(group: ClaimGroup) -> bytes:
 
 
 def own_results(group: ClaimGroup, fit: GroupFit) -> list[list[AllocationResult]]:
-    """The results of the members' claims, without what is foreseen for their others."""
+    """The results of the members' claims, without the foreseen ones of their others."""
     return [results[: len(member.claims)] for member, results in zip(group.members, fit.results, strict=True)]
 
 
@@ -110,17 +110,17 @@ def _too_few(group: ClaimGroup, fit: GroupFit, when: str) -> str:
 
 
 class Forecast(NamedTuple):
-    """What a group gets once others end: `fit` is what it then finds, `kept` what of it is free now, if it is overdue."""
+    """What a group gets once other claims end: `fit` is the result, `kept` its devices that are free now, if it is overdue."""
 
     fit: GroupFit
     kept: Sequence[DeviceKey] = ()
 
 
 def forecast(fleet: Fleet, placer: WhatIfPlacer, group: ClaimGroup) -> Forecast:
-    """The place that the group finds once others have ended: all of them, if it never fits.
+    """The place the group finds once other claims have ended: all of them, if it never fits.
 
-    If it is overdue these are as few as can be, so that all that is free counts for it. What kube-scheduler will allocate to its
-    pods is nobody's to free, and looked at when there is a place.
+    For an overdue group as few as possible, so that all free devices count for it. Its pods' claims of other allocators are
+    ignored here, and checked when there is a place.
     """
     members = [msgspec.structs.replace(each, others=()) for each in group.members]
     group = msgspec.structs.replace(group, members=members)
@@ -128,7 +128,7 @@ def forecast(fleet: Fleet, placer: WhatIfPlacer, group: ClaimGroup) -> Forecast:
     ended = 0
 
     def end(number: int) -> None:
-        """Have just so many of the claims be as if they had ended, in their order."""
+        """Make exactly the first `number` claims look ended."""
         nonlocal ended
         for claim in claims[ended:number]:
             placer.put(allocated(claim, None))
@@ -160,13 +160,13 @@ def forecast(fleet: Fleet, placer: WhatIfPlacer, group: ClaimGroup) -> Forecast:
 
 
 def _freeable(fleet: Fleet) -> list[ResourceClaim]:
-    """The claims of Draco's, those of the pools with the smallest number first; last, what is withheld for now."""
+    """Draco's claims, those of the pools with the fewest first, then placeholders."""
     pools: dict[PoolKey, list[ResourceClaim]] = {}
     withheld = []
     for claim in fleet.claims.values():
         if not claim.devices_held:
             continue
-        if not claim.metadata.namespace:  # a placeholder: GPUs that are still being handed over, among others
+        if not claim.metadata.namespace:  # a placeholder, such as for a GPU being handed over
             withheld.append(claim)
         elif is_for_operator(claim, fleet.classes):
             first = claim.devices_held[0]
@@ -176,7 +176,7 @@ def _freeable(fleet: Fleet) -> list[ResourceClaim]:
 
 
 def _free_of(fleet: Fleet, fit: GroupFit) -> Iterable[DeviceKey]:
-    """What is free of the GPUs that the group would get."""
+    """The free devices of the GPUs that the group would get."""
     chosen = {each.key for results in fit.results for result in results for each in result.devices.results}
     gpus = {(key.pool_key, gpu_name(key.device)) for key in chosen}
     short = fleet.short

@@ -1,6 +1,6 @@
-"""The parts of a cluster that a group may be in as a whole: its topology domains.
+"""Topology domains: the parts of a cluster that may host a whole group.
 
-Owns the words for topologies and what each means. Chooses none of the domains.
+Owns the names of topologies and their meaning. Does not choose a domain.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,13 +22,13 @@ SPREAD: Final = "spread"
 
 
 class TopologyError(DracoError):
-    """The topology has no domain that the group could be in."""
+    """The group's topology has no usable domain."""
 
 
 def domains_of(
     topology: str, fleet: Fleet, nodes: Mapping[str, Node], placed: Sequence[ResourceClaim]
 ) -> list[Mapping[str, Node]]:
-    """The domains within these nodes; only those of the claims that are `placed` already, if there are any.
+    """The domains among these nodes; if claims are `placed`, only theirs.
 
     Raises TopologyError if there is none, or if these claims are in several.
     """
@@ -50,12 +50,14 @@ def domains_of(
 
 
 def _value(topology: str, fleet: Fleet, node: Node) -> str | None:
-    """The domain that a node is in; None if it is in none."""
+    """The domain of a node; None if it has none."""
     if topology == SAME_NODE:
         return node.metadata.name
     if topology == SAME_NVLINK_DOMAIN:
         fabrics = set(_fabrics(fleet, node.metadata.name))
-        return fabrics.pop() if len(fabrics) == 1 else node.metadata.name  # the node itself: of none, or of several
+        return (
+            fabrics.pop() if len(fabrics) == 1 else node.metadata.name
+        )  # without one fabric, the node is its own domain
     return node.metadata.labels.get(topology)
 
 

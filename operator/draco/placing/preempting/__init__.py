@@ -1,4 +1,4 @@
-"""Whose pods leave so that a group gets its devices: who may be made to (`victims`), and who it is to be (`preemption`).
+"""Preemption for a group: who can be a victim (`victims`), and who is (`preemption`).
 
-Must not evict anybody: the controller does, through the Eviction API.
+Never evicts: the controller does, through the Eviction API.
 """

@@ -1,10 +1,8 @@
-"""Chooses whose pods leave so that a group gets its devices at once: no more than it takes, and least work lost first.
+"""Chooses the victims of preemption for a group: a set in which each one is needed, and which loses the least work.
 
-Owns the order of victims, and the search for a set of which each one is needed. Least work lost means: the highest priority among
-the victims as low as can be; then as few pods as can be that nobody makes again; then as few as can be, of the lowest priorities;
-then as little as can be of what reservations keep unused; then those that have run for the shortest time. Claims of pods that
-leave anyway are free at no cost. Who can be a victim at all is `victims`'s. Evicts nobody. Evaluates what tenants write, so it
-belongs into a worker.
+Owns the order of victims and the search for such a set. The cost of a set is compared in this order: its highest priority, pods
+without a controller, number and priorities of pods, unused reserved claims, time run. Claims of pods that are leaving anyway are
+free at no cost. `victims` decides who can be a victim. Evicts nobody. Evaluates tenants' selectors, so it must run in a worker.
 """
 
 from collections import Counter
@@ -27,22 +25,22 @@ from draco.resources.names import DeviceKey, PoolKey, read_partition_name
 
 SEARCHES: Final = 150
 FEWEST_SEARCHES: Final = 12
-"""So many places are searched for at most, fewer for a group of many; the best set of victims found by then is taken."""
+"""Maximum number of searches, reduced for large groups; the best set found by then is used."""
 _ROUNDS: Final = 4
-"""How often a set is looked for that asks no more of a PodDisruptionBudget than it allows."""
+"""How often to look for a set within the PodDisruptionBudgets."""
 
 
 class PreemptionPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a group gets once the victims, by their number, are gone: for each member the results of its claims, or none."""
+    """The victims by index, and the results of each member's claims (empty for none) once they are gone."""
 
     victims: list[int]
     results: list[list[AllocationResult]]
 
 
 class PreemptionInput(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A group that finds no place, its priority, and what may become free for it: claims of pods that leave, and victims.
+    """A group without a place, its priority, and what can become free: claims of leaving pods, and victims.
 
-    `allowed` is how many pods each PodDisruptionBudget lets go now.
+    `allowed` is the number of disruptions that each PodDisruptionBudget allows now.
     """
 
     group: ClaimGroup
@@ -55,7 +53,7 @@ class PreemptionInput(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def plan_preemption(
     placed: PlacedFleet, wanted: PreemptionInput, held: Sequence[ResourceClaim], *, spread: Collection[PoolKey] = ()
 ) -> PreemptionPlan | None:
-    """Whose pods are to leave for the group; nobody's where those that leave anyway suffice. None if no eviction would do."""
+    """The victims for the group; empty if the leaving claims suffice. None if no eviction helps."""
     with placed.as_if(spread=spread) as placer:
         for claim in held:
             placer.put(claim)
@@ -63,14 +61,14 @@ def plan_preemption(
         try:
             return search.best()
         except DracoError:
-            return None  # it cannot be searched for at all, which is said where it is
+            return None  # the group is invalid, which its placement reports
 
 
 Cost = tuple[int, int, list[int], int, float]
 
 
 def cost(victims: Sequence[Victim]) -> Cost:
-    """What is lost with these victims; the smaller, the better."""
+    """The cost of these victims; smaller is better."""
     return (
         max((each.priority for each in victims), default=0),
         sum(each.lone for each in victims),
@@ -81,14 +79,14 @@ def cost(victims: Sequence[Victim]) -> Cost:
 
 
 class _Found(NamedTuple):
-    """Victims that suffice, and where the group goes once they are gone."""
+    """Victims that suffice, and the group's place once they are gone."""
 
     victims: list[int]
     fit: GroupFit
 
 
 class _VictimSearch:
-    """Places one group with some victims gone, and others again."""
+    """Places one group with changing sets of victims removed."""
 
     def __init__(self, fleet: Fleet, placer: WhatIfPlacer, wanted: PreemptionInput) -> None:
         self._placer = placer
@@ -111,7 +109,7 @@ class _VictimSearch:
                 placer.put(allocated(fleet.claims[key], None))
 
     def best(self) -> PreemptionPlan | None:
-        """The set that costs least of those that were found."""
+        """The cheapest set found."""
         if (fit := self._fit(())) is not None:
             return PreemptionPlan([], own_results(self._group, fit))
         every = sorted(self._victims, key=self._cost_alone)
@@ -125,14 +123,14 @@ class _VictimSearch:
             if self._left <= 0 or (order is every and best is not None):
                 break
             if best is not None and order and min(self._cost([each]) for each in order) >= self._cost(best.victims):
-                continue  # whichever of them leaves, it costs no less
+                continue  # any of these costs at least as much
             found = self._within_budgets(order)
             if found is not None and (best is None or self._cost(found.victims) < self._cost(best.victims)):
                 best = found
         return PreemptionPlan(sorted(best.victims), own_results(self._group, best.fit)) if best is not None else None
 
     def _lowest(self, every: Sequence[int]) -> _Found | None:
-        """Those up to the lowest priority with which the group fits, as far as they are in its way; None if it never does."""
+        """The victims of the lowest priorities with which the group fits, without those not in its way; None if it never fits."""
         priorities = sorted({self._victims[number].priority for number in every})
         found = None
         while priorities and self._left > 0:
@@ -147,9 +145,9 @@ class _VictimSearch:
         return found
 
     def _orders(self, victims: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Orders in which they might leave: pool by pool, those of the cheapest pool first; and who costs least first.
+        """Orders to try: pool by pool, the cheapest first; and single victims, the cheapest first.
 
-        What a single member wants is on one GPU, or one pool, so that the victims of each are tried for themselves.
+        A single member uses one GPU or one pool, so the victims of each are tried separately.
         """
         by_pool = self._parts(victims, lambda gpu: gpu.pool_key)
         yield list(dict.fromkeys(number for numbers in by_pool for number in numbers))
@@ -159,12 +157,12 @@ class _VictimSearch:
             yield from by_pool
         else:
             for numbers in self._parts(victims, lambda gpu: gpu):
-                # Partitions that lie beside each other make room for a larger one.
+                # Adjacent partitions make room for a larger one.
                 along = sorted(numbers, key=self._position)
                 yield from [numbers, along, along[::-1]] if len(numbers) > 1 else [numbers]
 
     def _parts(self, victims: Sequence[int], part: Callable[[GpuPlace], Hashable]) -> list[list[int]]:
-        """Those that hold something of the same part of the cluster, of the cheapest first."""
+        """The victims grouped by the part of the cluster they hold devices in, the cheapest group first."""
         parts: dict[Hashable, list[int]] = {}
         for number in victims:
             for each in {part(gpu) for gpu in self._gpus[number]}:
@@ -172,7 +170,7 @@ class _VictimSearch:
         return sorted(parts.values(), key=lambda numbers: (self._cost(numbers), numbers))
 
     def _within_budgets(self, order: Sequence[int]) -> _Found | None:
-        """Victims that suffice, by this order, and of which no PodDisruptionBudget is asked for more than it allows."""
+        """Sufficient victims by this order, within all PodDisruptionBudgets."""
         for _ in range(_ROUNDS):
             found = self._needed(order)
             if found is None or not (over := self._over_budget(found.victims)):
@@ -181,7 +179,7 @@ class _VictimSearch:
         return None
 
     def _over_budget(self, victims: Sequence[int]) -> set[int]:
-        """Those of the victims with which a budget is exceeded, once the cheaper ones are gone."""
+        """The victims that exceed a budget, counting cheaper ones first."""
         asked: Counter[ObjectKey] = Counter()
         over = set()
         for number in sorted(victims, key=self._cost_alone):
@@ -193,7 +191,7 @@ class _VictimSearch:
         return over
 
     def _needed(self, order: Sequence[int]) -> _Found | None:
-        """Of the shortest part of the order that suffices, those without whom the group does not fit."""
+        """The shortest sufficient start of the order, without victims that are not needed."""
         found = self._shortest(order)
         if found is None:
             return None
@@ -207,7 +205,7 @@ class _VictimSearch:
         return found
 
     def _shortest(self, order: Sequence[int]) -> _Found | None:
-        """The smallest part of the order, from its start, with which the group fits: those of it whose GPUs it gets."""
+        """The shortest start of the order with which the group fits, without victims not in its way."""
         step = len(self._group.members)
         too_few, size = 0, min(step, len(order))
         while (fit := self._fit(order[:size])) is None:
@@ -224,14 +222,14 @@ class _VictimSearch:
         return self._narrowed(order[:size], fit)
 
     def _narrowed(self, victims: Sequence[int], fit: GroupFit) -> _Found:
-        """Without those that have nothing of the GPUs on which the group is placed: they are in nobody's way."""
+        """Remove victims that hold nothing on the GPUs of the group's place."""
         taken = {
             GpuPlace.of(each.key) for member in fit.results for result in member for each in result.devices.results
         }
         return _Found([each for each in victims if self._gpus[each] & taken], fit)
 
     def _fit(self, gone: Iterable[int]) -> GroupFit | None:
-        """Where the group goes if these victims are gone; None if it still does not fit, or nothing more is to be searched."""
+        """The group's place once these victims are gone; None if it does not fit or the searches are used up."""
         if self._left <= 0:
             return None
         self._left -= 1
@@ -253,7 +251,7 @@ class _VictimSearch:
         return cost([self._victims[number] for number in victims])
 
     def _position(self, number: int) -> tuple[int, DeviceKey]:
-        """Where its first device lies: partitions of a GPU by where they start."""
+        """The position of its first device: of a partition, its start."""
         first = min(held for claim in self._claims[number] for held in claim.devices_held)
         partition = read_partition_name(first.device)
         return (partition.start if partition is not None else 0), first

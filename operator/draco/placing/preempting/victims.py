@@ -1,11 +1,10 @@
-"""Whose pods may be made to leave for others, what becomes free once they are gone, and what that costs.
+"""Victims of preemption: who can be evicted for others, what becomes free, and what it costs.
 
-Owns who is never a victim of preemption, and which pods only leave together: those that share a claim, and those that start
-together, since the others of such a group would hold devices without getting on. In the terms of Kubernetes, victims are pods of
-lower priority. What a DeviceReservation keeps unused is a victim, too, which loses its allocation and nobody's work; what a pod
-uses of a reservation has the higher of both priorities, as it would go back to the reservation. That is the one that controls the
-claim, or one from which it took devices over; what is on its way to a pod's claim is nobody's to take. Chooses no victim, and
-knows nothing of devices.
+Owns who is never a victim, and which pods leave together: those that share a claim, and those that start together, because the
+rest of a group would hold devices without progress. As in Kubernetes, victims are pods of lower priority. The unused claim of a
+DeviceReservation can be a victim too; it loses its allocation. A pod on reserved devices has the higher of both priorities,
+because its devices would return to the reservation, which controls the claim or gave it the devices. Devices in a take-over are
+not taken. Chooses no victim and knows no devices.
 """
 
 from collections import Counter
@@ -24,18 +23,18 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
 
 _OVERDUE: Final = timedelta(seconds=30)
-"""A pod that is there so long after its grace period is not counted on to go."""
+"""A pod that still exists so long after its grace period is considered stuck."""
 
 
 IMMUNE: Final = 1 << 31
-"""Above every priority: of a reservation whose own is not known."""
+"""Above every priority: for a reservation of unknown priority."""
 
 
 class Victim(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Pods that only leave together, and the claims that become free then; or no pods and what a reservation keeps unused.
+    """Pods that leave together and the claims that become free; without pods, the unused claim of a reservation.
 
-    `lone` of them nobody makes again: they have no controller. `ran_s` is how long they have run, all together. `budgets` are the
-    PodDisruptionBudgets that cover some, and how many.
+    `lone` is the number of pods without a controller, `ran_s` their total run time. `budgets` are the PodDisruptionBudgets that
+    cover them, with the number of pods.
     """
 
     claims: list[ObjectKey]
@@ -47,10 +46,10 @@ class Victim(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Evictable(msgspec.Struct, frozen=True):
-    """What may become free: claims of pods that are on their way out anyway, and victims.
+    """What can become free: claims of pods that are leaving anyway, and victims.
 
-    `guarded` would be victims but for the PodDisruptionBudgets. `returning` are claims that go back to a reservation when pods
-    that leave anyway are gone, with its priority: free only for those of a higher one.
+    `guarded` would be victims without the PodDisruptionBudgets. `returning` are claims of leaving pods that return to a
+    reservation, with its priority: free only for a higher priority.
     """
 
     leaving: list[ObjectKey]
@@ -59,27 +58,27 @@ class Evictable(msgspec.Struct, frozen=True):
     returning: dict[ObjectKey, int] = {}
 
     def leaving_for(self, priority: int) -> list[ObjectKey]:
-        """The claims that are free for those of this priority once pods are gone that leave anyway."""
+        """The claims of leaving pods that are free for this priority."""
         return sorted([*self.leaving, *(key for key, its in self.returning.items() if its < priority)])
 
 
 def own_priority(pod: Pod) -> int:
-    """That of the pod alone."""
+    """The priority of the pod alone."""
     return pod.spec.priority
 
 
 def never_reserved(claim: ResourceClaim) -> int | None:
-    """Takes nothing from any reservation."""
+    """A `reserved_at` that takes nothing from reservations."""
     return IMMUNE if reserved_by(claim) else None
 
 
 class VictimInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known when victims are looked for.
+    """The input of the search for victims.
 
-    `claims` are those of Draco's that are allocated, and `permits` says whether the policy of a claim's GPUs lets it be taken
-    away. `pods_of` are the pods that use a claim, `together` those that start together with a pod, itself among them, and
-    `priority_of` is the priority of these. `reserved_at` is the priority of the reservation to which a claim's devices go back;
-    None where there is none. Pods whose UIDs are `spared` are not asked now.
+    `claims` are Draco's allocated claims; `permits` says whether the policy of a claim's GPUs allows preemption. `pods_of` has
+    the pods of a claim, `together` the pods that start together with a pod (itself included), `priority_of` their priority.
+    `reserved_at` is the priority of the reservation to which a claim's devices return; None without one. Pods with `spared` UIDs
+    are not evicted now.
     """
 
     now: datetime
@@ -94,7 +93,7 @@ class VictimInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def evictable(seen: VictimInput) -> Evictable:
-    """What may become free. Whose priority is low enough is for the caller to see."""
+    """What can become free, for any priority: the caller compares priorities."""
     held = {claim.metadata.key: claim for claim in seen.claims if claim.status.reserved_for}
     going = {key: seen.reserved_at(claim) for key, claim in held.items() if _is_leaving(claim, seen)}
     rest = {key: claim for key, claim in held.items() if key not in going}
@@ -111,7 +110,7 @@ def evictable(seen: VictimInput) -> Evictable:
 
 
 def _unused(seen: VictimInput) -> list[Victim]:
-    """What reservations keep and no pod uses. One that waits for it counts by its priority: it gets the claim's devices later."""
+    """Unused claims of reservations. They have at least the priority of pods that wait for them."""
     found = []
     for claim in seen.claims:
         priority = seen.reserved_at(claim)
@@ -124,7 +123,7 @@ def _unused(seen: VictimInput) -> list[Victim]:
 
 
 def _is_leaving(claim: ResourceClaim, seen: VictimInput) -> bool:
-    """Whether it becomes free on its own: no pod uses it that stays. One that is not known is gone."""
+    """Whether it becomes free without preemption: all its pods are leaving or gone."""
     if not all(each.is_pod for each in claim.status.reserved_for):
         return False
     pods = seen.pods_of(claim.metadata.key)
@@ -139,7 +138,7 @@ def _is_stuck(pod: Pod, now: datetime) -> bool:
 def _together(
     first: ObjectKey, held: Mapping[ObjectKey, ResourceClaim], seen: VictimInput
 ) -> tuple[dict[ObjectKey, ResourceClaim], dict[ObjectKey, Pod]]:
-    """The claims and pods that hang together with this claim. Pods that are over and hold nothing are left out."""
+    """The claims and pods connected with this claim, without ended pods that hold nothing."""
     claims, pods, open_ = dict[ObjectKey, ResourceClaim](), dict[ObjectKey, Pod](), [first]
     while open_:
         key = open_.pop()
@@ -175,7 +174,7 @@ def _may_leave(claims: Iterable[ResourceClaim], pods: Mapping[ObjectKey, Pod], s
 
 
 def _is_allowed(pods: Mapping[ObjectKey, Pod], seen: VictimInput) -> bool:
-    """Whether the budgets let all of them leave. A pod that two of them cover is never evicted."""
+    """Whether the budgets allow all evictions. A pod covered by two budgets is never evicted."""
     if any(len(covering(pod, seen.budgets)) > 1 for pod in pods.values()):
         return False
     allowed = {each.metadata.key: each.status.disruptions_allowed for each in seen.budgets}
@@ -183,12 +182,12 @@ def _is_allowed(pods: Mapping[ObjectKey, Pod], seen: VictimInput) -> bool:
 
 
 def _to_evict(pods: Mapping[ObjectKey, Pod]) -> list[Pod]:
-    """Those that run, or are about to. Others hold nothing."""
+    """Pods to evict: those bound to a node; others hold nothing."""
     return [pod for pod in pods.values() if not pod.is_over and pod.spec.node_name]
 
 
 def _budgets(pods: Mapping[ObjectKey, Pod], seen: VictimInput) -> list[tuple[ObjectKey, int]]:
-    """The Eviction API asks no budget about a pod that has not started."""
+    """Pods per budget, without pending ones, for which the Eviction API checks no budget."""
     covered = Counter(
         each.metadata.key for pod in _to_evict(pods) if not pod.pending for each in covering(pod, seen.budgets)
     )
@@ -220,9 +219,9 @@ def _ran_s(pod: Pod, now: datetime) -> float:
 def reserved_at(
     claim: ResourceClaim, reservation: DeviceReservation | None, taken_from: Iterable[DeviceReservation]
 ) -> int | None:
-    """The priority of the claim's reservation; None if it has none, and IMMUNE where it is not known yet.
+    """The priority of the claim's reservation; None without one, IMMUNE if unknown.
 
-    `reservation` has the name that the claim's controller has, and `taken_from` are those from which it took devices over.
+    `reservation` has the name of the claim's controller; `taken_from` are reservations whose devices the claim took over.
     """
     if uid := reserved_by(claim):
         if reservation is None or reservation.metadata.uid != uid or reservation.status.priority is None:

@@ -1,4 +1,4 @@
-"""Which of two places is better: what is lost on their GPUs, how near devices are to each other, and how full nodes are.
+"""Compares places: capability lost on their GPUs, distance between devices, and use of nodes.
 
-Must not search, nor know what a claim may have: it sees devices that somebody else found.
+Does not search, and does not check what a claim may get.
 """

@@ -1,7 +1,7 @@
-"""What GPUs could still host, read from what is published of them: for partitions, from the counters that they draw from.
+"""What GPUs can still host, computed from what is published: for partitions, from their counters.
 
-Owns the reading of a board's table out of devices and counters (`mig.geometry` says what follows from it), and of what is in use.
-For devices of which no table can be read, it counts how many devices could still be given out. Knows nothing of requests.
+Owns reading a board's placement table from devices and counters (`mig.geometry` evaluates it), and its use. Without a table, it
+counts the devices that could still be allocated. Knows nothing of requests.
 """
 
 import re
@@ -23,11 +23,11 @@ _COMPUTE: Final = re.compile(r"([0-9]+)g")
 _ONE: Final = 10**9
 _MAX_UNIT: Final = 63
 _NOTHING: Final = State(-1, (), 0)
-"""Of a GPU that is taken as a whole."""
+"""State of a GPU that is used as a whole."""
 
 
 class RoomTaken(msgspec.Struct, frozen=True):
-    """What some devices of one GPU take together; see the fields of `PlacementScore`."""
+    """What some devices of one GPU take together; fields as in `PlacementScore`."""
 
     loss: int
     gpus: int = 1
@@ -37,17 +37,17 @@ class RoomTaken(msgspec.Struct, frozen=True):
 
 
 class GpuTable(msgspec.Struct, frozen=True):
-    """A GPU that can be divided: its geometry, and for each device, by its place in the GPU's list, the placement; None: all."""
+    """A GPU that can be partitioned: its geometry, and the placement of each device in its list; None for the whole GPU."""
 
     geometry: Geometry
     units: int
     placements: tuple[Placement | None, ...]
     taken: "dict[tuple[State, tuple[int, ...]], RoomTaken]"
-    """What was found out already: by what is in use, and which devices are taken."""
+    """Cache by use and taken devices."""
 
 
 class GpuDevices:
-    """The devices of a pool that are one GPU, as published."""
+    """The published devices of one GPU."""
 
     def __init__(self, view: PoolView, candidates: Sequence[Candidate]) -> None:
         self.view = view
@@ -58,13 +58,13 @@ class GpuDevices:
 
 
 class PublishedGpus:
-    """The GPUs of pools, read once for each."""
+    """A cache of the GPUs of pools."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[PoolView, list[GpuDevices]]] = {}
 
     def rooms(self, view: PoolView, state: AllocatedState) -> "dict[int, GpuRoom]":
-        """The GPU of each device of a pool as it is now, by the device's row."""
+        """The current GPU of each device of a pool, by row."""
         known = self._known.get(id(view))
         if known is None:
             known = self._known[id(view)] = (view, _grouped(view))
@@ -77,7 +77,7 @@ class PublishedGpus:
 
 
 class GpuRoom:
-    """One GPU on a node as it is now: the devices that are one hardware, and what of it is in use."""
+    """One GPU in its current use: the devices that share its hardware."""
 
     def __init__(self, gpu: GpuDevices, state: AllocatedState) -> None:
         self.candidates = candidates = gpu.candidates
@@ -96,20 +96,20 @@ class GpuRoom:
         self.solid = self.table is None and not candidates[0].charges
 
     def is_whole(self, candidate: Candidate) -> bool:
-        """Whether the device is all of the GPU."""
+        """Whether the device is the whole GPU."""
         return self.solid or (self.table is not None and self.table.placements[self._place[candidate.row]] is None)
 
     @property
     def instances(self) -> int:
-        """How many devices of it are in use."""
+        """Number of its devices in use."""
         return self.state.instances if self.table is not None else sum(self.used)
 
     def placement(self, candidate: Candidate) -> Placement | None:
-        """Where a partition is on the GPU, if that is known."""
+        """The placement of a partition, if known."""
         return None if self.table is None else self.table.placements[self._place[candidate.row]]
 
     def taken(self, candidates: Sequence[Candidate]) -> RoomTaken:
-        """What the devices take together. Devices that share amounts with others are none of them."""
+        """What the devices take together. Must not include devices shared by capacity."""
         if self.table is not None:
             places = tuple([self._place[each.row] for each in candidates])
             known = self.table.taken.get((self.state, places))
@@ -163,7 +163,7 @@ def _grouped(view: PoolView) -> list[GpuDevices]:
 
 
 def _foreign(candidates: Sequence[Candidate], table: GpuTable) -> int:
-    """The units that an instance has which Draco did not make: all partitions that need them are tainted for it."""
+    """The units of an instance that Draco did not make: every partition that needs them has its taint."""
     tainted = open_ = 0
     for candidate, placement in zip(candidates, table.placements, strict=True):
         if placement is not None:
@@ -204,7 +204,7 @@ def _table(view: PoolView, candidates: Sequence[Candidate]) -> GpuTable | None:
 _MAX_TAKEN: Final = 8192
 _MAX_TABLES: Final = 4096
 _tables: Final[dict[object, tuple[GpuTable | None]]] = {}
-"""By what is published of a GPU: thousands are alike."""
+"""By what is published of a GPU; thousands are equal."""
 
 
 def _read_table(view: PoolView, candidates: Sequence[Candidate]) -> GpuTable | None:
@@ -286,7 +286,7 @@ def _engine(device: Device, name: str) -> int:
 
 
 def _mask(device: Device) -> int:
-    """The memory units that a device takes, one bit each; 0 if it does not say."""
+    """The memory units of a device, one bit each; 0 if it has none."""
     mask = 0
     for consumed in device.consumes_counters:
         for name in consumed.counters:

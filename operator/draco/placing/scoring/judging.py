@@ -1,8 +1,8 @@
-"""Judges devices of one node that claims may get together: their score.
+"""Scores devices of one node that claims may get together.
 
-Owns the bringing together of what counts: what is lost on the GPUs, how near the devices are to each other and to others that the
-pod has (NVLink, PCIe roots, NUMA nodes, whichever driver publishes them), and how full the node is. Where an attribute is not
-there, two devices are as far from each other as can be. Changes nothing and searches nothing.
+Owns combining the criteria: capability lost on the GPUs, distance of the devices to each other and to the pod's other devices
+(NVLink, PCIe roots, NUMA nodes, of any driver), and use of the node. Without the attributes, distance is the maximum. Changes
+nothing and searches nothing.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ SAME_ROOT, SAME_NUMA, FAR = 0, 1, 2
 
 
 class DevicePosition(msgspec.Struct, frozen=True):
-    """Where a device is."""
+    """The position of a device."""
 
     driver: str
     pool: str
@@ -46,7 +46,7 @@ class DevicePosition(msgspec.Struct, frozen=True):
         return SAME_NUMA if self.numa is not None and self.numa == other.numa else FAR
 
     def is_linked(self, other: "DevicePosition") -> bool:
-        """Whether there is an NVLink between them."""
+        """Whether an NVLink connects them."""
         if self.fabric is not None and self.fabric == other.fabric:
             return True
         return (self.driver, self.pool) == (other.driver, other.pool) and (
@@ -55,7 +55,7 @@ class DevicePosition(msgspec.Struct, frozen=True):
 
 
 def position_of(driver: str, pool: str, name: str, device: Device) -> DevicePosition:
-    """Where a device is. `name` is that of the whole GPU, which links are said by."""
+    """The position of a device. `name` is that of the whole GPU, which NVLink peers refer to."""
     peers = _value(device, driver, ATTRIBUTE_NVLINK_PEERS)
     return DevicePosition(
         driver=driver,
@@ -69,14 +69,14 @@ def position_of(driver: str, pool: str, name: str, device: Device) -> DevicePosi
 
 
 def _value(device: Device, driver: str, name: str) -> str | None:
-    """An attribute as text, by its full name or, in the driver's or NVIDIA's own domain, without it."""
+    """An attribute as text, by its full name or, in the driver's or NVIDIA's domain, without domain."""
     return device.text(name, driver) or device.text(name, NVIDIA_DRIVER) or None
 
 
 class NodeJudge:
-    """Scores of devices of one node as it is now.
+    """Scores devices of one node in its current use.
 
-    `usable` are the devices that some request selects and tolerates; `beside` where the pod's other devices are.
+    `usable` are the devices that some request selects and tolerates; `beside` the positions of the pod's other devices.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class NodeJudge:
     def bound(
         self, taken: Sequence[TakenDevice], alternatives: tuple[int, ...], missing: int, most: int
     ) -> PlacementScore:
-        """No set that has these devices and at least `missing` others, and `most` in all, scores less."""
+        """Lower bound for sets of these devices, at least `missing` others, and `most` in all."""
         now = self.score(taken, alternatives)
         return PlacementScore(
             alternatives,
@@ -170,12 +170,12 @@ class NodeJudge:
         )
 
     def alone(self, candidate: Candidate) -> tuple[int, int, int, int]:
-        """What a device costs if it is the only one: the order in which devices are tried."""
+        """The cost of a single device, which gives the order of attempts."""
         part = self.room_of[candidate.row].taken([candidate])
         return part.loss, -part.instances, part.units_left, -part.starts
 
     def position(self, candidate: Candidate) -> DevicePosition:
-        """Where the device is."""
+        """The position of the device."""
         known = self._positions.get(candidate.row)
         if known is None:
             key = candidate.key
@@ -184,7 +184,7 @@ class NodeJudge:
         return known
 
     def _shares_left(self, taken: TakenDevice) -> int:
-        """What stays of the capacity that runs out first, in thousandths."""
+        """What remains of the scarcest capacity, in thousandths."""
         consumed = self._state.consumed(taken.candidate.key)
         amounts = taken.amounts or {}
         return min(

@@ -1,7 +1,6 @@
-"""How good a place for claims is, in words why another one is worse, and which node claims get: the best place first.
+"""Scores of places, why one is worse than another in words, and the order of nodes: the best place first.
 
-Owns the order of what counts, and what a group changes of it: its members go where the others are, as long as that costs nothing
-else. Knows nothing of how places are found.
+Owns the order of the criteria and how a group changes it: members share nodes where no other criterion is worse. Does not search.
 """
 
 from bisect import bisect_left, insort
@@ -12,35 +11,34 @@ from draco.resources.texts import counted
 
 
 class PlacementScore(NamedTuple):
-    """Smaller is better; what stands first counts most."""
+    """Smaller is better; earlier fields take precedence."""
 
     alternatives: tuple[int, ...] = ()
-    """Which of its alternatives (`firstAvailable`) each request gets: an earlier one always wins."""
+    """The alternative (`firstAvailable`) of each request: an earlier one always wins."""
     loss: int = 0
-    """What the GPUs could still host and then no longer can, in compute slices (see `mig.geometry`); 1 for a GPU that
-    cannot be divided."""
+    """What the GPUs can no longer host, in compute slices (see `mig.geometry`); 1 for a GPU that cannot be partitioned."""
     gpus: int = 0
-    """On how many GPUs it is."""
+    """Number of GPUs."""
     minus_instances: int = 0
-    """Of these GPUs, how many partitions in use they have already."""
+    """Minus the number of partitions in use on these GPUs."""
     units_left: int = 0
-    """Of these GPUs, how much is free afterwards."""
+    """Units that remain free on these GPUs."""
     minus_start: int = 0
-    """Where the partitions start."""
+    """Minus the sum of the partitions' starts."""
     unlinked: int = 0
-    """Pairs of GPUs that have no NVLink between them."""
+    """Pairs of GPUs without an NVLink."""
     distance: int = 0
-    """Over all pairs of GPUs: 0 on one PCIe root, 1 on one NUMA node, else 2."""
+    """Sum over all pairs of GPUs: 0 on one PCIe root, 1 on one NUMA node, else 2."""
     misalignment: int = 0
-    """The same over pairs with a device of another driver that the pod has, too."""
+    """The same over pairs with the pod's devices of other drivers."""
     crowding: int = 0
-    """GPUs that are left idle on the node; where claims are spread, GPUs in use there."""
+    """GPUs that stay idle on the node; with spreading, GPUs in use there."""
     cut_links: int = 0
-    """NVLinks from these GPUs to others that are free, and stay without their partner."""
+    """NVLinks from these GPUs to free ones."""
 
     @property
     def takes_whole_gpus(self) -> bool:
-        """Whether GPUs that were idle are in use as a whole then, so that idle GPUs are what is left of a node."""
+        """Whether it uses idle GPUs entirely, so that the node's remaining room is whole idle GPUs."""
         return not (self.units_left or self.minus_instances)
 
     def __str__(self) -> str:
@@ -81,11 +79,11 @@ _WORSE: Final[Mapping[str, Callable[[int, int], str]]] = {
         f"There {counted(there, 'NVLink')} to free GPUs would go unused, instead of {here}."
     ),
 }
-"""What is to be said where this is the first thing that differs."""
+"""The reason for each criterion if it is the first that differs."""
 
 
 def why_worse(score: PlacementScore, best: PlacementScore, *, spread: str = "") -> str:
-    """One sentence: why the place with `score` lost to the best one. `spread` is said where the node's use decides."""
+    """One sentence: why the place with `score` lost. `spread` is the sentence if the node's use decides."""
     if score.alternatives != best.alternatives:
         return "There the claims would get a later alternative of firstAvailable."
     for field, said in _WORSE.items():
@@ -96,9 +94,9 @@ def why_worse(score: PlacementScore, best: PlacementScore, *, spread: str = "") 
 
 
 class RestOfGroup(NamedTuple):
-    """The rest of a group when a member is placed: `nodes` that others of it are on, and the `devices` that those to come want.
+    """The rest of a group when a member is placed: `nodes` of placed members, and `devices` that the others want.
 
-    What goes together ends together. A job on few nodes leaves whole nodes when it ends; one on many leaves gaps between others.
+    A group ends as a whole: on few nodes it then frees whole nodes, on many it leaves gaps.
     """
 
     nodes: Collection[str] = ()
@@ -116,34 +114,34 @@ class RankedNode(NamedTuple):
 
 
 class NodeRanking:
-    """Nodes in the order of their scores, then of their names."""
+    """Nodes ordered by score, then name."""
 
     def __init__(self) -> None:
         self._order: list[RankedNode] = []
         self._scores: dict[str, PlacementScore] = {}
 
     def add(self, score: PlacementScore, name: str) -> None:
-        """Give a node its place."""
+        """Add a node, which must be new."""
         self._scores[name] = score
         insort(self._order, RankedNode(score, name))
 
     def remove(self, name: str) -> None:
-        """Forget a node; nothing happens if it is not there."""
+        """Remove a node, if known."""
         score = self._scores.pop(name, None)
         if score is not None:
             del self._order[bisect_left(self._order, RankedNode(score, name))]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all nodes."""
         self._order.clear()
         self._scores.clear()
 
     def in_order(self, nodes: Collection[str]) -> Iterator[RankedNode]:
-        """Those of these nodes, the best first."""
+        """These nodes, the best first."""
         return (each for each in self._order if each.name in nodes)
 
     def first(self, nodes: Collection[str], rest: RestOfGroup, is_spread: Callable[[str], bool]) -> RankedNode | None:
-        """The node for a member of a group: of the best ones, that which suits the group. `is_spread`: it goes by use alone."""
+        """The node for a member: among the best, one that suits the group. `is_spread` nodes are chosen by use alone."""
         best = next(self.in_order(nodes), None)
         if best is None or not any(rest) or is_spread(best.name):
             return best
@@ -158,7 +156,7 @@ class NodeRanking:
 
 
 class _Alike:
-    """The part of an order in which nodes differ from the best by their use alone."""
+    """The nodes in an order that differ from the best only in their use."""
 
     def __init__(self, order: list[RankedNode], best: PlacementScore) -> None:
         self._order = order
@@ -168,11 +166,11 @@ class _Alike:
         )
 
     def has(self, score: PlacementScore) -> bool:
-        """Whether a score is part of it."""
+        """Whether a score differs from the best only in use."""
         return score._replace(crowding=0, cut_links=0) == self._best._replace(crowding=0, cut_links=0)
 
     def by_room(self, devices: int) -> Iterator[RankedNode]:
-        """First those on which so many GPUs stay idle, the fullest before; then the others, the emptiest before."""
+        """Nodes with at least `devices` idle GPUs, the fullest first; then the others, the emptiest first."""
         enough = self._from(devices)
         yield from self._order[enough : self._end]
         end = enough

@@ -1,6 +1,6 @@
-"""The best node and devices for the claims of one pod, of all that `allocate` would let them have.
+"""Finds the best node and devices for the claims of one pod, among all that `allocate` would accept.
 
-`best` chooses the node. `node_search` finds devices on one, by `set_search`, and once for all nodes that are alike by
-`node_kinds`. `as_if` asks while things are taken to be otherwise, and leaves the fleet as it was. Must not know of groups but
-where the rest of one is.
+`best` chooses the node. `node_search` finds devices on one node, with `set_search`; `node_kinds` lets it search once for all
+nodes that are alike. `what_if` asks with changed claims and restores the fleet. Knows of groups only the nodes and devices of the
+rest.
 """

@@ -1,9 +1,8 @@
-"""The best place for claims in the whole fleet, of all that `allocate` would let them have.
+"""The best place for claims in the whole fleet, among all that `allocate` would accept.
 
-Owns the choice of the node, and what is remembered between claims that are placed one after the other: nodes that are alike are
-searched once, and again only when what is in use there changes. While a placer is in use, the fleet must not change but by `put`
-and `remove`.
-Evaluates what tenants write, so it belongs into a worker.
+Owns the choice of the node, and the cache for claims placed one after another: nodes that are alike are searched once, and again
+only when their use changes. The fleet of a placer must change only through `put` and `remove`. Evaluates tenants' selectors, so
+it must run in a worker.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,15 +23,15 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.names import DeviceKey, PoolKey
 
 MAX_TRIES_IN_ALL: Final = 60_000
-"""For one call: once they are used up, nodes that were not searched yet are given little effort."""
+"""Per call: when used up, remaining nodes are searched with little effort."""
 _MAX_QUESTIONS: Final = 64
 _KEPT_QUESTIONS: Final = 4
 _MAX_ANSWERS: Final = 4_096
-"""Of one question: nodes get ever new kinds, as what is in use there changes."""
+"""Per question: nodes get new kinds as their use changes."""
 
 
 class RunnerUp(msgspec.Struct, frozen=True, kw_only=True):
-    """The next best place, and in one sentence why it lost."""
+    """The second-best place, and why it lost, in one sentence."""
 
     node: str
     devices: tuple[str, ...]
@@ -44,9 +43,9 @@ class RunnerUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BestPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """The place chosen: a result for each claim, in their order.
+    """The chosen place: a result per claim, in order.
 
-    A place for a member of a group has no runner-up: the others decided as well, which scores do not tell.
+    A place for a member of a group has no runner-up, because scores do not show the group's influence.
     """
 
     node: str
@@ -64,10 +63,10 @@ class BestPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BestPlacer:
-    """Places claims one after the other. Not for several threads."""
+    """Places claims one after another. Not thread-safe."""
 
     def __init__(self, fleet: Fleet, *, share_ids: Iterator[str], spread: Collection[PoolKey] = ()) -> None:
-        """`share_ids` gives a fresh identifier for each share of a device; `spread` are pools whose nodes are filled evenly."""
+        """`share_ids` gives a new identifier for each share of a device; nodes of the pools in `spread` are filled evenly."""
         self._fleet = fleet
         self._share_ids = share_ids
         self.spread = frozenset(spread)
@@ -84,13 +83,13 @@ class BestPlacer:
     ) -> BestPlacement | None:
         """The best place for the claims together on one of the nodes; None if they fit on none.
 
-        `beside` are allocated claims of the same pod: their devices are to be near. Of nodes that are as good but for their use,
-        a member of a group gets one that suits the `rest` of it. An error on one node only rules that node out; if nothing fits
-        and there was one, it is raised. Raises AllocationError.
+        Devices near those of `beside`, allocated claims of the same pod, are preferred. Among nodes that differ only in use, a
+        member gets one that suits the `rest` of its group. An AllocationError on one node only rules it out; it is raised if
+        nothing fits.
         """
         namespaces = [
             each.metadata.namespace for each in claims
-        ]  # an error names claims, which are nobody else's to read
+        ]  # errors name claims, which other namespaces must not read
         asked = msgspec.msgpack.encode((namespaces, [each.spec for each in claims], [each.results for each in beside]))
         question = self._questions.pop(asked, None)
         if question is None:
@@ -98,23 +97,23 @@ class BestPlacer:
                 self._questions.clear()
             search = NodeSearch(self._fleet, self._gpus, claims, beside, self.spread)
             question = _Question(self._fleet, search, self.spread)
-        self._questions[asked] = question  # what was asked last is last
+        self._questions[asked] = question  # most recently used last
         return question.best(claims, nodes, self._share_ids, rest)
 
     def put(self, claim: ResourceClaim) -> None:
-        """Have the claim count as it is now, allocated or not."""
+        """Add or replace the claim, allocated or not."""
         before = self._fleet.state.held_by(claim.metadata.key)
         self._fleet.put_claim(claim)
         self._forget(before | self._fleet.state.held_by(claim.metadata.key))
 
     def remove(self, key: ObjectKey) -> None:
-        """Have the claim count no more."""
+        """Remove the claim."""
         before = self._fleet.state.held_by(key)
         self._fleet.remove_claim(key)
         self._forget(before)
 
     def tidy(self) -> None:
-        """Remember only the last questions, without those for which a fresh search might find something else."""
+        """Keep only the last questions, without those for which a new search may find something else."""
         recent = list(self._questions.items())[-_KEPT_QUESTIONS:]
         self._questions = {asked: each for asked, each in recent if each.is_worth_keeping}
 
@@ -127,7 +126,7 @@ class BestPlacer:
 
 
 class _Question:
-    """What is asked for, and the answers of all nodes that were asked."""
+    """One question and the answers of all nodes searched for it."""
 
     def __init__(self, fleet: Fleet, search: NodeSearch, spread: frozenset[PoolKey]) -> None:
         self._fleet = fleet
@@ -141,11 +140,11 @@ class _Question:
 
     @property
     def is_worth_keeping(self) -> bool:
-        """Whether nothing was cut short, and no error is remembered: it would name the claims that were asked about first."""
+        """Whether no search was cut short and no error is cached; errors name the claims of the first caller."""
         return self._effort.left > 0 and not self._has_failed
 
     def forget(self, nodes: Iterable[str]) -> None:
-        """What is in use on these nodes has changed; on devices of no one node, if "" is one of them."""
+        """Forget these nodes, whose use has changed; "" means devices of several nodes."""
         if "" in nodes:
             self._known.clear()
             self._ranking.clear()
@@ -176,7 +175,7 @@ class _Question:
             except AllocationError as error:
                 self._relearn(name, error)
                 continue
-            if results is None:  # nodes that were taken to be alike are not
+            if results is None:  # the nodes were not alike after all
                 self._relearn(name, self._search.search(nodes[name], self._effort))
                 continue
             runner_up = None if any(rest) else self._runner_up(first, answer, nodes)
@@ -207,7 +206,7 @@ class _Question:
         self._learn(name, answer)
 
     def _raise(self, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> None:
-        """Raise the error of the first node by name that had one, in words about these claims."""
+        """Raise the error of the first node by name that has one, with the names of these claims."""
         for name in sorted(nodes):
             known = self._known[name]
             if isinstance(known, AllocationError) and known.fatal:

@@ -1,7 +1,7 @@
-"""Which nodes are alike for what is asked, so that one of them is searched for all.
+"""Kinds of nodes: nodes that are alike for a question, so that one of them is searched for all.
 
-Owns what makes two nodes the same: the same devices in the same order, as far as requests, counters, links and distances tell
-them apart, and the same of them in use. A node of which more than that matters is of no kind.
+Owns when two nodes are alike: the same devices in the same order, as far as requests, counters, links and distances distinguish
+them, with the same use. A node for which more matters has no kind.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -62,7 +62,7 @@ class NodeKinds:
             len(requests) == len(claims) == 1 and requests[0].count == 1
             and not (everything or requests[0].admin_access or self._whatever)
         )  # fmt: skip
-        """Whether one device is asked for, to be had alone, without alternatives."""
+        """Whether one device without alternatives is requested."""
         self._compared = _compared(claims)
         amounts = {
             name.rpartition("/")[2]
@@ -91,11 +91,11 @@ class NodeKinds:
         return any(each[candidate.row] == FAILS for each in self._usable) or is_device_for(candidate.device, node)
 
     def forget(self, name: str) -> None:
-        """What is in use on the node has changed."""
+        """Forget the use of a node, which has changed."""
         self._held.pop(name, None)
 
     def kind(self, name: str) -> Hashable | None:
-        """Equal for nodes that are alike now; None for a node of no kind."""
+        """Equal for nodes that are alike now; None for a node without a kind."""
         if self._whatever or self._shared_matters:
             return None
         static = self._static.get(name)
@@ -106,13 +106,13 @@ class NodeKinds:
         return static, self._held_on(name)
 
     def may_fit(self, name: str) -> bool:
-        """Whether the node has anything to look at."""
+        """Whether the node has any usable device."""
         if not self._usable:
             return True
         return any(self._fleet.inventory.nodes.read(name, self._some))
 
     def alike(self, judge: NodeJudge) -> Callable[[Candidate], Hashable]:
-        """What is equal for devices that may stand for each other."""
+        """Return a function whose result is equal for interchangeable devices."""
         rooms: dict[int, Hashable] = {}
 
         def of_room(candidate: Candidate) -> Hashable:
@@ -178,7 +178,7 @@ class NodeKinds:
         )  # fmt: skip
 
     def _odd_rows(self) -> bytes | None:
-        """1 for each row of which more matters: devices that are shared, or that a selector fails on."""
+        """1 for each row that has no kind: devices shared by capacity, or on which a selector fails."""
         fleet = self._fleet
         odd = 0
         rows = fleet.inventory.columns.rows
@@ -216,7 +216,6 @@ _IS_FAILS: Final = bytes(mark == FAILS for mark in range(256))
 
 
 def _compared(claims: Sequence[ExpandedClaim]) -> list[str]:
-    """The attributes that constraints compare."""
     return sorted(
         {
             each.match_attribute or each.distinct_attribute or ""
@@ -227,7 +226,7 @@ def _compared(claims: Sequence[ExpandedClaim]) -> list[str]:
 
 
 def _attribute(candidate: Candidate, name: str) -> Hashable | None:
-    """The value that a constraint compares; a list is like nothing else."""
+    """The value that a constraint compares; a list equals nothing else."""
     found = attribute_of(candidate.device, candidate.key.driver, name)
     if found is None:
         return None

@@ -1,7 +1,6 @@
-"""The best devices of one node for what is asked, and the same devices on the nodes that are alike.
+"""The best devices of one node for a question, applied to all nodes that are alike.
 
-Owns how much effort one node is worth, what is done where that does not suffice, and what a found set means on another node. Says
-nothing of which node is better.
+Owns the effort per node, the fallback when it is exceeded, and translating a found set to another node. Does not compare nodes.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -27,14 +26,14 @@ from draco.resources.api.draco import PlacementStrategy
 from draco.resources.names import PoolKey, gpu_name
 
 MAX_TRIES: Final = 4_000
-"""Devices that are tried for one node: then the best set so far is taken."""
+"""Devices to try per node; after that, the best set so far is used."""
 _LEAST_TRIES: Final = 200
 MAX_STEPS: Final = 50_000
-"""Of `allocate`, where the search found nothing in time."""
+"""Limit of `allocate` when the search found nothing in time."""
 
 
 class _Pick(msgspec.Struct, frozen=True, array_like=True):
-    """One device of an answer: for which request, and the place of its row among the node's, or the row itself."""
+    """One device of an answer: its request, and its index among the node's rows, or ~row."""
 
     claim: int
     request: int
@@ -50,7 +49,7 @@ class NodeAnswer(msgspec.Struct, frozen=True):
 
 
 class NodeSearch:
-    """Searches nodes for claims that a pod wants together."""
+    """Searches nodes for claims of one pod."""
 
     def __init__(
         self,
@@ -77,9 +76,9 @@ class NodeSearch:
         self.kinds = NodeKinds(fleet, self._shared_claims, spread, near=bool(self._beside))
 
     def search(self, node: Node, effort: Effort) -> NodeAnswer | AllocationError | None:
-        """The best devices of the node, None if the claims do not fit there; or the error for which that is not known.
+        """The best devices of the node; None if the claims do not fit; or the error that prevents an answer.
 
-        What it takes is taken from the effort, of which nodes get little once it is used up.
+        Reduces the effort; when it is used up, nodes get little.
         """
         try:
             return self._searched(node, effort)
@@ -87,14 +86,14 @@ class NodeSearch:
             return self._as_allocated(node, error)
 
     def next_best(self, node: Node, best: NodeAnswer, effort: Effort) -> NodeAnswer | None:
-        """The best devices of the node that are not just those of `best`; None if there are no others."""
+        """The best other set of devices on the node; None if there is none."""
         try:
             return self._searched(node, effort, [frozenset(self._rows(node.metadata.name, best))])
         except AllocationError:
             return None
 
     def results(self, node: Node, answer: NodeAnswer, share_ids: Iterator[str]) -> list[AllocationResult] | None:
-        """The results of an answer on this very node; None if that is not possible there."""
+        """The results of an answer on this node; None if it does not apply there."""
         views = self._fleet.inventory.views(node)
         claims = self._expanded(node, views)
         rows = self._rows(node.metadata.name, answer)
@@ -118,7 +117,7 @@ class NodeSearch:
                     attempt.undo(taken)
 
     def names(self, name: str, answer: NodeAnswer) -> tuple[str, ...]:
-        """The names of the devices on the node of this name."""
+        """The names of the devices on this node."""
         return tuple(self._fleet.inventory.key(row).device for row in self._rows(name, answer))
 
     def _searched(self, node: Node, effort: Effort, avoid: Collection[frozenset[int]] = ()) -> NodeAnswer | None:
@@ -152,7 +151,7 @@ class NodeSearch:
     def _single(
         self, node: Node, views: Sequence[PoolView], ascending: Sequence[Candidate], judge: NodeJudge
     ) -> NodeAnswer | None:
-        """The best of all devices where one is asked for: of those that cost least alone, what counts further decides."""
+        """The best device if one is requested: the full score decides among those that cost least alone."""
         claims = self._shared_claims
         request = claims[0].requests[0][0]
         attempt = Attempt(claims, self._fleet.state, Counters(views, self._fleet.state))
@@ -173,7 +172,7 @@ class NodeSearch:
         return None if best is None else self._as_answer(node, claims, [best[1]], best[0])
 
     def _as_allocated(self, node: Node, error: AllocationError) -> NodeAnswer | AllocationError | None:
-        """What `allocate` finds, where the search did not come to its end."""
+        """The result of `allocate`, when the search did not finish."""
         try:
             results = would_get(self._fleet, node, self._claims, max_steps=MAX_STEPS)
             if results is None:

@@ -1,8 +1,8 @@
-"""The search for the best devices of one node: branch and bound over all sets that `allocate` would let claims have.
+"""Finds the best devices of one node: branch and bound over all sets that `allocate` would accept.
 
-Owns the order of attempts and what need not be tried: sets that cannot be better than the best so far, and, of devices that are
-alike in all that counts, all but the first. Every device is checked by `Attempt`, exactly as `allocate` does. The best is found
-for sure as long as the effort lasts; when it ends, the best set so far is taken, and if there is none yet, what `allocate` finds.
+Owns the order of attempts and pruning: sets that cannot beat the best so far, and all but the first of interchangeable devices.
+`Attempt` checks every device, exactly as `allocate` does. The result is optimal while the effort lasts; after that, the best set
+so far is used, or else what `allocate` finds.
 """
 
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -24,14 +24,14 @@ class Effort:
 
 
 class FoundSet(NamedTuple):
-    """Devices for all requests, in the order of claims and requests, and the alternatives that these got."""
+    """A score and its devices, in the order of claims and requests."""
 
     score: PlacementScore
     taken: tuple[TakenDevice, ...]
 
 
 class _Step(NamedTuple):
-    """Where the search stands: which device of which request is next, and the first candidate that may be it."""
+    """A position of the search: the next device of a request, and its first candidate."""
 
     claim: int
     request: int = 0
@@ -41,7 +41,7 @@ class _Step(NamedTuple):
 
 
 class SetSearch:
-    """One search on one node. `candidates` come in the order in which they are to be tried."""
+    """One search on one node. `candidates` are tried in the given order."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class SetSearch:
         alike: Callable[[Candidate], Hashable],
         avoid: Collection[frozenset[int]] = (),
     ) -> None:
-        """`alike` is equal for devices that may stand for each other; `avoid` are sets of rows that are not wanted."""
+        """`alike` is equal for interchangeable devices; `avoid` are sets of rows to skip."""
         self._claims = claims
         self._candidates = candidates
         self._attempt = attempt
@@ -74,7 +74,7 @@ class SetSearch:
         self.best: FoundSet | None = None
 
     def run(self) -> FoundSet | None:
-        """The best set; None if there is none, or none was found while the effort lasted. Raises AllocationError."""
+        """The best set; None if there is none or the effort ended first. Raises AllocationError."""
         self._descend(_Step(0))
         return self.best
 
@@ -139,7 +139,7 @@ class SetSearch:
         return padded >= self.best.score
 
     def _missing(self, step: _Step) -> int:
-        """How many devices are still to come at least."""
+        """The minimum number of devices still to take."""
         taken = self._attempt.taken(step.claim)
         return max(0, self._least[step.claim] - taken) + sum(self._least[step.claim + 1 :])
 

@@ -1,1 +1,1 @@
-"""Kinds of the API server as structs: Kubernetes' own and Draco's."""
+"""Structs of Kubernetes' and Draco's kinds."""

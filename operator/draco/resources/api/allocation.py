@@ -1,7 +1,6 @@
-"""AllocationRegister, a kind of draco.dev/v1alpha1: which GPUs only Draco may allocate, and which operator of Draco's.
+"""AllocationRegister, a kind of draco.dev/v1alpha1: the GPUs that only Draco may allocate, and its leading operator.
 
-Owns the structs; the schema people meet is in `crds/`, and a test holds the two together. The chart's admission policies read the
-same fields.
+Owns the structs; the schema is in `crds/`, and a test compares the two. The chart's admission policies read the same fields.
 """
 
 import msgspec
@@ -11,28 +10,28 @@ from draco.resources.api.meta import ObjectStruct
 
 
 class RegisteredLeader(ApiStruct, frozen=True, kw_only=True):
-    """The operator that gives these GPUs out: as holder of its Lease, and by the pod that it runs in, if it runs in one."""
+    """The operator that allocates these GPUs: its identity in the Lease, and its pod, if it runs in one."""
 
     identity: str = ""
     pod_uid: str = msgspec.field(default="", name="podUID")
 
 
 class AllocationRegisterSpec(ApiStruct, frozen=True, kw_only=True):
-    """Names of whole GPUs by pool, whose key is "driver/pool", and who gives them out."""
+    """Names of whole GPUs by pool (key "driver/pool"), and the operator that allocates them."""
 
     pools: dict[str, list[str]] = {}
     leader: RegisteredLeader | None = None
 
 
 class AllocationRegisterStatus(ApiStruct, frozen=True, kw_only=True):
-    """Counts of what stands in it."""
+    """Number of registered GPUs and pools."""
 
     gpus: int = 0
     pools: int = 0
 
 
 class AllocationRegister(ObjectStruct, frozen=True, kw_only=True):
-    """The one register."""
+    """The register, a singleton."""
 
     spec: AllocationRegisterSpec = AllocationRegisterSpec()
     status: AllocationRegisterStatus = AllocationRegisterStatus()

@@ -1,8 +1,7 @@
-"""How every API struct behaves: camelCase on the wire, immutable in memory, defaults left out when written.
+"""Base of API structs: camelCase on the wire, immutable in memory, defaults omitted when written.
 
-Owns the base class, that of our own documents (`-o json`), and what null means. A struct names just the fields Draco uses; what a
-server sends beyond them is dropped on reading, so a struct must never be written back over a whole object that others also write:
-use server-side apply or a patch.
+Owns the base classes of API structs and of `-o json` documents, and the meaning of null. A struct has only the fields that Draco
+uses; others are dropped on reading. Never write a struct back over a whole object: use server-side apply or a patch.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,20 +10,20 @@ from typing import Any, Final
 import msgspec
 
 OPAQUE: Final = frozenset({"parameters", "data"})
-"""Fields whose content belongs to a driver: it is passed on as it is."""
+"""Fields with a driver's own content, passed on unchanged."""
 
 
 class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False):
     """Base of all API structs. Equality is by value; change one with `msgspec.structs.replace`.
 
-    They are trees and can never form a cycle, so the collector need not visit them: that halves the time to decode many.
+    Structs are trees without cycles, so `gc=False` is safe: it halves the time to decode many.
     """
 
 
 def set_fields(value: Any, is_unset: Callable[[object, object], bool] = lambda _, inner: inner is None) -> Any:
-    """Return an object in JSON's types without the fields that are not set, which is what null means to Kubernetes.
+    """Return an object in JSON's types without unset fields; to Kubernetes, null means unset.
 
-    `is_unset` is asked with name and value.
+    `is_unset` is called with name and value.
     """
     if isinstance(value, Mapping):
         return {
@@ -36,4 +35,4 @@ def set_fields(value: Any, is_unset: Callable[[object, object], bool] = lambda _
 
 
 class OutputStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of what `-o json` writes: camelCase, every field always present."""
+    """Base of `-o json` documents: camelCase, with every field present."""

@@ -1,7 +1,4 @@
-"""ResourceClaim, ResourceClaimTemplate, and DeviceClass, a named kind of device that claims ask for.
-
-Owns their structs (resource.k8s.io/v1). Allocation is read, not decided, here.
-"""
+"""ResourceClaim, ResourceClaimTemplate and DeviceClass (resource.k8s.io/v1). Owns their structs. Decides no allocation."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -26,13 +23,13 @@ class CelSelector(ApiStruct, frozen=True, kw_only=True):
 
 
 class DeviceSelector(ApiStruct, frozen=True, kw_only=True):
-    """A selector; CEL is the only kind there is."""
+    """A selector; CEL is the only kind."""
 
     cel: CelSelector | None = None
 
 
 class CapacityRequirements(ApiStruct, frozen=True, kw_only=True):
-    """Amounts asked of a shareable device, as quantities."""
+    """Requested amounts of a shareable device, as quantities."""
 
     requests: dict[str, str] = {}
 
@@ -70,7 +67,7 @@ class DeviceRequest(ApiStruct, frozen=True, kw_only=True):
 
     @property
     def asked(self) -> Sequence[ExactDeviceRequest | DeviceSubRequest]:
-        """What it asks for, alternatives included."""
+        """The requests for devices, alternatives included."""
         return self.first_available if self.exactly is None else [self.exactly, *self.first_available]
 
 
@@ -83,7 +80,7 @@ class DeviceConstraint(ApiStruct, frozen=True, kw_only=True):
 
 
 class OpaqueConfiguration(ApiStruct, frozen=True, kw_only=True):
-    """Parameters for one driver, passed through as they are."""
+    """Parameters for one driver, passed on unchanged."""
 
     driver: str
     parameters: Any = None
@@ -100,7 +97,7 @@ class DeviceClaimConfiguration(ApiStruct, frozen=True, kw_only=True):
 
 
 class DeviceClaim(ApiStruct, frozen=True, kw_only=True):
-    """What is asked for."""
+    """Requests, constraints and configuration."""
 
     requests: list[DeviceRequest] = []
     constraints: list[DeviceConstraint] = []
@@ -114,7 +111,7 @@ class ResourceClaimSpec(ApiStruct, frozen=True, kw_only=True):
 
     @property
     def asked(self) -> list[ExactDeviceRequest | DeviceSubRequest]:
-        """What its requests ask for, alternatives included."""
+        """The requests for devices, alternatives included."""
         return [asked for request in self.devices.requests for asked in request.asked]
 
 
@@ -134,12 +131,12 @@ class DeviceRequestAllocationResult(ApiStruct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> DeviceKey:
-        """The device's full name."""
+        """The device's key."""
         return DeviceKey(self.driver, self.pool, self.device)
 
 
 class DeviceAllocationConfiguration(ApiStruct, frozen=True, kw_only=True):
-    """Configuration as resolved at allocation. Source: FromClass, FromClaim."""
+    """Configuration at the time of allocation. Source: FromClass, FromClaim."""
 
     source: str = ""
     requests: list[str] = []
@@ -162,7 +159,7 @@ class AllocationResult(ApiStruct, frozen=True, kw_only=True):
 
 
 class ResourceClaimConsumerReference(ApiStruct, frozen=True, kw_only=True):
-    """Who may use the claim; a pod, or since 1.37 a pod group."""
+    """A user of the claim: a pod or, since 1.37, a pod group."""
 
     resource: str
     name: str
@@ -171,7 +168,7 @@ class ResourceClaimConsumerReference(ApiStruct, frozen=True, kw_only=True):
 
     @property
     def is_pod(self) -> bool:
-        """Whether it is a pod: neither a PodGroup nor something of another API group."""
+        """Whether it is a pod, not a PodGroup or another API group's object."""
         return self.resource == "pods" and not self.api_group
 
 
@@ -190,7 +187,7 @@ class AllocatedDeviceStatus(ApiStruct, frozen=True, kw_only=True):
 
     @property
     def board(self) -> str:
-        """The UUID of the GPU that it tells of, where Draco's agent wrote it; "" where nothing is said."""
+        """The UUID of the reported GPU, as Draco's agent writes it; "" if there is none."""
         said = self.data if isinstance(self.data, dict) else {}
         return str(said.get("parentUUID") or said.get("uuid") or "")
 
@@ -211,26 +208,26 @@ class ResourceClaim(ObjectStruct, frozen=True, kw_only=True):
 
     @property
     def results(self) -> Sequence[DeviceRequestAllocationResult]:
-        """The devices of its allocation; none while it has no allocation."""
+        """The devices of its allocation; empty without one."""
         return self.status.allocation.devices.results if self.status.allocation else ()
 
     @property
     def devices_held(self) -> list[DeviceKey]:
-        """The devices that it takes into use; administrative access looks at a device and takes nothing."""
+        """The devices it holds; administrative access holds nothing."""
         return [result.key for result in self.results if not result.admin_access]
 
     @property
     def devices_watched(self) -> list[DeviceKey]:
-        """The devices that it has administrative access to."""
+        """The devices it has administrative access to."""
         return [result.key for result in self.results if result.admin_access]
 
     @property
     def waits_tolerantly(self) -> bool:
-        """Whether it waits for devices and tolerates any taint at all: it may be given one that is tainted."""
+        """Whether it waits for devices and tolerates some taint, so that it may get a tainted device."""
         return self.waits and any(each.tolerations for each in self._asked)
 
     def class_of(self, request: str) -> str:
-        """The DeviceClass behind a request, "name" or "name/subrequest" as results have it; "" if it has none such."""
+        """The DeviceClass of a request ("name" or "name/subrequest", as in results); "" if there is none."""
         name, _, alternative = request.partition("/")
         for each in self.spec.devices.requests:
             if each.name == name and each.exactly is not None:
@@ -240,7 +237,7 @@ class ResourceClaim(ObjectStruct, frozen=True, kw_only=True):
         return ""
 
     def classes_in_spite_of(self, taint: DeviceTaint) -> set[str]:
-        """Return the classes of devices that it waits for and that this taint would not keep from it."""
+        """Return the classes of devices that it waits for and would get in spite of this taint."""
         if not self.waits:
             return set()
         return {
@@ -251,17 +248,17 @@ class ResourceClaim(ObjectStruct, frozen=True, kw_only=True):
 
     @property
     def waits(self) -> bool:
-        """Whether it is there to stay and is not allocated."""
+        """Whether it is unallocated and not being deleted."""
         return self.status.allocation is None and self.metadata.deletion_timestamp is None
 
     @property
     def _asked(self) -> Iterator[ExactDeviceRequest | DeviceSubRequest]:
-        """What it asks to have for itself, alternatives included."""
+        """Requests without administrative access, alternatives included."""
         return (each for each in self.spec.asked if not (isinstance(each, ExactDeviceRequest) and each.admin_access))
 
 
 class ResourceClaimTemplateSpec(ObjectStruct, frozen=True, kw_only=True):
-    """Metadata and spec of the claims to make."""
+    """Metadata and spec of the claims made from it."""
 
     spec: ResourceClaimSpec = ResourceClaimSpec()
 
@@ -287,6 +284,6 @@ class DeviceClassSpec(ApiStruct, frozen=True, kw_only=True):
 
 
 class DeviceClass(ObjectStruct, frozen=True, kw_only=True):
-    """Mutable; what counts is what it said when a claim was allocated."""
+    """Mutable; allocated claims keep the configuration of their allocation."""
 
     spec: DeviceClassSpec = DeviceClassSpec()

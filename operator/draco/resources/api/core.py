@@ -1,8 +1,7 @@
-"""Pods, their disruption budgets, nodes, Events and Leases, as far as Draco reads and writes them.
+"""Pods, PodDisruptionBudgets, nodes, Events and Leases, as far as Draco reads and writes them.
 
-Owns their structs: core/v1, policy/v1, and coordination.k8s.io/v1 for the Lease, which is complete, so that it can be written
-back whole.
-events.k8s.io/v1 serves the same Events under other names of fields.
+Owns their structs: core/v1, policy/v1, and coordination.k8s.io/v1 for the Lease, which is complete so that it can be written back
+whole. events.k8s.io/v1 serves the same Events with other field names.
 """
 
 from datetime import datetime
@@ -29,7 +28,7 @@ class PodResourceClaim(ApiStruct, frozen=True, kw_only=True):
 
 
 class ContainerClaim(ApiStruct, frozen=True, kw_only=True):
-    """A pod-level claim a container uses; one request of it, or all."""
+    """A pod's claim that a container uses: one of its requests, or all."""
 
     name: str
     request: str = ""
@@ -49,7 +48,7 @@ class Container(ApiStruct, frozen=True, kw_only=True):
     name: str
     resources: ResourceRequirements = ResourceRequirements()
     restart_policy: str = ""
-    """Always makes a sidecar of an init container."""
+    """An init container with Always is a sidecar."""
 
 
 class NodeAffinity(ApiStruct, frozen=True, kw_only=True):
@@ -59,7 +58,7 @@ class NodeAffinity(ApiStruct, frozen=True, kw_only=True):
 
 
 class Affinity(ApiStruct, frozen=True, kw_only=True):
-    """Only node affinity matters to device allocation."""
+    """Only node affinity matters for device allocation."""
 
     node_affinity: NodeAffinity | None = None
 
@@ -74,25 +73,25 @@ class Toleration(ApiStruct, frozen=True, kw_only=True):
 
 
 class EvictionResponder(ApiStruct, frozen=True, kw_only=True):
-    """Who sees to a pod's eviction before it is evicted, from Kubernetes 1.37 with the feature gate EvictionRequestAPI."""
+    """Handles a pod's eviction, from Kubernetes 1.37 with the feature gate EvictionRequestAPI."""
 
     name: str
 
 
 class PodSchedulingGate(ApiStruct, frozen=True, kw_only=True):
-    """What keeps a pod from being scheduled until somebody removes it."""
+    """Keeps a pod from being scheduled until it is removed."""
 
     name: str
 
 
 class PodSchedulingGroup(ApiStruct, frozen=True, kw_only=True):
-    """The PodGroup of its namespace that a pod belongs to, since Kubernetes 1.36."""
+    """The pod's PodGroup, since Kubernetes 1.36."""
 
     pod_group_name: str = ""
 
 
 class PodSpec(ApiStruct, frozen=True, kw_only=True):
-    """What decides where a pod runs and which claims it uses."""
+    """Fields that decide where a pod runs and which claims it uses."""
 
     node_name: str = ""
     scheduler_name: str = ""
@@ -105,7 +104,7 @@ class PodSpec(ApiStruct, frozen=True, kw_only=True):
     eviction_responders: list[EvictionResponder] = []
     priority: int = 0
     preemption_policy: str = ""
-    """Never keeps it from having others evicted for it; "" means PreemptLowerPriority."""
+    """Never: the pod does not preempt others; "" means PreemptLowerPriority."""
     scheduling_gates: list[PodSchedulingGate] = []
     scheduling_group: PodSchedulingGroup | None = None
 
@@ -141,7 +140,7 @@ class Pod(ObjectStruct, frozen=True, kw_only=True):
 
     @property
     def claims(self) -> list[ObjectKey]:
-        """The claims it uses: by name, made from a template, or made by the scheduler for extended resources."""
+        """Its claims: by name, from templates, or from the scheduler for extended resources."""
         made = {status.name: status.resource_claim_name for status in self.status.resource_claim_statuses}
         names = [claim.resource_claim_name or made.get(claim.name) for claim in self.spec.resource_claims]
         found = [ObjectKey(self.metadata.namespace, name) for name in names if name]
@@ -149,7 +148,7 @@ class Pod(ObjectStruct, frozen=True, kw_only=True):
 
     @property
     def extended_resource_claim(self) -> ObjectKey | None:
-        """The claim that the scheduler made for its extended resources."""
+        """The claim that the scheduler made for its extended resources; None without one."""
         made = self.status.extended_resource_claim_status
         return (
             ObjectKey(self.metadata.namespace, made.resource_claim_name) if made and made.resource_claim_name else None
@@ -157,43 +156,43 @@ class Pod(ObjectStruct, frozen=True, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether it is being deleted, or all its containers have ended for good."""
+        """Whether it is being deleted or has ended."""
         return self.metadata.deletion_timestamp is not None or self.has_ended
 
     @property
     def has_ended(self) -> bool:
-        """Whether all its containers have ended for good. One that is being deleted runs on until then."""
+        """Whether all its containers have ended for good. A pod being deleted runs until then."""
         return self.status.phase in {"Succeeded", "Failed"}
 
     @property
     def scheduled(self) -> Condition | None:
-        """What kube-scheduler last said of it."""
+        """The PodScheduled condition, written by kube-scheduler; None without one."""
         return find_condition(self.status.conditions, "PodScheduled")
 
     @property
     def is_refused(self) -> bool:
-        """Whether kube-scheduler has looked at it and found no node."""
+        """Whether kube-scheduler has found no node for it."""
         said = self.scheduled
         return said is not None and said.status == "False" and said.reason != "SchedulingGated"
 
     @property
     def pending(self) -> bool:
-        """Whether it is alive and none of its containers has started yet."""
+        """Whether none of its containers has started and it is not being deleted."""
         return self.metadata.deletion_timestamp is None and self.status.phase in {"", "Pending"}
 
     @property
     def waits(self) -> bool:
-        """Whether it is alive and has no node yet."""
+        """Whether it is pending without a node."""
         return self.pending and not self.spec.node_name
 
     @property
     def is_gated_by_others(self) -> bool:
-        """Whether somebody else than Draco keeps it from being scheduled, by a gate of its own."""
+        """Whether a scheduling gate other than Draco's holds it."""
         return any(gate.name != SCHEDULING_GATE for gate in self.spec.scheduling_gates)
 
 
 class PodDisruptionBudgetSpec(ApiStruct, frozen=True, kw_only=True):
-    """Which pods of its namespace it covers (without a selector none), and how many must stay, or may go: "50%" or a number."""
+    """Pods it covers (none without a selector), and how many must stay, or may go: "50%" or a number."""
 
     selector: LabelSelector | None = None
     min_available: int | str | None = None
@@ -201,7 +200,7 @@ class PodDisruptionBudgetSpec(ApiStruct, frozen=True, kw_only=True):
 
 
 class PodDisruptionBudgetStatus(ApiStruct, frozen=True, kw_only=True):
-    """How many of these pods may be evicted now, and the numbers that this follows from."""
+    """Allowed evictions now, and the numbers behind them."""
 
     disruptions_allowed: int = 0
     current_healthy: int = 0
@@ -210,7 +209,7 @@ class PodDisruptionBudgetStatus(ApiStruct, frozen=True, kw_only=True):
 
 
 class PodDisruptionBudget(ObjectStruct, frozen=True, kw_only=True):
-    """What the Eviction API asks before it evicts a pod."""
+    """The Eviction API checks it before it evicts a pod."""
 
     spec: PodDisruptionBudgetSpec = PodDisruptionBudgetSpec()
     status: PodDisruptionBudgetStatus = PodDisruptionBudgetStatus()
@@ -225,14 +224,14 @@ class NodeTaint(ApiStruct, frozen=True, kw_only=True):
 
 
 class NodeSpec(ApiStruct, frozen=True, kw_only=True):
-    """What keeps pods away from a node."""
+    """Cordon and taints of a node."""
 
     unschedulable: bool = False
     taints: list[NodeTaint] = []
 
 
 class NodeStatus(ApiStruct, frozen=True, kw_only=True):
-    """Conditions only: allocatable resources are the scheduler's business."""
+    """Conditions only."""
 
     conditions: list[Condition] = []
 
@@ -250,20 +249,20 @@ class Node(ObjectStruct, frozen=True, kw_only=True):
 
 
 class NodeCapacity(ApiStruct, frozen=True, kw_only=True):
-    """What a node has of each resource, and what of it pods can have, as quantities."""
+    """Capacity and allocatable resources of a node, as quantities."""
 
     allocatable: dict[str, str] = {}
     capacity: dict[str, str] = {}
 
 
 class NodeResources(ObjectStruct, frozen=True, kw_only=True):
-    """A node, as its own agent reads it."""
+    """A node as its own agent reads it."""
 
     status: NodeCapacity = NodeCapacity()
 
 
 class ObjectReference(ApiStruct, frozen=True, kw_only=True):
-    """Names one object of any kind; `namespace` is "" for cluster-scoped ones."""
+    """A reference to an object of any kind; `namespace` is "" for cluster-scoped ones."""
 
     api_version: str
     kind: str
@@ -274,14 +273,14 @@ class ObjectReference(ApiStruct, frozen=True, kw_only=True):
 
 
 class EventSeries(ApiStruct, frozen=True, kw_only=True):
-    """How often it happened, and when last (a MicroTime text)."""
+    """How often it happened, and when last (MicroTime text)."""
 
     count: int
     last_observed_time: str
 
 
 class Event(ObjectStruct, frozen=True, kw_only=True):
-    """One Event, or a series of equal ones. `event_time` is a MicroTime text; `type` is Normal or Warning."""
+    """An Event, or a series of equal ones. `event_time` is a MicroTime text; `type` is Normal or Warning."""
 
     involved_object: ObjectReference | None = None
     reason: str = ""
@@ -295,7 +294,7 @@ class Event(ObjectStruct, frozen=True, kw_only=True):
 
 
 class LeaseSpec(ApiStruct, frozen=True, kw_only=True):
-    """Times are MicroTime texts (see `meta.micro_time`); no holder means free."""
+    """Times are MicroTime texts (see `meta.micro_time`); without a holder it is free."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None

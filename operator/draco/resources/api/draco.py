@@ -1,6 +1,6 @@
-"""GpuNode and MigPolicy, kinds of draco.dev/v1alpha1; the others are in `maintenance` and `health`.
+"""GpuNode and MigPolicy, kinds of draco.dev/v1alpha1.
 
-Owns the structs; the schemas people meet are in `crds/`, and a test holds the two together.
+Owns the structs; the schemas are in `crds/`, and a test compares the two.
 """
 
 from datetime import datetime
@@ -17,7 +17,7 @@ from draco.resources.names import CONDITION_READY, REASON_AGENT_LOST, PoolKey
 
 
 class MigMode(StrEnum):
-    """Who lays a GPU out: nobody (MIG is off), a person, or what claims ask for."""
+    """Who decides the layout of a GPU: nobody (MIG is off), a person, or claims."""
 
     DISABLED = "Disabled"
     STATIC = "Static"
@@ -25,7 +25,7 @@ class MigMode(StrEnum):
 
 
 class MigState(StrEnum):
-    """How a GPU's partitions stand. Dirty: not known or not as journaled, so nothing is made until a clean look."""
+    """State of a GPU's partitions. Dirty: unknown or not as journaled; nothing is created until a clean reading."""
 
     READY = "Ready"
     CHANGING = "Changing"
@@ -34,7 +34,7 @@ class MigState(StrEnum):
 
 
 class InstanceUse(StrEnum):
-    """What an instance is there for. Foreign: made by others. Orphan: Draco's own or half made, and waiting to be destroyed."""
+    """Purpose of an instance. Foreign: made by others. Orphan: Draco's, or half made, and waiting to be destroyed."""
 
     CLAIM = "Claim"
     WARM = "Warm"
@@ -46,8 +46,8 @@ class InstanceUse(StrEnum):
 class InstanceStatus(ApiStruct, frozen=True, kw_only=True):
     """One GPU instance as NVML lists it; `start` and `size` in memory units.
 
-    `uuid` and `device` are empty where it has no compute instance or is not published, `claim` ("namespace/name") where none
-    holds it. `holder` is who keeps it from being destroyed.
+    `uuid` is empty without a compute instance, `device` if it is not published, `claim` ("namespace/name") if no claim holds it.
+    `holder` keeps it from being destroyed.
     """
 
     profile: str
@@ -61,7 +61,7 @@ class InstanceStatus(ApiStruct, frozen=True, kw_only=True):
 
 
 class GpuMig(ApiStruct, frozen=True, kw_only=True):
-    """MIG on one GPU. `pending`: a change of the mode waits for a reset. `board` names a table of the node's boards."""
+    """MIG on one GPU. `pending`: a mode change waits for a reset. `board` names one of the node's board tables."""
 
     capable: bool = False
     enabled: bool = False
@@ -91,16 +91,16 @@ class MigProfile(ApiStruct, frozen=True, kw_only=True):
 
 
 class BoardTable(ApiStruct, frozen=True, kw_only=True):
-    """What NVML says can be made on a board, once for all GPUs of a node that say the same."""
+    """The profiles that NVML reports for a board, shared by all equal GPUs of a node."""
 
     name: str
     profiles: list[MigProfile] = []
 
 
 class GpuStatus(ApiStruct, frozen=True, kw_only=True):
-    """One physical GPU as its agent sees it. `device` is the name it is published under.
+    """One physical GPU as its agent sees it. `device` is its published name.
 
-    `notes` are sentences on what is not known of it, and on what keeps it from claims without being a fault.
+    `notes` are sentences on unknown properties, and on obstacles for claims that are not faults.
     """
 
     device: str
@@ -119,7 +119,7 @@ class GpuStatus(ApiStruct, frozen=True, kw_only=True):
 
 
 class UnidentifiedGpuStatus(ApiStruct, frozen=True, kw_only=True):
-    """A GPU that NVML counts and that cannot be given to anybody, and why. `uuid` is "" where not even that is known."""
+    """A GPU that NVML counts but that cannot be used, and why. `uuid` is "" if unknown."""
 
     index: int
     uuid: str = ""
@@ -134,17 +134,17 @@ class WantedInstance(ApiStruct, frozen=True, kw_only=True):
 
 
 class ProfileCount(ApiStruct, frozen=True, kw_only=True):
-    """So many instances of a profile, on each GPU."""
+    """A number of instances of a profile on each GPU."""
 
     profile: str
     count: int = 1
 
 
 class WantedGpu(ApiStruct, frozen=True, kw_only=True):
-    """What the operator wants of one GPU, and by which policy.
+    """The wanted state of one GPU, and its policy.
 
-    `profiles` limits what Dynamic may make (empty: all), `layout` is for Static. `reset_permitted` allows what needs a reset
-    of the GPU.
+    `profiles` limits what Dynamic may make (empty: all), `layout` is for Static. `reset_permitted` allows changes that need a GPU
+    reset.
     """
 
     uuid: str
@@ -157,9 +157,9 @@ class WantedGpu(ApiStruct, frozen=True, kw_only=True):
 
 
 class PromisedDevice(ApiStruct, frozen=True, kw_only=True):
-    """A device that a claim has been allocated, and that its GPU would not offer by what is wanted of it.
+    """A device allocated to a claim that the wanted state of its GPU would not offer.
 
-    `uuid` is the GPU's, `claim` "namespace/name". The name of a partition says where it is (see `read_partition_name`).
+    `uuid` is the GPU's, `claim` "namespace/name". A partition's name contains its position (see `read_partition_name`).
     """
 
     device: str
@@ -168,10 +168,10 @@ class PromisedDevice(ApiStruct, frozen=True, kw_only=True):
 
 
 class IsolatedGpu(ApiStruct, frozen=True, kw_only=True):
-    """What is published with a taint from the first moment on, because a DeviceMaintenance, `request`, is about it.
+    """Devices published with a taint from the start, because of the DeviceMaintenance `request`.
 
-    `uuid` is the GPU's, "" for every GPU of the node. If `device` is the name of a partition, then that and what overlaps it is
-    meant, else all of the GPU.
+    `uuid` is the GPU's, "" for all GPUs of the node. If `device` names a partition, it applies to that and to what overlaps it,
+    otherwise to the whole GPU.
     """
 
     request: str
@@ -183,14 +183,14 @@ class IsolatedGpu(ApiStruct, frozen=True, kw_only=True):
 
     @property
     def taint(self) -> DeviceTaint:
-        """The taint as it is published."""
+        """The taint to publish."""
         return DeviceTaint(key=self.key, value=self.value, effect=self.effect)
 
 
 class RepairedGpu(ApiStruct, frozen=True, kw_only=True):
-    """A GPU on which the Job of a request that a HealthPolicy opened has succeeded: it was reset, as far as anybody can know.
+    """A GPU whose remediation Job, opened by a HealthPolicy, has succeeded, so that it presumably was reset.
 
-    What a reset ends is over, unless the agent has seen it after `until`, which is a time that the agent itself has reported.
+    Faults that a reset ends are over, unless the agent saw them after `until`, a time that the agent itself reported.
     """
 
     uuid: str
@@ -199,12 +199,12 @@ class RepairedGpu(ApiStruct, frozen=True, kw_only=True):
 
 
 class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
-    """What the operator wants of the node. A GPU that is not listed belongs to no policy: nothing new is made on it.
+    """What the operator wants of the node. A GPU that is not listed belongs to no policy: nothing new is created on it.
 
-    `promised` stays published and free for its claims. `operator_allocated` are the UUIDs of GPUs whose devices are kept from
-    kube-scheduler, because Draco allocates them. `decided` are the UUIDs of the GPUs that all this is about: what is not said of
-    any other is not known, so its agent goes on by what it was told last. Empty: the operator has decided nothing yet. `repaired`
-    stands only as long as the agent reports a fault that it is about.
+    `promised` devices stay published and free for their claims. `operator_allocated` are UUIDs of GPUs that Draco allocates,
+    which are tainted against kube-scheduler. `decided` are the UUIDs of all GPUs covered by this spec; for others the agent keeps
+    its last instructions. Empty: the operator has decided nothing yet. `repaired` is kept only while the agent reports such a
+    fault.
     """
 
     gpus: list[WantedGpu] = []
@@ -217,7 +217,7 @@ class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
 
 
 class GpuNodeStatus(ApiStruct, frozen=True, kw_only=True):
-    """What the agent sees and does. `isolates`: it heeds `spec.isolated`, and the cluster keeps taints in slices."""
+    """What the agent sees and does. `isolates`: it obeys `spec.isolated`, and the cluster keeps taints in slices."""
 
     observed_generation: int = 0
     isolates: bool = False
@@ -244,13 +244,13 @@ class GpuNode(ObjectStruct, frozen=True, kw_only=True):
 
     @property
     def node_uid(self) -> str:
-        """The UID of the Node that owns it; "" where nobody does."""
+        """The UID of the Node that owns it; "" if none does."""
         owners = (each.uid for each in self.metadata.owner_references if each.kind == "Node")
         return next(owners, "")
 
     @property
     def is_agent_lost(self) -> bool:
-        """Whether the operator says that the agent is lost: what it has reported may be so no more."""
+        """Whether the operator reports the agent as lost, so that its reports may be out of date."""
         ready = find_condition(self.status.conditions, CONDITION_READY)
         return ready is not None and ready.reason == REASON_AGENT_LOST
 
@@ -261,7 +261,7 @@ class GpuNode(ObjectStruct, frozen=True, kw_only=True):
 
 
 class LayoutInstances(ApiStruct, frozen=True, kw_only=True):
-    """Instances of one profile in a layout. Without `start` they go where the layout has room."""
+    """Instances of one profile in a layout; without `start`, wherever the layout has room."""
 
     profile: str
     count: int = 1
@@ -269,21 +269,21 @@ class LayoutInstances(ApiStruct, frozen=True, kw_only=True):
 
 
 class MigLayout(ApiStruct, frozen=True, kw_only=True):
-    """A layout of one GPU, by name."""
+    """A named layout of one GPU."""
 
     name: str
     instances: list[LayoutInstances]
 
 
 class IdleClaims(StrEnum):
-    """What repair does about idle claims in the way of a pod: says so, or takes their allocations back."""
+    """What repair does about idle claims that block a pod: report them, or release their allocations."""
 
     KEEP = "Keep"
     RELEASE = "Release"
 
 
 class MigRepair(ApiStruct, frozen=True, kw_only=True):
-    """How many idle claims may go to unblock a pending one, and whether Draco may let go of them itself."""
+    """How many idle claims may be moved to unblock a pending one, and whether Draco may release them itself."""
 
     max_moves: int = 2
     idle_claims: IdleClaims = IdleClaims.KEEP
@@ -298,55 +298,55 @@ class ResetPermit(StrEnum):
 
 
 class MigReset(ApiStruct, frozen=True, kw_only=True):
-    """Whether and when what needs a reset of the GPU may be done."""
+    """Whether and when changes that need a GPU reset may be made."""
 
     permit: ResetPermit = ResetPermit.NEVER
     windows: list[TimeWindow] = []
 
 
 class Allocator(StrEnum):
-    """Who gives devices to claims."""
+    """Who allocates devices to claims."""
 
     SCHEDULER = "Scheduler"
     OPERATOR = "Operator"
 
 
 class PlacementStrategy(StrEnum):
-    """Whether claims that could go to several nodes go to the fullest of them, or to the emptiest."""
+    """Whether claims go to the fullest possible node or to the emptiest."""
 
     PACK = "Pack"
     SPREAD = "Spread"
 
 
 class PartialLoss(StrEnum):
-    """What becomes of a running group that has lost a pod which finds no place again: it keeps its devices, or leaves them."""
+    """What happens to a running group whose lost pod cannot be placed again: it keeps its devices, or releases them."""
 
     KEEP = "Keep"
     RELEASE = "Release"
 
 
 class MigGangs(ApiStruct, frozen=True, kw_only=True):
-    """Groups of pods that start together. `release_leaked_after`: how long one without a pod may keep devices ("": for ever)."""
+    """Settings of gangs. `release_leaked_after`: how long one without pods may keep devices ("": forever)."""
 
     release_leaked_after: str = ""
     on_partial_loss: PartialLoss = PartialLoss.KEEP
 
 
 class MigReservations(ApiStruct, frozen=True, kw_only=True):
-    """What DeviceReservations may do. `longest_idle`: how long a claim may keep devices that no pod uses ("": until its end)."""
+    """Settings of DeviceReservations. `longest_idle`: how long a claim may stay unused ("": until the reservation ends)."""
 
     longest_idle: str = ""
 
 
 class PreemptionPermit(StrEnum):
-    """Whose pods Draco may evict so that claims of a higher priority get their devices."""
+    """Which pods Draco may preempt for claims of a higher priority."""
 
     NEVER = "Never"
     LOWER_PRIORITY = "LowerPriority"
 
 
 class WarmAhead(ApiStruct, frozen=True, kw_only=True):
-    """Idle instances kept by the rate at which claims take them, measured over `window`: at most `limits` on all GPUs."""
+    """Idle instances kept according to the claim rate, measured over `window`: at most `limits` on all GPUs."""
 
     window: str = "10m"
     lead_time_seconds: int = 15
@@ -354,7 +354,7 @@ class WarmAhead(ApiStruct, frozen=True, kw_only=True):
 
 
 class MigPolicySpec(ApiStruct, frozen=True, kw_only=True):
-    """Which GPUs, and how they are to be partitioned."""
+    """Selected GPUs, and how to partition them."""
 
     mode: MigMode
     allocator: Allocator = Allocator.SCHEDULER
@@ -375,7 +375,7 @@ class MigPolicySpec(ApiStruct, frozen=True, kw_only=True):
 
 
 class MigPolicyNode(ApiStruct, frozen=True, kw_only=True):
-    """How a policy stands on one node."""
+    """State of a policy on one node."""
 
     name: str
     gpus: int | None = None
@@ -386,14 +386,14 @@ class MigPolicyNode(ApiStruct, frozen=True, kw_only=True):
 
 
 class MigPolicyConflict(ApiStruct, frozen=True, kw_only=True):
-    """An older policy that has GPUs which this one selects too."""
+    """An older policy that also selects GPUs of this one."""
 
     policy: str
     gpus: int
 
 
 class MigPolicyStatus(ApiStruct, frozen=True, kw_only=True):
-    """Written by the operator. `conflicts` are the older policies that keep GPUs from this one."""
+    """Written by the operator. `conflicts` are older policies that keep GPUs from this one."""
 
     observed_generation: int = 0
     gpus: int | None = None
@@ -407,7 +407,7 @@ class MigPolicyStatus(ApiStruct, frozen=True, kw_only=True):
 
 
 class MigPolicy(ObjectStruct, frozen=True, kw_only=True):
-    """How some GPUs are to be partitioned."""
+    """How selected GPUs are partitioned."""
 
     spec: MigPolicySpec
     status: MigPolicyStatus = MigPolicyStatus()

@@ -1,6 +1,6 @@
-"""EvictionRequest: asking the cluster to make a pod leave, rather than evicting it oneself.
+"""EvictionRequest: asks the cluster to evict a pod, instead of evicting it directly.
 
-Owns the struct only. What a request says, and what its status means, is `maintenance.draining`'s to know.
+Owns the structs only. `maintenance.draining` writes requests and interprets their status.
 """
 
 from draco.resources.api.base import ApiStruct
@@ -10,28 +10,28 @@ INTENT_EVICTION = "Eviction"
 
 
 class EvictionRequestPodReference(ApiStruct, frozen=True, kw_only=True):
-    """One very pod, of the request's namespace."""
+    """One pod, by name and UID, in the request's namespace."""
 
     name: str
     uid: str
 
 
 class EvictionRequestTarget(ApiStruct, frozen=True, kw_only=True):
-    """Who is to leave. Targets of other kinds may come; they are not ours."""
+    """What to evict. Targets of other kinds may be added upstream; Draco ignores them."""
 
     pod: EvictionRequestPodReference | None = None
 
 
 class EvictionRequestSpec(ApiStruct, frozen=True, kw_only=True):
-    """Who wants whom gone. `intent` is Eviction or Withdrawn; all else never changes."""
+    """Requester and target. `intent` is Eviction or Withdrawn; everything else is immutable."""
 
     target: EvictionRequestTarget = EvictionRequestTarget()
     requester: str = ""
-    intent: str = ""  # no default that means something: the API server wants it written
+    intent: str = ""  # no default, because the API server requires it
 
 
 class EvictionRequestStatus(ApiStruct, frozen=True, kw_only=True):
-    """Written by the cluster's controller of such requests; empty where there is none."""
+    """Written by the cluster's controller for these requests; empty without one."""
 
     conditions: list[Condition] = []
     observed_generation: int | None = None

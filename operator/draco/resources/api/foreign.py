@@ -1,8 +1,8 @@
-"""Reading JSON that others wrote: whatever it is, the answer is a value or a `msgspec.DecodeError`.
+"""Reading JSON written by others: the result is a value or a `msgspec.DecodeError`.
 
-Owns what is done about nesting. A user may nest what belongs to a driver (`opaque.parameters`) thousands of levels deep, and the
-API server stores it; reading it takes the stack of the reader, and so do comparing, copying and writing it. So what is deeper
-than anybody reads is read as null. Nothing that is read here is written back whole.
+Owns the limit on nesting. Users may nest a driver's content (`opaque.parameters`) thousands of levels deep, and the API server
+stores it; reading, comparing, copying and writing it would overflow the stack. So values nested too deeply are read as null.
+Never write back whole what was read here.
 """
 
 import re
@@ -13,21 +13,21 @@ import msgspec
 T_co = TypeVar("T_co", covariant=True)
 
 DEEPEST: Final = 100
-"""Levels of an object that are read. Kubernetes' own kinds have some twenty."""
+"""Levels of an object that are read. Kubernetes' kinds have about twenty."""
 DEEPEST_OPAQUE: Final = 50
-"""Levels of a value that belongs to a driver that are read."""
+"""Levels that are read of a driver's content."""
 _STRING_OR_BRACKET: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 
 
 class Decoder(Protocol[T_co]):
-    """What reads bytes: a decoder of msgspec's."""
+    """A decoder of msgspec."""
 
     def decode(self, buf: bytes | msgspec.Raw, /) -> T_co:
-        """Read them."""
+        """Decode the bytes."""
 
 
 def read(decoder: Decoder[T_co], written: bytes | msgspec.Raw) -> T_co:
-    """What was written. Raises msgspec.DecodeError, of which ValidationError is one."""
+    """Decode JSON. Raises msgspec.DecodeError, of which ValidationError is a subclass."""
     try:
         try:
             return decoder.decode(written)
@@ -38,12 +38,12 @@ def read(decoder: Decoder[T_co], written: bytes | msgspec.Raw) -> T_co:
 
 
 def read_plain(written: bytes | msgspec.Raw) -> Any:
-    """What was written, in JSON's own types. Raises msgspec.DecodeError."""
+    """Decode JSON to its own types. Raises msgspec.DecodeError."""
     return read(_PLAIN, written)
 
 
 def shallow(written: bytes, deepest: int = DEEPEST) -> bytes:
-    """The same JSON with null for all that is nested deeper. What is no JSON stays none."""
+    """Replace what is nested deeper by null. Invalid JSON stays invalid."""
     kept: list[bytes] = []
     depth = start = 0
     for found in _STRING_OR_BRACKET.finditer(written):
@@ -62,12 +62,12 @@ def shallow(written: bytes, deepest: int = DEEPEST) -> bytes:
 
 
 def shallow_value(value: Any, deepest: int = DEEPEST_OPAQUE) -> Any:
-    """The same value in JSON's types with None for all that is nested deeper."""
+    """Replace what is nested deeper by None, in a value of JSON's types."""
     return _cut(value, deepest) if _reaches(value, deepest + 1) else value
 
 
 def is_cut(value: Any, deepest: int = DEEPEST_OPAQUE) -> bool:
-    """Whether the value is nested as deeply as values are read, so that some of it may have been left out."""
+    """Whether the value reaches the nesting limit, so that some of it may have been left out."""
     return _reaches(value, deepest)
 
 

@@ -1,6 +1,6 @@
-"""Faults of GPUs as agents report them, and HealthPolicy, what is done about them.
+"""Faults of GPUs as agents report them, and HealthPolicy, the response to them.
 
-Owns the structs; the schemas people meet are in `crds/`, and a test holds the two together.
+Owns the structs; the schemas are in `crds/`, and a test compares the two.
 """
 
 from datetime import datetime
@@ -14,7 +14,7 @@ from draco.resources.names import TAINT_FAMILIES, TAINT_FOREIGN_INSTANCE, TAINT_
 
 
 class FaultFamily(StrEnum):
-    """What kind of fault it is. Each family has a taint key of its own, draco.dev/<family>."""
+    """Families of faults, each with its own taint key draco.dev/<family>."""
 
     XID = "xid"
     ECC = "ecc"
@@ -33,17 +33,17 @@ _FAULTS = frozenset(f"{TAINT_FAMILIES}{family.value}" for family in FaultFamily)
 
 
 def is_of_fault(key: str) -> bool:
-    """Whether a taint of this key says that the hardware has a fault; each family of faults has its own."""
+    """Whether this taint key reports a hardware fault."""
     return key in _FAULTS
 
 
 def is_of_fact(key: str) -> bool:
-    """Whether a taint of this key says what the agent cannot do: who tolerates it gets a device that the pod is refused."""
+    """Whether this taint key reports something the agent cannot do: a pod that tolerates it would be refused by the agent."""
     return key in _FACTS or is_of_fault(key)
 
 
 class FaultScope(StrEnum):
-    """What a fault concerns."""
+    """What a fault affects."""
 
     COMPUTE_INSTANCE = "ComputeInstance"
     GPU_INSTANCE = "GpuInstance"
@@ -52,7 +52,7 @@ class FaultScope(StrEnum):
 
 
 class HealthEffect(StrEnum):
-    """What is done about a fault, the mildest first: noted, announced, no new claims, pods evicted, pods deleted."""
+    """The response to a fault, mildest first: recorded, announced, no new claims, pods evicted, pods deleted."""
 
     RECORD = "Record"
     ANNOUNCE = "Announce"
@@ -62,18 +62,18 @@ class HealthEffect(StrEnum):
 
 
 HEALTHY: Final = "Healthy"
-"""What a GPU's `health` says where nothing is wrong with it."""
+"""`health` of a GPU without faults."""
 BLOCKING_FAULTS: Final = frozenset({HealthEffect.NO_SCHEDULE, HealthEffect.EVICT, HealthEffect.NO_EXECUTE})
-"""What keeps new work away."""
+"""Effects that keep new claims away."""
 
 
 class GpuFaultStatus(ApiStruct, frozen=True, kw_only=True):
     """One fault of a GPU, in its agent's ledger.
 
-    `name` is one word for machines, such as Xid79, and with `instance` unique on the GPU; `code` is the XID where it is one.
-    `instance` is the GPU instance's id where the scope is smaller than the GPU. A latched fault stays until something was done, a
-    live one until it is not seen any more. `effect` is what the agent makes of it now, `policy` who says so ("" for the agent's
-    own table). `clean_probes` counts readings without it since it was last seen.
+    `name` is one word, such as Xid79, and unique on the GPU together with `instance`; `code` is the XID, if any. `instance` is
+    the GPU instance's id if the scope is smaller than the GPU. A latched fault stays until an action clears it, a live one until
+    it is no longer seen. `effect` is its current effect, from `policy` ("": the agent's own table). `clean_probes` counts
+    readings without it since it was last seen.
     """
 
     family: FaultFamily
@@ -92,9 +92,9 @@ class GpuFaultStatus(ApiStruct, frozen=True, kw_only=True):
 
 
 class FaultOverride(ApiStruct, frozen=True, kw_only=True):
-    """What a policy makes of one fault of one GPU. The agent's own table holds where there is none.
+    """A policy's override for one fault of one GPU. Without one the agent's own table applies.
 
-    Without `effect` the agent's own effect stays. `clean_probes` is how many readings without the fault end it.
+    Without `effect` the agent's own effect stays. `clean_probes` is the number of readings without the fault that ends it.
     """
 
     uuid: str
@@ -106,9 +106,9 @@ class FaultOverride(ApiStruct, frozen=True, kw_only=True):
 
 
 class Remediation(ApiStruct, frozen=True, kw_only=True):
-    """What repairs a GPU automatically: a DeviceMaintenance whose work is a Job, made from a suspended CronJob.
+    """Automatic repair of a GPU: a DeviceMaintenance whose work is a Job made from a suspended CronJob.
 
-    `max_failures` is after how many failed ones in a row a person has to look.
+    After `max_failures` failures in a row, a person has to look.
     """
 
     from_cron_job: str
@@ -117,7 +117,7 @@ class Remediation(ApiStruct, frozen=True, kw_only=True):
 
 
 class HealthRule(ApiStruct, frozen=True, kw_only=True):
-    """What is done about the faults that `condition` is true of; plain CEL over `fault` and `gpu`."""
+    """The response to faults that match `condition`, plain CEL over `fault` and `gpu`."""
 
     name: str
     condition: str
@@ -127,10 +127,10 @@ class HealthRule(ApiStruct, frozen=True, kw_only=True):
 
 
 class HealthPolicySpec(ApiStruct, frozen=True, kw_only=True):
-    """Which GPUs, and what is done about their faults. The first rule that is true of a fault counts.
+    """Selected GPUs, and the response to their faults. The first rule that matches a fault applies.
 
-    Of several policies that select a GPU, the one with the highest `priority` is asked first, then the older one. With `dry_run`
-    it is only said what would be done.
+    If several policies select a GPU, the one with the highest `priority` comes first, then the older one. With `dry_run` the
+    response is only reported.
     """
 
     priority: int = 0
@@ -142,7 +142,7 @@ class HealthPolicySpec(ApiStruct, frozen=True, kw_only=True):
 
 
 class HealthPolicyStatus(ApiStruct, frozen=True, kw_only=True):
-    """Written by the operator: the GPUs that it selects, those with a fault that a rule is about, and requests it has open."""
+    """Written by the operator: selected GPUs, those with a fault that matches a rule, and open requests."""
 
     observed_generation: int = 0
     gpus: int | None = None
@@ -153,7 +153,7 @@ class HealthPolicyStatus(ApiStruct, frozen=True, kw_only=True):
 
 
 class HealthPolicy(ObjectStruct, frozen=True, kw_only=True):
-    """What is done about faults of some GPUs."""
+    """The response to faults of selected GPUs."""
 
     spec: HealthPolicySpec
     status: HealthPolicyStatus = HealthPolicyStatus()

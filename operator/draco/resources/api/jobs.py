@@ -1,6 +1,6 @@
-"""Jobs, the CronJobs that are their templates, and what pods of Jobs say of why they do not run.
+"""Jobs, CronJobs as their templates, and why pods of Jobs do not run.
 
-Owns the structs: batch/v1, and of core/v1 what is read of a Job's pods alone. The spec of a template is passed on as it is.
+Owns the structs: batch/v1, and the fields of core/v1 read of a Job's pods only. A template's spec is passed on unchanged.
 """
 
 from typing import Any
@@ -10,38 +10,38 @@ from draco.resources.api.meta import Condition, ObjectStruct
 
 
 class JobTemplate(ObjectStruct, frozen=True, kw_only=True):
-    """What a CronJob makes Jobs from."""
+    """The template for Jobs of a CronJob."""
 
     spec: dict[str, Any] = {}
 
 
 class CronJobSpec(ApiStruct, frozen=True, kw_only=True):
-    """Whether it makes Jobs automatically, and from what."""
+    """Whether it is suspended, and its template."""
 
     suspend: bool = False
     job_template: JobTemplate = JobTemplate()
 
 
 class CronJob(ObjectStruct, frozen=True, kw_only=True):
-    """A template of Jobs, with a schedule that does not count while it is suspended."""
+    """A template for Jobs; its schedule is inactive while it is suspended."""
 
     spec: CronJobSpec = CronJobSpec()
 
 
 class JobStatus(ApiStruct, frozen=True, kw_only=True):
-    """How it ended: the condition Complete or Failed."""
+    """The condition Complete or Failed says how it ended."""
 
     conditions: list[Condition] = []
 
 
 class JobSpec(ApiStruct, frozen=True, kw_only=True):
-    """How many pods run at once; 1 if it does not say."""
+    """Number of pods that run in parallel; 1 if unset."""
 
     parallelism: int | None = None
 
 
 class Job(ObjectStruct, frozen=True, kw_only=True):
-    """A Job. Never written back: the struct has not all of it."""
+    """A Job. Never write it back: the struct is incomplete."""
 
     spec: JobSpec = JobSpec()
     status: JobStatus = JobStatus()
@@ -63,7 +63,7 @@ class ContainerTerminated(ApiStruct, frozen=True, kw_only=True):
 
 
 class ContainerState(ApiStruct, frozen=True, kw_only=True):
-    """One of them is set; neither while it runs."""
+    """At most one is set; none while the container runs."""
 
     waiting: ContainerWaiting | None = None
     terminated: ContainerTerminated | None = None

@@ -1,6 +1,6 @@
-"""DeviceLimit: how much of the GPUs the claims of namespaces may hold, where Draco allocates.
+"""DeviceLimit: how much of the GPUs the claims of namespaces may hold, if Draco allocates.
 
-Owns the structs of that kind, and of Namespace, whose labels say which limit is whose.
+Owns the structs of that kind, and of Namespace, whose labels select limits.
 """
 
 from enum import StrEnum
@@ -10,14 +10,14 @@ from draco.resources.api.meta import Condition, LabelSelector, ObjectStruct
 
 
 class LimitScope(StrEnum):
-    """Of what the amounts hold: of each selected namespace individually, or of all of them together."""
+    """Whether the amounts apply to each selected namespace, or to all of them together."""
 
     NAMESPACE = "Namespace"
     SELECTION = "Selection"
 
 
 class DeviceAmounts(ApiStruct, frozen=True, kw_only=True):
-    """Amounts of devices; what is None is not limited, or not counted. `memory` and `gpu_share` are quantities."""
+    """Amounts of devices; None is not limited, or not counted. `memory` and `gpu_share` are quantities."""
 
     devices: int | None = None
     memory: str | None = None
@@ -26,7 +26,7 @@ class DeviceAmounts(ApiStruct, frozen=True, kw_only=True):
 
 
 class DeviceLimitSpec(ApiStruct, frozen=True, kw_only=True):
-    """Which claims count, those of the selected namespaces (without a selector of all), and which of their devices."""
+    """Which claims count (of selected namespaces, or of all without a selector), and which of their devices."""
 
     namespace_selector: LabelSelector | None = None
     per: LimitScope = LimitScope.NAMESPACE
@@ -36,14 +36,14 @@ class DeviceLimitSpec(ApiStruct, frozen=True, kw_only=True):
 
 
 class NamespaceUse(ApiStruct, frozen=True, kw_only=True):
-    """What the claims of one namespace hold of what a limit is about."""
+    """What the claims of one namespace hold, as far as it is limited."""
 
     namespace: str
     used: DeviceAmounts = DeviceAmounts()
 
 
 class DeviceLimitStatus(ApiStruct, frozen=True, kw_only=True):
-    """Written by the operator. `namespaces` are those nearest to the limit, the nearest first."""
+    """Written by the operator. `namespaces` has those nearest to the limit first."""
 
     observed_generation: int = 0
     selected: int | None = None
@@ -55,7 +55,7 @@ class DeviceLimitStatus(ApiStruct, frozen=True, kw_only=True):
 
 
 class DeviceLimit(ObjectStruct, frozen=True, kw_only=True):
-    """A limit. All that apply hold together."""
+    """A limit. All limits that apply must be met."""
 
     spec: DeviceLimitSpec
     status: DeviceLimitStatus = DeviceLimitStatus()

@@ -1,6 +1,6 @@
-"""DeviceMaintenance, a request to take devices out of service, and MaintenanceBudget, how much may be out of service at once.
+"""DeviceMaintenance, a request to take devices out of service, and MaintenanceBudget, how many may be out at the same time.
 
-Owns the structs; the schemas people meet are in `crds/`, and a test holds the two together. Durations are texts such as "2h30m".
+Owns the structs; the schemas are in `crds/`, and a test compares the two. Durations are texts such as "2h30m".
 """
 
 from datetime import datetime
@@ -14,7 +14,7 @@ from draco.resources.names import TAINT_MAINTENANCE, DeviceKey, PoolKey
 
 
 class MaintenancePhase(StrEnum):
-    """Where a maintenance request stands, in the order in which it comes there."""
+    """Phase of a maintenance request, in chronological order."""
 
     PENDING = "Pending"
     REHEARSED = "Rehearsed"
@@ -28,32 +28,32 @@ class MaintenancePhase(StrEnum):
 
 
 OVER: Final = frozenset({MaintenancePhase.COMPLETED, MaintenancePhase.CANCELLED})
-"""A request in one of these has given everything back, and takes nothing any more."""
+"""In these phases all devices have been returned, and no more are taken."""
 
 
 CONDITION_ISOLATED: Final = "Isolated"
 CONDITION_READY_FOR_WORK: Final = "ReadyForWork"
 CONDITION_WORKED: Final = "Worked"
-"""All Jobs that do the work have succeeded: from then on the devices are verified, even if somebody deletes the Jobs."""
+"""All work Jobs have succeeded: the devices are verified from now on, even if the Jobs are deleted."""
 CONDITION_VERIFIED: Final = "Verified"
 CONDITION_FAILED: Final = "Failed"
 CONDITION_BLOCKED: Final = "Blocked"
-"""Jobs of the request cannot be made, or do not start: it goes no further until that is put right."""
+"""Jobs of the request cannot be created or do not start; it waits until that is fixed."""
 REASON_RETURNING: Final = "Returning"
-"""Of Isolated: the devices are being given back, which is not called off any more."""
+"""Of Isolated: the devices are being returned, which cannot be cancelled."""
 REASON_OTHER_GPU: Final = "OtherGpu"
-"""Of ReadyForWork: the device's name stands for another GPU than when it was isolated."""
+"""Of ReadyForWork: the device's name now stands for another GPU than when it was isolated."""
 
 
 class Approval(StrEnum):
-    """Who starts a request that is rehearsed: the operator, or a person who sets `approved`."""
+    """Who starts a rehearsed request: the operator, or a person who sets `approved`."""
 
     AUTOMATIC = "Automatic"
     REQUIRED = "Required"
 
 
 class DrainPolicy(StrEnum):
-    """How pods leave the devices: when they finish, by the Eviction API, or in the end by a NoExecute taint."""
+    """How pods leave the devices: when they finish, by the Eviction API, or finally by a NoExecute taint."""
 
     WAIT = "Wait"
     EVICT = "Evict"
@@ -61,14 +61,14 @@ class DrainPolicy(StrEnum):
 
 
 class DeadlineAction(StrEnum):
-    """What happens to a request whose devices are not free in time: it fails and keeps them, or gives them back."""
+    """What happens if the devices are not free in time: the request fails and keeps them, or returns them."""
 
     FAIL = "Fail"
     CANCEL = "Cancel"
 
 
 class VerificationMode(StrEnum):
-    """What says that the devices are good again: the node's agent, a Job on the device, or the person who finishes."""
+    """Who verifies the devices: the node's agent, a Job on the device, or the person who finishes."""
 
     AGENT = "Agent"
     JOB = "Job"
@@ -86,17 +86,17 @@ class MaintenanceSelector(ApiStruct, frozen=True, kw_only=True):
     selectors: list[DeviceSelector] = []
 
     def matches(self, device: DeviceKey) -> bool:
-        """Whether every exact name that is set agrees. A selector without any matches nothing."""
+        """Whether every given name is equal. A selector without names matches nothing."""
         wanted = (self.driver, self.pool, self.device)
         return any(wanted) and all(not want or want == have for want, have in zip(wanted, device, strict=True))
 
     def may_match(self, pool: PoolKey) -> bool:
-        """Whether there may be devices in the pool that it matches."""
+        """Whether it may match devices in the pool."""
         return self.driver in {None, "", pool.driver} and self.pool in {None, "", pool.pool}
 
 
 class MaintenanceTaint(ApiStruct, frozen=True, kw_only=True):
-    """The taint that isolates a request's devices; the schema fills in the same defaults."""
+    """The taint that isolates devices; same defaults as the schema."""
 
     key: str = TAINT_MAINTENANCE
     value: str = ""
@@ -104,7 +104,7 @@ class MaintenanceTaint(ApiStruct, frozen=True, kw_only=True):
 
 
 class MaintenanceSchedule(ApiStruct, frozen=True, kw_only=True):
-    """When devices may be isolated: not before `start`, and only while a window is open."""
+    """When devices may be isolated: not before `start`, and only in a window."""
 
     start: datetime | None = None
     windows: list[TimeWindow] = []
@@ -113,7 +113,7 @@ class MaintenanceSchedule(ApiStruct, frozen=True, kw_only=True):
 class MaintenanceDrain(ApiStruct, frozen=True, kw_only=True):
     """How pods leave. They have `wait` to finish before they are evicted.
 
-    NoExecute comes `no_execute_after` the first eviction. `grace_period_seconds` replaces the pods' own.
+    NoExecute follows `no_execute_after` the first eviction. `grace_period_seconds` replaces the pods' own.
     """
 
     policy: DrainPolicy = DrainPolicy.WAIT
@@ -130,13 +130,13 @@ class MaintenanceDeadline(ApiStruct, frozen=True, kw_only=True):
 
 
 class MaintenanceWork(ApiStruct, frozen=True, kw_only=True):
-    """A Job for each GPU as soon as it is free: the template is a suspended CronJob in the namespace of Draco's Jobs."""
+    """A Job for each GPU once it is free: its template is a suspended CronJob in the namespace of Draco's Jobs."""
 
     from_cron_job: str
 
 
 class MaintenanceVerification(ApiStruct, frozen=True, kw_only=True):
-    """How it is found out that the devices are good again. `from_cron_job` is for the mode Job."""
+    """How the devices are verified. `from_cron_job` is for the mode Job."""
 
     mode: VerificationMode = VerificationMode.AGENT
     from_cron_job: str = ""
@@ -161,10 +161,10 @@ class DeviceMaintenanceSpec(ApiStruct, frozen=True, kw_only=True):
 
 
 class MaintainedDevice(ApiStruct, frozen=True, kw_only=True):
-    """One device of a request. `rule` is the DeviceTaintRule that isolates it, `claims` ("namespace/name") still hold it.
+    """One device of a request. `rule` is the DeviceTaintRule that isolates it; `claims` ("namespace/name") still hold it.
 
-    `uuid` is the GPU that it was or was a part of when it was isolated, `overlaps` the device that was asked for if this one is
-    the same hardware, `watched_by` the claims that have administrative access to it.
+    `uuid` is its GPU at the time of isolation, `overlaps` the requested device if this one only shares its hardware, `watched_by`
+    the claims with administrative access.
     """
 
     driver: str
@@ -183,7 +183,7 @@ class MaintainedDevice(ApiStruct, frozen=True, kw_only=True):
 
 
 class RehearsedClass(ApiStruct, frozen=True, kw_only=True):
-    """What a class has left: its physical GPUs (or devices), how many are free now, and how many will be."""
+    """The effect on a class: its physical GPUs (or devices), how many are free now, and how many will be."""
 
     name: str
     devices: int
@@ -192,7 +192,7 @@ class RehearsedClass(ApiStruct, frozen=True, kw_only=True):
 
 
 class MaintenanceRehearsal(ApiStruct, frozen=True, kw_only=True):
-    """What isolating and draining would do, counted before anything is done. Names are "namespace/name", 64 at most."""
+    """The effect of isolation and draining, computed in advance. Names are "namespace/name", at most 64."""
 
     devices: int
     claims: int
@@ -203,7 +203,7 @@ class MaintenanceRehearsal(ApiStruct, frozen=True, kw_only=True):
 
 
 class DeviceMaintenanceStatus(ApiStruct, frozen=True, kw_only=True):
-    """Written by the operator. `isolated_at` is when the first device was to be isolated: from then on `devices` is fixed."""
+    """Written by the operator. `isolated_at` is the start of isolation: from then on `devices` is fixed."""
 
     phase: MaintenancePhase | None = None
     observed_generation: int = 0
@@ -220,29 +220,29 @@ class DeviceMaintenanceStatus(ApiStruct, frozen=True, kw_only=True):
 
 
 class DeviceMaintenance(ObjectStruct, frozen=True, kw_only=True):
-    """A request to take devices out of service one by one, leaving their node and its other devices at work."""
+    """A request to take devices out of service, while their node and its other devices keep working."""
 
     spec: DeviceMaintenanceSpec
     status: DeviceMaintenanceStatus = DeviceMaintenanceStatus()
 
     @property
     def is_to_end(self) -> bool:
-        """Whether somebody cancelled or deleted it."""
+        """Whether it was cancelled or deleted."""
         return self.spec.cancelled or self.metadata.deletion_timestamp is not None
 
     @property
     def is_returning(self) -> bool:
-        """Whether its devices are being given back."""
+        """Whether its devices are being returned."""
         found = find_condition(self.status.conditions, CONDITION_ISOLATED)
         return found is not None and found.reason == REASON_RETURNING
 
     def says(self, condition: str) -> bool:
-        """Whether the status has this condition as true."""
+        """Whether the status has this condition with status True."""
         return is_true(self.status.conditions, condition)
 
 
 class BudgetScope(StrEnum):
-    """Of what a budget's limits hold: of all its devices together, or of those of each node or NVLink domain."""
+    """Whether a budget's limits apply to all its devices together, or per node or NVLink domain."""
 
     CLUSTER = "Cluster"
     NODE = "Node"
@@ -250,10 +250,10 @@ class BudgetScope(StrEnum):
 
 
 class MaintenanceBudgetSpec(ApiStruct, frozen=True, kw_only=True):
-    """How many physical GPUs (or devices) may be out of service at once, of one class if it is named.
+    """How many physical GPUs (or devices) may be out of service, optionally of one class.
 
-    `max_failed` is the circuit breaker: with more failed requests than this nothing new is started. `paused` stops everything
-    that takes devices out of service.
+    `max_failed` is the circuit breaker: with more failed requests nothing new starts. `paused` stops everything that takes
+    devices out of service.
     """
 
     device_class_name: str = ""
@@ -265,7 +265,7 @@ class MaintenanceBudgetSpec(ApiStruct, frozen=True, kw_only=True):
 
 
 class MaintenanceBudgetStatus(ApiStruct, frozen=True, kw_only=True):
-    """Written by the operator. `devices` are those that the budget is about, `out_of_service` how many of them are."""
+    """Written by the operator. `devices` is the number of devices covered, `out_of_service` how many of them are out."""
 
     observed_generation: int = 0
     devices: int | None = None
@@ -276,7 +276,7 @@ class MaintenanceBudgetStatus(ApiStruct, frozen=True, kw_only=True):
 
 
 class MaintenanceBudget(ObjectStruct, frozen=True, kw_only=True):
-    """How much may be out of service at once. All budgets hold together."""
+    """How many devices may be out of service. All budgets must be met."""
 
     spec: MaintenanceBudgetSpec = MaintenanceBudgetSpec()
     status: MaintenanceBudgetStatus = MaintenanceBudgetStatus()

@@ -1,7 +1,7 @@
-"""Metadata, conditions, node selection and times of the week: what objects of many kinds share.
+"""Metadata, conditions, node selectors and time windows: structs shared by many kinds.
 
-Owns the shared structs, the keys that name an object, and the rule that a condition's `lastTransitionTime` moves only with
-`status`. Knows no kind. Reading the texts of times is `resources.windows`'.
+Owns these structs, the keys of objects, and the rule that a condition's `lastTransitionTime` changes only with `status`. Knows no
+kind. `resources.windows` interprets time windows.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,12 +15,12 @@ from draco.resources.api.base import ApiStruct
 
 
 def micro_time(moment: datetime) -> str:
-    """Write a MicroTime of the API: RFC 3339 in UTC with exactly six decimals, which the server insists on."""
+    """Write a MicroTime of the API: RFC 3339 in UTC with exactly six decimals, as the server requires."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class ObjectKey(NamedTuple):
-    """Namespace ("" for cluster-scoped objects) and name: unique within one kind at one time, not over time (a UID is)."""
+    """Namespace ("" if cluster-scoped) and name: unique within a kind at one time; over time, only a UID is unique."""
 
     namespace: str
     name: str
@@ -30,7 +30,7 @@ class ObjectKey(NamedTuple):
 
 
 class OwnerReference(ApiStruct, frozen=True, kw_only=True):
-    """An owner whose deletion takes this object with it."""
+    """An owner; its deletion deletes this object."""
 
     api_version: str
     kind: str
@@ -41,7 +41,7 @@ class OwnerReference(ApiStruct, frozen=True, kw_only=True):
 
 
 class ObjectMeta(ApiStruct, frozen=True, kw_only=True):
-    """The part of metadata that Draco reads or writes."""
+    """The fields of metadata that Draco reads or writes."""
 
     name: str = ""
     namespace: str = ""
@@ -63,17 +63,17 @@ class ObjectMeta(ApiStruct, frozen=True, kw_only=True):
 
     @property
     def controller(self) -> OwnerReference | None:
-        """The owner that made the object and looks after it."""
+        """The owner marked as controller; None without one."""
         return next((each for each in self.owner_references if each.controller), None)
 
     @property
     def as_seen(self) -> dict[str, str]:
-        """The metadata of a write that the API server makes on top of just this version of this very object, or refuses."""
+        """Metadata for a write that the API server accepts only for this version of this object."""
         return {"uid": self.uid, "resourceVersion": self.resource_version}
 
 
 class ObjectStruct(ApiStruct, frozen=True, kw_only=True):
-    """Base of the structs of kinds: what is stored under a name."""
+    """Base of the structs of kinds."""
 
     metadata: ObjectMeta = ObjectMeta()
 
@@ -90,12 +90,12 @@ class Condition(ApiStruct, frozen=True, kw_only=True):
 
 
 def find_condition(conditions: Iterable[Condition], type_: str) -> Condition | None:
-    """The condition of this type, if it is among them."""
+    """The condition of this type, or None."""
     return next((each for each in conditions if each.type == type_), None)
 
 
 def is_true(conditions: Iterable[Condition], type_: str) -> bool:
-    """Whether the condition of this type is there and true."""
+    """Whether the condition of this type exists with status True."""
     found = find_condition(conditions, type_)
     return found is not None and found.status == "True"
 
@@ -116,26 +116,26 @@ class NodeSelectorTerm(ApiStruct, frozen=True, kw_only=True):
 
 
 class NodeSelector(ApiStruct, frozen=True, kw_only=True):
-    """Terms of which one must hold."""
+    """Terms of which one must match."""
 
     node_selector_terms: list[NodeSelectorTerm] = []
 
 
 class LabelSelector(ApiStruct, frozen=True, kw_only=True):
-    """Labels that must all agree. An empty one selects everything. Operators: In, NotIn, Exists, DoesNotExist."""
+    """Labels and expressions that must all match; empty selects everything. Operators: In, NotIn, Exists, DoesNotExist."""
 
     match_labels: dict[str, str] = {}
     match_expressions: list[NodeSelectorRequirement] = []
 
     def selects(self, labels: Mapping[str, str]) -> bool:
-        """Whether the labels are selected, as everywhere in Kubernetes."""
+        """Whether the labels match."""
         if any(labels.get(key) != value for key, value in self.match_labels.items()):
             return False
         return all(requirement_holds(each, labels.get(each.key)) for each in self.match_expressions)
 
 
 def requirement_holds(wanted: NodeSelectorRequirement, value: str | None) -> bool:
-    """Whether a label, None where there is none, is as wanted by any operator but Gt and Lt."""
+    """Whether a label (None if absent) meets the requirement, for any operator but Gt and Lt."""
     match wanted.operator:
         case "In":
             return value is not None and value in wanted.values
@@ -148,10 +148,10 @@ def requirement_holds(wanted: NodeSelectorRequirement, value: str | None) -> boo
 
 
 def timed(wanted: Condition, before: Sequence[Condition], now: datetime, *, generation: int | None = None) -> Condition:
-    """Return the condition with the time at which its status became what it is; `before` is what was reported so far.
+    """Return the condition with the time of its last status change; `before` are the conditions so far.
 
-    `generation` is that of the spec which it is about, where it says one. A time that is yet to come is that of another clock,
-    or of this one before it was set: one who waits from it on would wait for as long as they differ, so it is put right.
+    `generation` is that of the spec it describes. A time in the future comes from another or a changed clock; it is replaced,
+    because a caller that waits from it on would wait too long.
     """
     known = find_condition(before, wanted.type)
     since = known.last_transition_time if known is not None and known.status == wanted.status else None
@@ -165,7 +165,7 @@ def timed(wanted: Condition, before: Sequence[Condition], now: datetime, *, gene
 
 
 def all_timed(wanted: Sequence[Condition], before: Sequence[Condition], now: datetime) -> list[Condition]:
-    """Return the same of several, by the second: the API server keeps no more of them."""
+    """Return several conditions with times in whole seconds, which is all the API server keeps."""
     return [timed(each, before, now.replace(microsecond=0)) for each in wanted]
 
 
@@ -182,7 +182,7 @@ class Weekday(StrEnum):
 
 
 class TimeWindow(ApiStruct, frozen=True, kw_only=True):
-    """A time of the week: from `start` ("22:00") of each day (all when none is named) for `duration` ("2h30m")."""
+    """A weekly window: from `start` ("22:00") of each day (all if none is named) for `duration` ("2h30m")."""
 
     start: str
     duration: str

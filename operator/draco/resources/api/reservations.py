@@ -1,6 +1,6 @@
-"""DeviceReservation: claims that are there before the pods that use them, for a time.
+"""DeviceReservation: claims made in advance for future pods, for a limited time.
 
-Owns the structs; the schema people meet is in `crds/`, and a test holds the two together. Durations are texts such as "2h30m".
+Owns the structs; the schema is in `crds/`, and a test compares the two. Durations are texts such as "2h30m".
 """
 
 from datetime import datetime
@@ -15,16 +15,16 @@ from draco.resources.api.meta import Condition, ObjectStruct
 
 
 class ReservationTemplate(ApiStruct, frozen=True, kw_only=True):
-    """What each claim asks for, as in a ResourceClaimTemplate."""
+    """The spec of each claim, as in a ResourceClaimTemplate."""
 
     spec: ResourceClaimSpec = ResourceClaimSpec()
 
 
 class DeviceReservationSpec(ApiStruct, frozen=True, kw_only=True):
-    """So many claims of a template that stands here, or has this name in the namespace; and until when.
+    """The number of claims, their template (inline or by name in the namespace), and their end.
 
-    `duration` counts from the creation of the reservation. At most one of `duration` and `expires_at` is set; without either it
-    lasts until it is deleted. `priority_class_name` is "" for the cluster's default.
+    `duration` counts from the reservation's creation. At most one of `duration` and `expires_at` is set; without either it lasts
+    until it is deleted. `priority_class_name` is "" for the cluster's default.
     """
 
     count: int = 1
@@ -37,7 +37,7 @@ class DeviceReservationSpec(ApiStruct, frozen=True, kw_only=True):
 
 
 class Takeover(ApiStruct, frozen=True, kw_only=True):
-    """The claim of a pod that takes over the devices of the claim `reserved`. `allocation` is what it gets, until it has it."""
+    """The claim of a pod that takes over the devices of the claim `reserved`. `allocation` is kept until it has them."""
 
     claim: str
     uid: str
@@ -50,7 +50,7 @@ class Takeover(ApiStruct, frozen=True, kw_only=True):
 
 
 class UnusedClaim(ApiStruct, frozen=True, kw_only=True):
-    """A claim of the reservation that has devices and that no pod uses, since when, and when it loses them."""
+    """An allocated claim without pods: since when, and when it loses its devices."""
 
     claim: str
     uid: str
@@ -59,16 +59,16 @@ class UnusedClaim(ApiStruct, frozen=True, kw_only=True):
 
 
 class LostClaims(ApiStruct, frozen=True, kw_only=True):
-    """The UIDs of claims that the reservation has lost for being unused, as long as its spec is of this generation."""
+    """The UIDs of claims lost for being unused, valid for this generation of the spec."""
 
     generation: int
     claims: list[str]
 
 
 class DeviceReservationStatus(ApiStruct, frozen=True, kw_only=True):
-    """Written by the operator. `reserved` claims have devices, `in_use` of them are used by pods.
+    """Written by the operator. `reserved` claims have devices, of which pods use `in_use`.
 
-    `priority` is the value of its PriorityClass when it was made, and `preemption_policy` what that class says.
+    `priority` and `preemption_policy` are those of its PriorityClass when it was created.
     """
 
     observed_generation: int = 0
@@ -85,7 +85,7 @@ class DeviceReservationStatus(ApiStruct, frozen=True, kw_only=True):
 
 
 class DeviceReservation(ObjectStruct, frozen=True, kw_only=True):
-    """Devices for pods that are yet to come."""
+    """Devices reserved for future pods."""
 
     spec: DeviceReservationSpec = DeviceReservationSpec()
     status: DeviceReservationStatus = DeviceReservationStatus()

@@ -1,10 +1,10 @@
-"""Questions to the API server about a caller: whose token this is, what that user may do, and who asks."""
+"""Reviews by the API server: whose token this is, what that user may do, and who the caller is."""
 
 import msgspec
 
 
 class ReviewedUser(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who a token belongs to. All of it goes into the question of what the user may do."""
+    """The user of a token. All fields are needed to ask what the user may do."""
 
     username: str = ""
     uid: str = ""
@@ -13,7 +13,7 @@ class ReviewedUser(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReviewStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """What the API server says: of a token, whose it is; of who asks, who that is; and whether the user may."""
+    """The answer: the user of the token, the caller, or whether the user may."""
 
     authenticated: bool = False
     user: ReviewedUser = ReviewedUser()

@@ -1,7 +1,6 @@
-"""Groups of pods that are scheduled together, as Kubernetes has them since 1.36.
+"""PodGroups, scheduled together since Kubernetes 1.36, and PriorityClasses (scheduling.k8s.io).
 
-Owns the structs, scheduling.k8s.io: what Draco reads of them, which is the same in all versions, and PriorityClasses. Never
-written.
+Owns the structs: the fields that Draco reads, which are the same in all versions. Never written.
 """
 
 from draco.resources.api.base import ApiStruct
@@ -9,25 +8,25 @@ from draco.resources.api.meta import ObjectStruct
 
 
 class GangSchedulingPolicy(ApiStruct, frozen=True, kw_only=True):
-    """All or nothing: at least so many pods at once."""
+    """All or nothing: at least this many pods together."""
 
     min_count: int = 1
 
 
 class PodGroupSchedulingPolicy(ApiStruct, frozen=True, kw_only=True):
-    """How the pods are scheduled; one by one, if there is no gang."""
+    """How the pods are scheduled; without a gang, one by one."""
 
     gang: GangSchedulingPolicy | None = None
 
 
 class TopologyConstraint(ApiStruct, frozen=True, kw_only=True):
-    """All pods on nodes with one value of this label."""
+    """All pods on nodes with the same value of this label."""
 
     key: str
 
 
 class PodGroupSchedulingConstraints(ApiStruct, frozen=True, kw_only=True):
-    """Where the pods may be with respect to each other."""
+    """Constraints between the nodes of the pods."""
 
     topology: list[TopologyConstraint] = []
 
@@ -41,13 +40,13 @@ class PodGroupSpec(ApiStruct, frozen=True, kw_only=True):
 
 
 class PodGroup(ObjectStruct, frozen=True, kw_only=True):
-    """Pods that name it in spec.schedulingGroup belong to it."""
+    """A group of pods; they name it in spec.schedulingGroup."""
 
     spec: PodGroupSpec = PodGroupSpec()
 
 
 class PriorityClass(ObjectStruct, frozen=True, kw_only=True):
-    """How urgent those are that name it, and whether others leave for them: not with `preemption_policy` Never."""
+    """A priority, and whether its pods preempt others: not with `preemption_policy` Never."""
 
     value: int
     global_default: bool = False

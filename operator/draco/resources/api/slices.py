@@ -28,7 +28,7 @@ class DeviceAttribute(ApiStruct, frozen=True, kw_only=True):
 
     @property
     def value(self) -> int | bool | str | list[int] | list[bool] | list[str] | None:
-        """The one value that is set."""
+        """The value of the field that is set."""
         for value in (
             self.int_, self.bool_, self.string, self.version, self.ints, self.bools, self.strings, self.versions,
         ):  # fmt: skip
@@ -38,7 +38,7 @@ class DeviceAttribute(ApiStruct, frozen=True, kw_only=True):
 
 
 class CapacityRange(ApiStruct, frozen=True, kw_only=True):
-    """Amounts a shared device can be asked for, as quantities."""
+    """Amounts that can be requested of a shared device, as quantities."""
 
     min: str
     max: str | None = None
@@ -46,7 +46,7 @@ class CapacityRange(ApiStruct, frozen=True, kw_only=True):
 
 
 class CapacityRequestPolicy(ApiStruct, frozen=True, kw_only=True):
-    """How a shareable capacity may be asked for."""
+    """Which amounts of a shareable capacity can be requested."""
 
     default: str | None = None
     valid_values: list[str] = []
@@ -67,14 +67,14 @@ class Counter(ApiStruct, frozen=True, kw_only=True):
 
 
 class CounterSet(ApiStruct, frozen=True, kw_only=True):
-    """Named counters that several devices of a pool draw from."""
+    """Named counters shared by several devices of a pool."""
 
     name: str
     counters: dict[str, Counter] = {}
 
 
 class DeviceCounterConsumption(ApiStruct, frozen=True, kw_only=True):
-    """What one device takes from a counter set."""
+    """What one device consumes of a counter set."""
 
     counter_set: str
     counters: dict[str, Counter] = {}
@@ -82,7 +82,7 @@ class DeviceCounterConsumption(ApiStruct, frozen=True, kw_only=True):
 
 
 class Device(ApiStruct, frozen=True, kw_only=True):
-    """One device of a slice. Attribute and capacity names without a domain belong to the driver's domain."""
+    """One device of a slice. Names without a domain belong to the driver's domain."""
 
     name: str
     attributes: dict[str, DeviceAttribute] = {}
@@ -98,7 +98,7 @@ class Device(ApiStruct, frozen=True, kw_only=True):
     allow_multiple_allocations: bool | None = None
 
     def text(self, name: str, driver: str) -> str:
-        """An attribute as text, with its driver's domain or without it; "" if it has none of the name."""
+        """An attribute as text, with its driver's domain or without; "" if there is none."""
         found = self.attributes.get(name) or self.attributes.get(f"{driver}/{name}")
         value = found.value if found is not None else None
         if isinstance(value, list):
@@ -107,9 +107,9 @@ class Device(ApiStruct, frozen=True, kw_only=True):
 
 
 def fabric_of(driver: str, device: Device) -> tuple[str, str] | None:
-    """The NVLink fabric that a GPU is in: cluster and clique. None if it is in none, as one without a cluster's UUID.
+    """The NVLink fabric of a GPU: cluster and clique. None if it has none, for example without a cluster UUID.
 
-    Other drivers may say so by the names of NVIDIA's.
+    Other drivers may use NVIDIA's attribute names.
     """
     cluster, clique = (
         device.text(name, driver) or device.text(name, NVIDIA_DRIVER)
@@ -119,7 +119,7 @@ def fabric_of(driver: str, device: Device) -> tuple[str, str] | None:
 
 
 class ResourcePool(ApiStruct, frozen=True, kw_only=True):
-    """Pool of a slice. Only the highest generation counts, and only when all its slices are there."""
+    """The pool of a slice. Only its newest generation counts, and only if complete."""
 
     name: str
     generation: int = 0
@@ -140,7 +140,7 @@ class ResourceSliceSpec(ApiStruct, frozen=True, kw_only=True):
 
     @property
     def audience(self) -> str:
-        """For whom it is, in words."""
+        """The nodes it is for, in words."""
         if self.node_name:
             return f"node {self.node_name}"
         return "all nodes" if self.all_nodes else "other nodes"
@@ -153,29 +153,29 @@ class ResourceSlice(ObjectStruct, frozen=True, kw_only=True):
 
     @property
     def pool(self) -> PoolKey:
-        """The pool it is a part of."""
+        """The pool it is part of."""
         return PoolKey(self.spec.driver, self.spec.pool.name)
 
 
 class Publication(msgspec.Struct, frozen=True):
-    """Slices of one pool and one generation that a scheduler takes together."""
+    """Slices of one generation of a pool that a scheduler uses together."""
 
     slices: list[ResourceSlice]
     complete: bool
 
 
 def publications(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[Publication]]:
-    """Return what counts of each pool, as kube-scheduler sees it.
+    """Return the publications of each pool, as kube-scheduler sees them.
 
     A pool usually has one publication: all slices of its newest generation. But a node that sees a complete generation of its own
-    looks no further. So a driver that publishes under the name of another node's pool, however new, adds a publication and hides
-    none. Where labels of nodes decide which slices are for them, this holds for nodes that all of them are for.
+    ignores others, so a driver that publishes under the name of another node's pool, however new, adds a publication and hides
+    none. With node selectors, this holds for nodes that match them all.
     """
     return {pool: _publications(parts) for pool, parts in by_pool(slices).items()}
 
 
 def published_devices(slices: Iterable[ResourceSlice]) -> list[DeviceKey]:
-    """The devices of the slices that count, in order."""
+    """The devices of current slices, sorted."""
     current = current_slices(slices).values()
     return sorted(
         {DeviceKey(*item.pool, each.name) for parts in current for item in parts for each in item.spec.devices}
@@ -183,7 +183,7 @@ def published_devices(slices: Iterable[ResourceSlice]) -> list[DeviceKey]:
 
 
 def current_slices(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[ResourceSlice]]:
-    """Return the slices that count, complete or not: those of all publications of each pool."""
+    """Return the slices of all publications of each pool, complete or not."""
     return {
         pool: found[0].slices
         if len(found) == 1
@@ -201,7 +201,7 @@ def _publications(parts: list[ResourceSlice]) -> list[Publication]:
 
 
 def by_pool(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[ResourceSlice]]:
-    """Return all slices of each pool."""
+    """Return the slices by pool."""
     pools: dict[PoolKey, list[ResourceSlice]] = {}
     for item in slices:
         pools.setdefault(item.pool, []).append(item)
@@ -209,20 +209,20 @@ def by_pool(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[ResourceSlice
 
 
 def own_slices(slices: Iterable[ResourceSlice], node: str) -> list[ResourceSlice]:
-    """Return the newest generation of what is published for this very node, of the slices of one pool."""
+    """Return the newest generation of slices for this node, from the slices of one pool."""
     own = [item for item in slices if item.spec.node_name == node]
     newest = max((item.spec.pool.generation for item in own), default=0)
     return [item for item in own if item.spec.pool.generation == newest]
 
 
 def strangers(slices: Sequence[ResourceSlice]) -> list[ResourceSlice]:
-    """Of one pool, what is not published for the node that it is named after, where something is."""
+    """Slices of a pool that are not for the node it is named after, if others are."""
     others = [item for item in slices if item.spec.node_name != item.spec.pool.name]
     return others if len(others) < len(slices) else []
 
 
 def taken_together(specs: Sequence[ResourceSliceSpec]) -> list[tuple[list[int], bool]]:
-    """Return what counts of a pool, of slices sorted by name: the places of each lot taken together, and if it is complete."""
+    """Return the publications of a pool from its slices, sorted by name: indexes, and whether complete."""
     newest = max(spec.pool.generation for spec in specs)
     whole = [place for place, spec in enumerate(specs) if spec.pool.generation == newest]
     if len({spec.node_name for spec in specs}) == 1:
@@ -234,7 +234,9 @@ def taken_together(specs: Sequence[ResourceSliceSpec]) -> list[tuple[list[int], 
         lot = [place for place in reach if specs[place].pool.generation == generation]
         wanted = specs[lot[0]].pool.resource_slice_count
         if len(lot) != wanted and generation == newest:
-            lot = whole  # who sees only a part of a generation looks for the rest of it everywhere, unless there is a newer one
+            lot = (
+                whole  # a node that sees part of a generation counts all its slices, unless there is a newer generation
+            )
         if len(lot) == wanted and not covered.issuperset(lot):
             lots.append((lot, True))
             covered.update(lot)
@@ -244,7 +246,7 @@ def taken_together(specs: Sequence[ResourceSliceSpec]) -> list[tuple[list[int], 
 
 
 def _reaches(specs: Sequence[ResourceSliceSpec]) -> Iterator[list[int]]:
-    """What a node may see: what is for it alone or for nodes like it, with all that may be for it too, and without."""
+    """The sets of slices that nodes may see: own slices and those for all nodes, with and without those that may match."""
     like: dict[object, list[int]] = {}
     for place, spec in enumerate(specs):
         where = spec.node_name or spec.all_nodes or str(spec.node_selector)

@@ -1,7 +1,7 @@
 """Device taints, tolerations, and DeviceTaintRule.
 
-Owns their structs, how a taint is written, the matching of one toleration against one taint, and of one selector against one
-device. Does not know which devices a rule hits: that needs an inventory.
+Owns their structs, the text of a taint, and matching one toleration with one taint or one selector with one device. Which devices
+a rule affects needs an inventory and is not known here.
 """
 
 from datetime import datetime
@@ -12,16 +12,15 @@ from draco.resources.api.meta import Condition, ObjectStruct
 from draco.resources.names import TAINT_OPERATOR_ALLOCATED, DeviceKey
 
 EFFECTS = ("NoSchedule", "NoExecute", "None")
-"""What a device taint can do, as far as is known."""
+"""The known effects of a device taint."""
 BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
-"""Effects that keep new claims away (and of a node's taints, new pods). Any other one, None and those unknown included, is only a
-note."""
+"""Effects that keep new claims away (or new pods, for node taints). All others, None and unknown ones, are informational."""
 TAINTS_PER_DEVICE = 4
-"""A slice has no more of them for a device: older API servers take no more."""
+"""The limit per device in a slice, as older API servers have it."""
 
 
 class TaintIdentity(NamedTuple):
-    """What makes two taints of a device or a node the same, whenever they were added. `str` writes it as kubectl does."""
+    """Identity of a taint of a device or node, without its time. `str` writes it as kubectl does."""
 
     key: str
     value: str
@@ -32,7 +31,7 @@ class TaintIdentity(NamedTuple):
 
 
 class DeviceTaint(ApiStruct, frozen=True, kw_only=True):
-    """A taint on one device. Effects: None, NoSchedule, NoExecute; an unknown effect acts like None."""
+    """A taint of one device. Effects: None, NoSchedule, NoExecute; an unknown effect acts like None."""
 
     key: str
     effect: str
@@ -41,12 +40,12 @@ class DeviceTaint(ApiStruct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> TaintIdentity:
-        """All of it but when it was added."""
+        """The taint without its time."""
         return TaintIdentity(self.key, self.value, self.effect)
 
     @property
     def sets_aside(self) -> bool:
-        """Whether it keeps new claims off. That a device is Draco's to allocate, which a taint says as well, keeps none off."""
+        """Whether it makes the device unavailable to new claims. The taint of Draco's own devices does not."""
         return self.effect in BLOCKING_EFFECTS and self.key != TAINT_OPERATOR_ALLOCATED
 
 
@@ -60,7 +59,7 @@ class DeviceToleration(ApiStruct, frozen=True, kw_only=True):
     toleration_seconds: int | None = None
 
     def tolerates(self, taint: DeviceTaint) -> bool:
-        """Whether this toleration covers the taint, time limits left aside."""
+        """Whether this toleration matches the taint, ignoring time limits."""
         if self.effect and self.effect != taint.effect:
             return False
         if self.key and self.key != taint.key:
@@ -79,17 +78,17 @@ class DeviceTaintSelector(ApiStruct, frozen=True, kw_only=True):
 
     @property
     def named(self) -> DeviceKey | None:
-        """The one device that it names in full."""
+        """The one device if all fields are set, else None."""
         return DeviceKey(self.driver, self.pool, self.device) if self.driver and self.pool and self.device else None
 
     def matches(self, device: DeviceKey) -> bool:
-        """Whether every field that is set agrees."""
+        """Whether every set field matches."""
         wanted = (self.driver, self.pool, self.device)
         return all(not want or want == have for want, have in zip(wanted, device, strict=True))
 
 
 class DeviceTaintRuleSpec(ApiStruct, frozen=True, kw_only=True):
-    """One taint for what the selector matches. A missing selector matches nothing."""
+    """One taint for the devices that the selector matches. Without a selector it matches none."""
 
     taint: DeviceTaint
     device_selector: DeviceTaintSelector | None = None

@@ -1,1 +1,1 @@
-"""Objects as they are written: manifests, older versions, and what an API server refuses to store."""
+"""Written objects: manifests, older versions, and the API server's validation."""

@@ -1,9 +1,8 @@
-"""Older versions of resource.k8s.io, read as v1, and objects as Kubernetes itself writes them in JSON.
+"""Converts older versions of resource.k8s.io to v1, and writes allocations as Kubernetes does.
 
-Owns what differs between v1beta1, v1beta2, v1alpha3 and v1, as plain mappings before anything is decoded; nothing that is passed
-in is changed. Knows the shape of a manifest no further than it has to, so that what is wrong in it is reported by the decoder.
-A field that the API server always fills in is always written, while a struct leaves out what has its default.
-Source: k8s.io/api/resource.
+Owns the differences between v1beta1, v1beta2, v1alpha3 and v1, on plain mappings before decoding; never changes its arguments.
+Looks at a manifest only as far as needed, so that the decoder reports what is wrong. Unlike structs, which omit defaults, it
+writes every field that the API server fills in. Source: k8s.io/api/resource.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,20 +22,20 @@ VERSIONS: Final[Mapping[str, frozenset[str]]] = {
     "ResourceSlice": frozenset({"v1", "v1beta2", "v1beta1"}),
     "DeviceTaintRule": frozenset({"v1", "v1beta2", "v1alpha3"}),
 }
-"""The versions of each kind that can be read. What older ones said of claims, classes and slices meant something else."""
+"""The readable versions of each kind. In older ones claims, classes and slices meant something else."""
 
 _OF_THE_REQUEST: Final = (
     "deviceClassName", "selectors", "allocationMode", "count", "adminAccess", "tolerations", "capacity", "derivedAttributes",
 )  # fmt: skip
-"""Fields that stand beside a request's name in v1beta1, and under `exactly` since."""
+"""Fields beside a request's name in v1beta1, and under `exactly` since."""
 
 
 class NotConvertibleError(ValueError):
-    """A field has no equal in v1; says which, and what to write instead."""
+    """A field has no equivalent in v1; the text names it and an alternative."""
 
 
 def to_v1(kind: str, version: str, manifest: Json) -> Json:
-    """Convert a manifest of a kind of resource.k8s.io as v1 would have it. Raises NotConvertibleError."""
+    """Convert a manifest of a kind of resource.k8s.io to v1. Raises NotConvertibleError."""
     convert = _CONVERSIONS.get((kind, version))
     return manifest if convert is None else convert(manifest)
 
@@ -50,18 +49,18 @@ def _claim_spec(spec: Json) -> Json:
 
 
 def _request(request: Json) -> Json:
-    """v1beta1 wrote the one kind of request beside its name; whatever of it is there goes under `exactly`, even beside a list."""
+    """v1beta1 has these fields beside the request's name; they go under `exactly`, even next to a list."""
     fields = {name: request[name] for name in _OF_THE_REQUEST if request.get(name) is not None}
     if not fields:
         return request
     rest = {name: value for name, value in request.items() if name not in _OF_THE_REQUEST}
-    if "exactly" in rest:  # what v1 has: people change the fields and forget the version
+    if "exactly" in rest:  # already v1: people change the fields and forget the version
         return request
     return {**rest, "exactly": fields}
 
 
 def _slice_spec(spec: Json) -> Json:
-    """An empty nodeName and a false allNodes meant the same as none."""
+    """Drop an empty nodeName and a false allNodes, which mean unset."""
     kept = {
         name: value
         for name, value in spec.items()
@@ -71,7 +70,7 @@ def _slice_spec(spec: Json) -> Json:
 
 
 def _device(device: Json) -> Json:
-    """v1beta1 put all but the name under `basic`."""
+    """v1beta1 has everything but the name under `basic`."""
     basic = device.get("basic")
     if not isinstance(basic, Mapping):
         return device
@@ -79,7 +78,7 @@ def _device(device: Json) -> Json:
 
 
 def _rule(manifest: Json) -> Json:
-    """v1alpha3 once let rules select by class and by expression. Without that a rule would hit far more than was meant."""
+    """Refuse selection by class or expression, which v1alpha3 once had: without it a rule would match far more devices."""
     spec = manifest.get("spec")
     selector = spec.get("deviceSelector") if isinstance(spec, Mapping) else None
     for name in ("deviceClassName", "selectors"):
@@ -114,7 +113,7 @@ _CONVERSIONS: Final[Mapping[tuple[str, str], Callable[[Json], Json]]] = {
 
 
 def written(result: AllocationResult) -> dict[str, Any]:
-    """Write an allocation as kube-scheduler would write it into the claim's status."""
+    """Write an allocation as kube-scheduler writes it into the claim's status."""
     plain: dict[str, Any] = msgspec.to_builtins(result)
     devices = plain.setdefault("devices", {})
     for device in devices.get("results", ()):

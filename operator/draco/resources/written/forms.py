@@ -1,6 +1,6 @@
-"""Forms that values of resource.k8s.io have, and what is said of one that has another.
+"""Formats of values in resource.k8s.io, and the errors for invalid ones.
 
-Owns the shape of what is said, a place and a text, and the names, labels and taints that objects of several kinds have.
+Owns the shape of an error (a place and a text), and the names, labels and taints that several kinds have.
 """
 
 import re
@@ -22,11 +22,11 @@ _QUALIFIED: Final = (
 )
 
 Place: TypeAlias = tuple[str | int, ...]
-"""Fields, keys and indices that lead from the top of an object to a value."""
+"""Fields, keys and indexes from the top of an object to a value."""
 
 
 class ValueRefusal(NamedTuple):
-    """What is wrong with the value at a place; `text` goes on from the place's name."""
+    """The error of a value at a place; `text` continues after the place's name."""
 
     place: Place
     text: str
@@ -36,7 +36,7 @@ class ValueRefusal(NamedTuple):
 
 
 class ChosenKey(str):
-    """A key that somebody chose, in contrast to a field."""
+    """A user-chosen key, as opposed to a field."""
 
     __slots__ = ()
 
@@ -48,19 +48,19 @@ def _written(place: Place) -> str:
 
 
 def check_driver(name: str, at: Place) -> Iterator[ValueRefusal]:
-    """The name of a driver."""
-    if not SUBDOMAIN.fullmatch(name.lower()) or len(name) > _MAX_DOMAIN:  # in capitals, too
+    """Check the name of a driver."""
+    if not SUBDOMAIN.fullmatch(name.lower()) or len(name) > _MAX_DOMAIN:  # capitals are allowed
         yield ValueRefusal(at, f'"{short(name)}" is not a driver name: write a domain such as gpu.example.com')
 
 
 def check_label(name: str, at: Place, what: str) -> Iterator[ValueRefusal]:
-    """A DNS label, as names of devices, requests and counters are; `what` says what it names."""
+    """Check a DNS label (names of devices, requests and counters); `what` says what it names."""
     if not LABEL.fullmatch(name):
         yield ValueRefusal(at, f'"{short(name)}" is not {what}: use at most 63 lower-case letters, digits and dashes')
 
 
 def check_qualified(name: str, at: Place, what: str, *, full: bool = False) -> Iterator[ValueRefusal]:
-    """A name of the published kind; `full` ones have their domain with them."""
+    """Check an attribute or capacity name; `full` requires the domain."""
     domain, slash, identifier = name.rpartition("/")
     if not _IDENTIFIER.fullmatch(identifier):
         yield ValueRefusal(at, f'"{short(identifier)}" cannot name {what}: use {_QUALIFIED}')
@@ -70,7 +70,7 @@ def check_qualified(name: str, at: Place, what: str, *, full: bool = False) -> I
 
 
 def check_taint(taint: DeviceTaint, at: Place) -> Iterator[ValueRefusal]:
-    """A taint of a device or of a rule."""
+    """Check a taint of a device or rule."""
     if not taint.key:
         yield ValueRefusal((*at, "key"), "is empty: name the taint")
     elif not TAINT_KEY.fullmatch(taint.key):
@@ -85,13 +85,13 @@ def check_taint(taint: DeviceTaint, at: Place) -> Iterator[ValueRefusal]:
 
 
 def check_count(at: Place, items: Sequence[object], most: int) -> Iterator[ValueRefusal]:
-    """So many items of a list at most."""
+    """Check that a list has at most `most` items."""
     if len(items) > most:
         yield ValueRefusal(at, f"has {len(items)} items, and at most {most} are allowed")
 
 
 def check_distinct(at: Place, what: str, names: Iterable[str]) -> Iterator[ValueRefusal]:
-    """Names of which none stands twice."""
+    """Check that no name occurs twice."""
     for name, count in Counter(names).items():
         if count > 1:
             yield ValueRefusal(at, f'has {count} {what} of the name "{short(name)}": names must differ')
@@ -99,5 +99,5 @@ def check_distinct(at: Place, what: str, names: Iterable[str]) -> Iterator[Value
 
 
 def short(text: str) -> str:
-    """What somebody wrote, as far as it fits into a sentence."""
+    """A user's text, shortened for a sentence."""
     return text if len(text) <= 80 else f"{text[:80]}…"

@@ -1,9 +1,9 @@
-"""What an API server refuses to store, although it can be read.
+"""What an API server refuses to store, although it can be decoded.
 
-Owns the rules of resource.k8s.io that people and drivers run into: how many, how long, which of several fields, names that stand
-twice, and values of a form: names, versions, amounts, operators, effects. Says all that is wrong, each with its place and what
-would be right: `draco lint` shows all of it, readers of files the first. Selectors are compiled elsewhere.
-Source: k8s.io/api/resource/v1 and its validation, Kubernetes 1.36; a test asks a real API server about each of them.
+Owns the validation rules of resource.k8s.io that people and drivers run into: counts, lengths, exclusive fields, duplicate names,
+and formats of names, versions, amounts, operators and effects. Reports every error with its place and the fix: `draco lint` shows
+all, readers of files the first. Does not compile selectors. Source: k8s.io/api/resource/v1 and its validation, Kubernetes 1.36; a
+test asks a real API server about each rule.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,12 +48,12 @@ _MAX_INT64: Final = 2**63 - 1
 
 
 def refusal(item: Object) -> str:
-    """Say for what an API server would refuse the object first, as a sentence without its end; "" if it would not."""
+    """Return the first reason why an API server would refuse the object, as a sentence without its end; "" if it would not."""
     return next(map(str, refusals(item)), "")
 
 
 def refusals(item: Object) -> Iterator[ValueRefusal]:
-    """All for what an API server would refuse the object."""
+    """All reasons why an API server would refuse the object."""
     match item:
         case ResourceSlice():
             yield from slice_refusals(item.spec, ("spec",))

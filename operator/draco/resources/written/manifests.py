@@ -1,7 +1,7 @@
-"""Manifests as people and programs write them, read as the structs of `resources`.
+"""Reads manifests, written by people and programs, as the structs of `resources`.
 
-Owns which kinds and versions can be read, the defaults that an API server fills in, and what is said of a manifest that does not
-fit. A manifest is a plain mapping here: the reader of files says where it stands (`source`). Must not do I/O.
+Owns the readable kinds and versions, the API server's defaults, and the errors for invalid manifests. A manifest is a plain
+mapping; the caller says where it is from (`source`). No I/O.
 """
 
 import difflib
@@ -24,10 +24,10 @@ from draco.resources.written.conversion import Json
 from draco.resources.written.forms import ChosenKey, Place, ValueRefusal, short
 
 Object = Node | ResourceSlice | DeviceClass | DeviceTaintRule | ResourceClaim | ResourceClaimTemplate | Pod
-"""What a manifest can be read as."""
+"""The kinds of manifests that can be read."""
 
 OwnObject = GpuNode | MigPolicy
-"""What a manifest of Draco's own kinds can be read as."""
+"""Draco's own kinds of manifests that can be read."""
 
 _T = TypeVar("_T", bound=Object | OwnObject)
 
@@ -50,7 +50,7 @@ _WORKLOADS: Final[Mapping[tuple[str, str], Sequence[str]]] = {
     ("batch/v1", "Job"): ("spec", "template"),
     ("v1", "ReplicationController"): ("spec", "template"),
 }
-"""Where a workload has the template of its pods."""
+"""The path to the pod template of a workload."""
 _COPIES: Final[Mapping[str, Sequence[str]]] = {
     **dict.fromkeys(("Deployment", "ReplicaSet", "ReplicationController", "StatefulSet"), ("spec", "replicas")),
     "CronJob": ("spec", "jobTemplate", "spec", "parallelism"),
@@ -60,10 +60,10 @@ _NAMESPACED: Final = frozenset({"ResourceClaim", "ResourceClaimTemplate", "Pod"}
 
 
 class ManifestError(DracoError):
-    """A manifest cannot be read; says where it stands, what is wrong and what to write instead.
+    """A manifest cannot be read; the text says where it is, what is wrong and the fix.
 
-    `refusals` are the values that are wrong, where it is for them; of several the message says the first. `rest` is the object
-    where it is for amounts alone, with 0 in their places.
+    `refusals` are the invalid values, of which the text has the first, if these are the reason. `rest` is the object if only
+    amounts are invalid, with 0 in their places.
     """
 
     def __init__(self, message: str, refusals: Sequence[ValueRefusal] = (), rest: Any = None) -> None:
@@ -73,14 +73,14 @@ class ManifestError(DracoError):
 
 
 class UnknownKindError(ManifestError):
-    """A manifest is of a kind that is not used for device allocation."""
+    """A manifest of a kind that device allocation does not use."""
 
 
 def decode(document: object, *, source: str, namespace: str = "default") -> Object:
-    """Decode one object. A workload is read as one pod of its template, under the workload's name.
+    """Decode one object. A workload is read as one pod of its template, with the workload's name.
 
-    `namespace` is that of an object which should be in one and names none. Raises UnknownKindError for any other kind, and
-    ManifestError for what does not fit.
+    `namespace` is the default for namespaced objects. Raises UnknownKindError for any other kind, and ManifestError for an
+    invalid object.
     """
     manifest = _mapping(document, source)
     kind, api_version = _text(manifest, "kind", source), _text(manifest, "apiVersion", source)
@@ -100,7 +100,7 @@ def decode(document: object, *, source: str, namespace: str = "default") -> Obje
 
 
 def decode_own(manifest: Json, *, source: str) -> OwnObject | None:
-    """Decode one object of Draco's own kinds; None for any other kind. Raises ManifestError for what does not fit."""
+    """Decode one object of Draco's own kinds; None for any other kind. Raises ManifestError for an invalid object."""
     kind = _text(manifest, "kind", source)
     if kind not in _OWN:
         return None
@@ -113,7 +113,7 @@ def decode_own(manifest: Json, *, source: str) -> OwnObject | None:
 
 
 def note_place(places: dict[str, str], item: Object | OwnObject, source: str) -> None:
-    """Note where an object stands. Raises ManifestError where it stands elsewhere too."""
+    """Record where an object is. Raises ManifestError for a duplicate."""
     name = f"{type(item).__name__} {item.metadata.key}"
     if name in places:
         raise ManifestError(f"{source}: {name} is also in {places[name]}; leave one of the two out.")
@@ -121,7 +121,7 @@ def note_place(places: dict[str, str], item: Object | OwnObject, source: str) ->
 
 
 def copies(manifest: Json) -> int:
-    """Return how many pods a workload wants at a time, where it says so; one for all else."""
+    """Return the number of pods of a workload, if it has one; else 1."""
     path = _COPIES.get(str(manifest.get("kind")), ())
     value: Any = manifest
     for step in path:
@@ -130,7 +130,7 @@ def copies(manifest: Json) -> int:
 
 
 def expand(document: object, *, source: str) -> Iterator[tuple[Json, str]]:
-    """Yield the manifests in a document, each with where it stands: of a list its items, else the document itself."""
+    """Yield the manifests of a document with their sources: the items of a list, else the document itself."""
     manifest = _mapping(document, source)
     kind = manifest.get("kind")
     if not isinstance(kind, str) or not kind.endswith("List") or "items" not in manifest:
@@ -161,7 +161,7 @@ def _convert(type_: type[_T], kind: str, manifest: Json, source: str, namespace:
 
 
 def _as_stored(kind: str, manifest: Json, namespace: str) -> Any:
-    """The manifest as an API server would store it, as far as that matters: nothing null, and defaults."""
+    """The manifest as an API server would store it, as far as needed: no nulls, and defaults."""
     stored = set_fields(manifest, _is_unset)
     if kind in _NAMESPACED and isinstance(metadata := stored.setdefault("metadata", {}), dict):
         metadata["namespace"] = metadata.get("namespace") or namespace
@@ -169,7 +169,7 @@ def _as_stored(kind: str, manifest: Json, namespace: str) -> Any:
 
 
 def _quantities(kind: str, stored: Any) -> Iterator[ValueRefusal]:
-    """Make texts of numbers where quantities stand, and tell those that are none, which become 0. Other types are told later."""
+    """Convert numbers at places of quantities to texts; report invalid quantities and replace them by 0. Ignores other types."""
     for path in _QUANTITIES.get(kind, ()):
         for holder, key, place in _places(stored, path, ()):
             value = holder[key]
@@ -207,11 +207,11 @@ _QUANTITIES: Final[Mapping[str, Sequence[Sequence[str]]]] = {
         ],
     }.items()
 }
-"""Where quantities stand: `[]` is every item of a list, `*` every value of a mapping. They may be written as numbers."""
+"""Places of quantities: `[]` is every item of a list, `*` every value of a mapping. They may be written as numbers."""
 
 
 def _places(value: Any, path: Sequence[str], at: Place) -> Iterator[tuple[Any, Any, Place]]:
-    """What holds each value at a path, its key there, and its place. Whatever is not of that shape is passed over."""
+    """The holder of each value at a path, its key there, and its place. Skips values of other shapes."""
     step, rest = path[0], path[1:]
     inner: list[tuple[Any, str | int]]
     if step == "[]" and isinstance(value, list):
@@ -232,12 +232,12 @@ def _places(value: Any, path: Sequence[str], at: Place) -> Iterator[tuple[Any, A
 def _number(value: float) -> str:
     try:
         return str(value)
-    except ValueError:  # Python does not write integers of thousands of digits
+    except ValueError:  # Python refuses to print integers of thousands of digits
         return "1" + "0" * 5000
 
 
 def _is_unset(key: object, value: object) -> bool:
-    """Nulls, and the empty values that the API takes for "not set" as well."""
+    """Whether a value is null, or an empty value that the API also treats as unset."""
     return (
         value is None
         or (key == "count" and value == 0 and value is not False)
@@ -276,7 +276,7 @@ def _text(manifest: Json, name: str, source: str) -> str:
 
 
 def _named(source: str, kind: str, manifest: Json) -> str:
-    """Where an object stands and which it is, as far as it says."""
+    """Source, kind and name of an object, as far as known."""
     metadata = _metadata(manifest)
     name, namespace = metadata.get("name"), metadata.get("namespace")
     parts = [part for part in (namespace, name) if isinstance(part, str) and part]
@@ -336,7 +336,7 @@ _WORDS: Final[Mapping[str, str]] = {
 
 
 def _refusal(problem: str, type_: type) -> ValueRefusal:
-    """What msgspec says of a value that does not fit, in the words of the API."""
+    """An error of msgspec in the words of the API."""
     found = _AT.fullmatch(problem)
     what, path = (found["what"], found["path"] or "") if found else (problem, "")
     place = _place_of(path)
@@ -360,7 +360,7 @@ def _refusal(problem: str, type_: type) -> ValueRefusal:
 
 
 def _place_of(path: str) -> Place:
-    """The place that msgspec writes as "spec.devices[0].name"; it does not say which key of a mapping it is."""
+    """The place in msgspec's "spec.devices[0].name", which does not say which key of a mapping it is."""
     steps: list[str | int] = []
     for step in _STEP.finditer(path):
         index, name = step["index"], step["name"]
@@ -369,7 +369,7 @@ def _place_of(path: str) -> Place:
 
 
 def _values(type_: type, path: str) -> list[str]:
-    """What may stand at a path, of which msgspec has said that it is one of a few texts."""
+    """The valid values at a path where msgspec expects an enum."""
     shape = msgspec.inspect.type_info(type_)
     for step in _INDEX.sub(".[]", path).split("."):
         shape = _without_null(shape)

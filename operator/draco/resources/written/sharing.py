@@ -1,7 +1,7 @@
-"""Equal parts of objects kept once.
+"""Interning: equal parts of objects are kept once.
 
-Owns what of slices and nodes is worth it: thousands of devices have the same attributes but for their UUID, and thousands of
-nodes the same labels. Decoded individually, they take several times the memory. Objects never change, so nobody can tell.
+Owns which parts of slices and nodes are shared: thousands of devices have the same attributes except for their UUID, and
+thousands of nodes the same labels. Without sharing they take several times the memory. Objects are immutable, so sharing is safe.
 """
 
 from collections.abc import Hashable
@@ -15,18 +15,18 @@ from draco.resources.api.slices import Counter, Device, DeviceAttribute, Resourc
 T = TypeVar("T")
 
 _MOST: Final = 20_000
-"""Of each kind of part. What is in no other object, such as UUIDs, passes through; then it starts again."""
+"""Per kind of part. Unique parts, such as UUIDs, fill the cache, which is then cleared."""
 
 
 class Shared:
-    """Parts that were met. Not for several threads."""
+    """A cache of parts. Not thread-safe."""
 
     def __init__(self) -> None:
         self._parts: dict[Hashable, Any] = {}
         self._counters: dict[Hashable, dict[str, Counter]] = {}
 
     def of(self, obj: T) -> T:
-        """Return the object, or an equal one that shares its parts with others."""
+        """Return the object, or an equal one with shared parts."""
         match obj:
             case ResourceSlice():
                 return self._slice(obj)  # type: ignore[return-value]

@@ -1,7 +1,7 @@
-"""What an API server refuses of ResourceSlices.
+"""What an API server refuses in ResourceSlices.
 
-Owns their rules: one audience, what a slice and a device may have how many of, and how amounts may be asked for.
-Source: k8s.io/api/resource/v1 and its validation, Kubernetes 1.36.
+Owns their rules: one node selection, maximum counts per slice and device, and request policies. Source: k8s.io/api/resource/v1
+and its validation, Kubernetes 1.36.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,11 +45,11 @@ _VALUES_OF_OPERATORS: Final = {
     "Gt": "exactly one item",
     "Lt": "exactly one item",
 }
-"""What each operator of a node selector has for values."""
+"""Number of values for each operator of a node selector."""
 
 
 def slice_refusals(spec: ResourceSliceSpec, at: Place) -> Iterator[ValueRefusal]:
-    """All for what an API server would refuse a slice, whose spec is at that place."""
+    """All reasons why an API server would refuse a slice whose spec is at that place."""
     yield from check_driver(spec.driver, (*at, "driver"))
     yield from _pool(spec, (*at, "pool"))
     where = {
@@ -168,7 +168,7 @@ def _attribute(attribute: DeviceAttribute, at: Place) -> Iterator[ValueRefusal]:
 
 
 def _policy(policy: CapacityRequestPolicy, at: Place, total: str) -> Iterator[ValueRefusal]:
-    """How a capacity may be asked for; what is no quantity is told elsewhere."""
+    """Check how a capacity may be requested; invalid quantities are reported elsewhere."""
     values, found = policy.valid_values, policy.valid_range
     if values and found is not None:
         yield ValueRefusal(at, "has both validValues and validRange: keep one of them")
@@ -195,7 +195,7 @@ def _policy(policy: CapacityRequestPolicy, at: Place, total: str) -> Iterator[Va
 
 
 def _nodes(selector: NodeSelector | None, at: Place) -> Iterator[ValueRefusal]:
-    """Of a slice or a device: one term, and operators that there are."""
+    """Check the node selector of a slice or device: one term, and known operators."""
     if selector is None:
         return
     terms = (*at, "nodeSelectorTerms")
