@@ -1,9 +1,7 @@
 """Opaque configurations of NVIDIA's kinds: which one applies to a device, and why Draco refuses it.
 
-Owns the precedence (a DeviceClass's before the claim's own, later ones override earlier ones), the strict decoding of NVIDIA's
-driver (an unknown field is an error), and the texts. Judges only the configuration that applies to a device, not those it
-overrides or those of other drivers. Pure.
-
+Owns the precedence (a DeviceClass's before the claim's own, later ones override earlier ones) and the strict decoding of NVIDIA's
+driver (an unknown field is an error). Judges only the configuration that applies to a device, not those it overrides. Pure.
 Source of the kinds: api/nvidia.com/resource/v1beta1 of kubernetes-sigs/dra-driver-nvidia-gpu, 25.8 and later.
 """
 
@@ -165,5 +163,4 @@ def _sharing(kind: str, sharing: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _said(value: Any) -> str:
-    """A value as quoted in a message."""
     return "missing" if value is None else shown(str(value))[:_QUOTED]

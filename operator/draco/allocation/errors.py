@@ -1,7 +1,4 @@
-"""Errors of allocation: those that end the attempt on every node, and one that rules out a single node.
-
-A claim that does not fit is no error.
-"""
+"""Errors of allocation: those that end the attempt on every node, and one for a single node. Not fitting is no error."""
 
 from typing import ClassVar
 

@@ -56,10 +56,7 @@ def note(resource: str, device_class: str, minor: int | None) -> str:
 
 
 def _requests(pod: Pod, resource: str, device_class: str) -> list[DeviceRequest]:
-    """One request per container that keeps running, and one for what init containers need beyond those.
-
-    Init containers run one after another before the containers that follow them, and share devices with these.
-    """
+    """One request per container that keeps running, and one for what init containers need beyond those, which they share."""
     lasting: dict[int, DeviceRequest] = {}
     passing: list[tuple[int, Container]] = []
     for index, container in enumerate(_containers(pod)):

@@ -1,7 +1,4 @@
-"""The claims of a pod: those it names, and those made for it from templates, now or later.
-
-Owns finding them and the errors for missing ones. `extended_resources` has claims for extended resources.
-"""
+"""The claims of a pod: those it names, and those made for it from templates, now or later; and errors for missing ones."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,10 +70,7 @@ def made_for(claim: ResourceClaim) -> OwnerReference | None:
 
 
 def naming_made(pod: Pod, made: Iterable[ResourceClaim]) -> Pod:
-    """The pod with a status that names the claims made for it, as kube-controller-manager writes it a moment after making them.
-
-    Names no claim if two were made for one entry, as it is unknown which will be used.
-    """
+    """The pod with a status that names the claims made for it, as it soon will; none if an entry has two claims."""
     said = {status.name for status in pod.status.resource_claim_statuses}
     awaited = {each.name for each in pod.spec.resource_claims if each.resource_claim_template_name} - said
     if not awaited:

@@ -1,10 +1,8 @@
 """The selector language: compiles a CEL expression to a function over a device, with Kubernetes' verdicts and error texts.
 
-`compile_selector(expression)` gives a `Selector`; `Selector.matches(device_view(driver, device))` answers.
-
-Each room knows only those after it: `selector` (the entry point), `paths` (what an expression reads), `evaluation` (closures and
-their charges) beside `checking` (types, literals, estimated cost), `functions` (one row per overload), `values`, `syntax`
-(parser).
+`compile_selector(expression)` gives a `Selector`; `Selector.matches(device_view(driver, device))` answers. Each room knows only
+those after it: `selector` (entry point), `paths` (what an expression reads), `evaluation` (closures and charges) beside
+`checking` (types, literals, estimated cost), `functions` (one row per overload), `values`, `syntax` (parser).
 """
 
 from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment, new_expressions

@@ -1,7 +1,7 @@
 """Errors of selectors: one does not compile, or fails on a device.
 
 Owns the errors that callers catch, and the texts of compiler errors with their marked source line. The texts equal those of
-Kubernetes for the same selector and device, because people compare the two. Decides nothing about what is wrong.
+Kubernetes for the same selector and device, because people compare the two.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """Attribute paths: what an expression may read of a device.
 
-Owns the static analysis. It may report too many paths but never too few: two devices that agree in all paths of an expression
+Owns the static analysis, which may report too many paths but never too few: two devices that agree in all paths of an expression
 give the same result, or the same error. Evaluates nothing.
 """
 
@@ -88,7 +88,6 @@ def path_of(node: Expr) -> AttributePath | None:
 
 
 def _inside(node: Expr, scope: _Scope) -> Iterator[tuple[Expr, _Scope]]:
-    """The parts of a node, each with its scope."""
     if not isinstance(node, Comprehension):
         for part in children(node):
             yield part, scope

@@ -1,7 +1,4 @@
-"""Selectors: compiled expressions that can be evaluated on devices.
-
-Owns the steps from text to answer (parse, check, compile) and what is known about an expression in advance.
-"""
+"""Selectors: compiled expressions that can be evaluated on devices, and the steps to them (parse, check, compile)."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -61,10 +58,7 @@ class Selector:
         return estimated_cost(self._checked, self._environment)
 
     def cost(self, device: DeviceVariable) -> int:
-        """Return Kubernetes' charge for evaluating the expression on this device; the limit is 1,000,000.
-
-        Slow: compiles the expression again. Raises EvaluationError if the evaluation fails.
-        """
+        """Return Kubernetes' charge on this device (limit: 1,000,000). Slow, compiles again. Raises EvaluationError."""
         compiler = Compiler(Metered(), self._checked.overloads)
         run = compiler.compile(self._checked.ast.root)
         slots: Slots = [0] * compiler.slots

@@ -50,10 +50,7 @@ HardwareOf: TypeAlias = Callable[[PoolKey], PoolHardware]
 
 
 class ClaimHoldings(msgspec.Struct, frozen=True):
-    """What a claim holds. `unknown` are its devices of unknown size.
-
-    `unsized` are those published without memory, such as GPUs that use the host's memory.
-    """
+    """What a claim holds; `unknown` are devices of unknown size, `unsized` those published without memory."""
 
     holdings: Holdings
     unknown: tuple[str, ...] = ()

@@ -1,7 +1,6 @@
 """DeviceLimits as rules: which namespaces and devices they count, what they permit, and why a claim waits.
 
-Owns reading a DeviceLimit, and checking a request against all of them. A check starts from what is held at one moment and adds
-what it permits. Also owns the texts, and amounts as people write them.
+A check starts from what is held at one moment and adds what it permits. Also owns amounts as people write them.
 """
 
 from collections import Counter
@@ -16,7 +15,6 @@ from draco.resources.api.meta import LabelSelector
 from draco.resources.quantity import Format, Quantity
 
 NamespaceLabels: TypeAlias = Mapping[str, Mapping[str, str]]
-"""Labels by namespace."""
 
 
 class LimitRule(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,4 @@
-"""The status of a DeviceLimit: who holds how much, whether that is within the limit, and possible mistakes in it.
-
-Owns its condition and texts. `rules` decides what may be allocated.
-"""
+"""The status of a DeviceLimit: who holds how much, whether that is within the limit, and possible mistakes in it."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -30,7 +27,6 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
     unknown: Sequence[str] = ()
     """Devices of unknown size, because they are not published."""
     unsized: Sequence[str] = ()
-    """Devices published without memory."""
 
     @property
     def together(self) -> Amounts:

@@ -1,7 +1,4 @@
-"""Says where Draco would place claims, the second-best place, and why that one lost.
-
-Owns the lines. Uses the current fleet, with allocated claims treated as unallocated, and restores it.
-"""
+"""Says where Draco would place claims, the second-best place, and why that one lost. Treats allocated claims as waiting."""
 
 from collections.abc import Collection, Sequence
 from itertools import repeat

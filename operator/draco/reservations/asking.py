@@ -1,9 +1,8 @@
 """What a DeviceReservation asks for: whether it can be reserved, until when, and at which priority.
 
-Owns the problems and their texts, from the DeviceClasses alone; it does not evaluate selectors. Owns the end (`expiresAt` is a
-time, `duration` counts from the creation; the current time is an argument). Owns the priority, resolved as the API server does
-for a pod: the named class, else the cluster's default, else 0; never a system class, because no ResourceQuota limits its use by
-reservations. The priority is resolved once and stored, so later changes of the class have no effect.
+Finds problems from the DeviceClasses alone; it does not evaluate selectors. The priority is resolved as the API server does for a
+pod: the named class, else the cluster's default, else 0; never a system class, because no ResourceQuota limits its use by
+reservations. It is resolved once and stored, so later changes of the class have no effect.
 """
 
 from collections.abc import Iterable, Mapping

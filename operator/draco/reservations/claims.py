@@ -1,7 +1,6 @@
 """The claims of a DeviceReservation: names, manifests, and ownership.
 
-Owns the rule: a claim belongs to a reservation if that is its controller. The label is for people, pods and queries; anybody can
-write it, so it proves nothing.
+A claim belongs to a reservation if that is its controller. Anybody can write the label, so it proves nothing.
 """
 
 from typing import Any

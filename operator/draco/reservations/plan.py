@@ -78,10 +78,7 @@ def plan(
 
 
 def is_whole(reservation: DeviceReservation, claims: Sequence[ResourceClaim], now: datetime) -> bool:
-    """Whether all claims of a current reservation exist; only then do they get devices.
-
-    `claims` are all in the namespace that may be its own, allocated or not.
-    """
+    """Whether a current reservation has all claims, so that they get devices. `claims`: its namespace's that may be its own."""
     own = [each for each in claims if reserved_by(each) == reservation.metadata.uid and is_there_to_stay(each)]
     elsewhere = len(reservation.status.takeovers)
     elsewhere += len(set(lost_claims(reservation)) - {each.metadata.uid for each in own})
@@ -89,10 +86,7 @@ def is_whole(reservation: DeviceReservation, claims: Sequence[ResourceClaim], no
 
 
 def _to_give_back(reservation: DeviceReservation, claims: ReservedClaims, number: int) -> list[ResourceClaim]:
-    """The `number` claims to delete, or fewer if the others are in use.
-
-    In this order: claims whose devices are taken over, without devices, that no pod waits for, with the highest number.
-    """
+    """At most `number` unused claims to delete: first those taken over, not awaited, without devices, the highest index."""
     yielding = {each.reserved for each in claims.takeovers if each.allocation is not None}
 
     def worth(claim: ResourceClaim) -> tuple[bool, bool, bool, int]:

@@ -1,7 +1,4 @@
-"""The status of a DeviceReservation.
-
-Owns its conditions and texts: Ready, which is true while all claims have devices, and Expired. `plan` decides what is done.
-"""
+"""The status of a DeviceReservation: Ready, which is true while all claims have devices, and Expired."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -43,7 +40,6 @@ class ReservationFacts(msgspec.Struct, frozen=True, kw_only=True):
     full: str = ""
     """The error that the namespace has its maximum of reserved claims."""
     begun: Sequence[Takeover] = ()
-    """Take-overs that begin now."""
     waits_for: str = ""
     """Why there are no devices yet."""
     priority: ReservationPriority | None = None

@@ -40,10 +40,7 @@ class TakeoverCandidate(msgspec.Struct, frozen=True):
 
 
 def reservation_named(candidate: TakeoverCandidate) -> str:
-    """The reservation in the label of the claim or else its pod; "" if a take-over is not possible.
-
-    Only a pod with one claim takes over, because several claims would have to be on one node.
-    """
+    """The reservation named by claim or pod; "" if impossible. Several claims would need one node, so only a single one may."""
     claim, pod = candidate.claim, candidate.pod
     is_of_pod = any(each.kind == "Pod" and each.uid == pod.metadata.uid for each in claim.metadata.owner_references)
     if not is_of_pod or not claim.waits or len(pod.spec.resource_claims) != 1 or reserved_by(claim):
@@ -60,10 +57,7 @@ def taken_up(
     now: datetime,
     is_set_aside: Callable[[ResourceClaim], bool],
 ) -> list[Takeover]:
-    """The take-overs that begin now: the oldest claims get the first spare ones.
-
-    Excludes claims that `is_set_aside` says have a device that new claims must not get.
-    """
+    """The take-overs that begin now, the oldest claims first; without devices that new claims must not get (`is_set_aside`)."""
     if is_expired(reservation, now):
         return []
     known = reservation.status.takeovers

@@ -1,16 +1,10 @@
-"""The base of every error that a person can act on, and the contents of an exception group.
-
-Each package derives its own small hierarchy; the command line prints only the error's sentence.
-"""
+"""The base of every error that a person can act on, from which packages derive, and the contents of an exception group."""
 
 from collections.abc import Iterator
 
 
 class DracoError(Exception):
-    """An error that a person can fix: `str()` is one clear sentence with the cause and the fix.
-
-    Defects of Draco must not derive from this class, so that they are logged with a traceback.
-    """
+    """An error that a person can fix; `str()` is one sentence with cause and fix. Not for defects, which get a traceback."""
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:

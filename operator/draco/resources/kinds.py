@@ -1,7 +1,4 @@
-"""Where each kind is served: group, version, plural, scope, and its struct.
-
-Owns this table. `kube.discovery` finds the versions that a cluster serves.
-"""
+"""Where each kind is served: group, version, plural, scope, and its struct. `kube.discovery` finds served versions."""
 
 from typing import Generic, TypeVar
 

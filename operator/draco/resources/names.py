@@ -1,8 +1,8 @@
 """All names shared with others, identifier types, and parsing of partition names.
 
-Owns domains, prefixes, NVIDIA's names (the drop-in contract) and identifier types. A name that a manifest, a dashboard or another
-program may contain is defined only here. Partition names are parsed here because allocated claims contain only device names,
-which must be understood after the devices are no longer published. The agent makes these names (`agent.publish.partitions`).
+A name that a manifest, a dashboard or another program may contain is defined only here. Partition names are parsed here because
+allocated claims contain only device names, which must be understood after the devices are no longer published. The agent makes
+these names (`agent.publish.partitions`).
 """
 
 import hashlib
@@ -188,10 +188,7 @@ _PARTITION = re.compile(r"(gpu-[0-9]+)-mig-[a-z0-9.+-]+-([0-9]+)-([0-9]+)")
 
 
 def agent_lease_name(node: str) -> str:
-    """The Lease of a node's agent: prefix and node name, shortened with a digest if too long.
-
-    The admission policy for leases (charts/draco) knows both forms.
-    """
+    """The Lease of a node's agent. A long name ends in a digest; the chart's admission policy knows both forms."""
     name = f"{AGENT_LEASE_PREFIX}{node}"
     if len(name) <= LONGEST_NAME:
         return name
@@ -206,9 +203,6 @@ def gpu_name(device: str) -> str:
 
 
 def read_partition_name(device: str) -> PartitionName | None:
-    """Parse a partition's name, such as gpu-0-mig-1g10gb-19-4. None for a whole GPU or any other name.
-
-    The profile is NVML's id; its text is for people and differs between drivers.
-    """
+    """Parse a partition's name, such as gpu-0-mig-1g10gb-19-4, by its profile id (19) and start; None for any other name."""
     found = _PARTITION.fullmatch(device)
     return PartitionName(found[1], int(found[2]), int(found[3])) if found else None

@@ -200,10 +200,7 @@ class Quantity:
         return Quantity(total, exponent, wide=not fits, format=format_)
 
     def __sub__(self, other: "Quantity") -> "Quantity":
-        """The difference, in this one's format, or in the other's if this one is zero.
-
-        Go adds the negated int64, so the smallest int64, which equals its own negation there, is added instead.
-        """
+        """The difference, in this one's format, or in the other's if this one is zero. Like Go, adds the wrapped negation."""
         if not other.wide:
             total = self + Quantity(_wrapped(-other.mantissa), other.exponent, wide=False, format=other.format)
             if not total.wide:
@@ -280,10 +277,7 @@ def _what_is_wrong(text: str) -> str:
 def _parse_narrow(
     whole: str, fraction: str, format_: Format, exponent: int, *, negative: bool
 ) -> tuple[int, int, bool] | None:
-    """Mantissa, exponent and "keeps its text" if Go reads an int64; None if it reads a big decimal.
-
-    The test for keeping the text is Go's own shortcut for "already canonical", which accepts slightly more.
-    """
+    """Mantissa, exponent and "keeps its text" (Go's shortcut for "canonical") of an int64; None for a big decimal."""
     digits = whole + fraction
     if format_ is Format.BINARY_SI:
         if fraction or len(whole) > 14 - 3 * exponent:

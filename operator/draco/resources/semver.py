@@ -1,7 +1,6 @@
-"""SemVer: versions in device attributes, strictly according to semver.org 2.0.0.
+"""SemVer: versions in device attributes, strictly semver.org 2.0.0, equal to Kubernetes' Go library (blang/semver).
 
-Owns parsing, canonical text and precedence, equal to Kubernetes' Go library (blang/semver). Numbers are unsigned 64-bit there, so
-larger ones are refused here too.
+Numbers are unsigned 64-bit there, so larger ones are refused here too.
 """
 
 import re
@@ -17,10 +16,7 @@ _EXAMPLE: Final = "write major.minor.patch, for example 1.2.3 or 1.2.3-rc.1"
 
 
 class SemVerError(DracoError, ValueError):
-    """A text is not a semantic version.
-
-    `upstream` is Kubernetes' error for it, with `{}` in place of the quoted `part`, for callers that must give the same answer.
-    """
+    """A text is not a semantic version. `upstream` is Kubernetes' error for it, with `{}` in place of the quoted `part`."""
 
     def __init__(self, text: str, reason: str, upstream: str, part: str = "") -> None:
         shown = text if len(text) <= 80 else f"{text[:80]}…"
@@ -67,10 +63,7 @@ class SemVer:
 
     @classmethod
     def parse_loosely(cls, text: str) -> Self:
-        """Parse a version as Kubernetes' selector function does when asked to normalise. Raises SemVerError.
-
-        Removes a leading `v` and leading zeros of the three numbers; missing minor and patch numbers are zero.
-        """
+        """Parse as Kubernetes normalises: without `v` and leading zeros; missing numbers are zero. Raises SemVerError."""
         parts = [_without_leading_zeros(part) for part in text.removeprefix("v").split(".", 2)]
         if len(parts) < 3:
             if "+" in parts[-1] or "-" in parts[-1]:

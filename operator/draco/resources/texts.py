@@ -1,8 +1,7 @@
-"""Texts for people: escaping, numbers and lists in sentences, and similar names.
+"""Texts for people: escaping, numbers and lists in sentences, and similar names. Pure.
 
-Owns what of a foreign text may reach a terminal, an Event or a log: names, selectors and messages can contain escape sequences
-that rewrite a screen, line breaks that forge a line, and marks that reverse the order of letters. Also owns plurals, agreement
-with a number, shortened lists, likely intended names, and shortening of error texts so that the reason remains. Pure.
+What of a foreign text may reach a terminal, an Event or a log is decided here: names, selectors and messages can contain escape
+sequences that rewrite a screen, line breaks that forge a line, and marks that reverse the order of letters.
 """
 
 import re
@@ -105,10 +104,7 @@ def them(number: int) -> str:
 def listed(
     things: Iterable[object], most: int = NAMED, *, total: int = 0, separator: str = ", ", rest: str = "more"
 ) -> str:
-    """Return the first ones and the number of others: "a, b, c and 5 more"; "" without any.
-
-    `total` is the number if not all are given, `rest` the noun for the others.
-    """
+    """Return the first ones and how many `rest` there are ("a, b and 5 more"), up to `total` if given; "" without any."""
     texts = list(map(str, things))
     left = max(total, len(texts)) - min(len(texts), most)
     return separator.join(texts[:most]) + (f" and {left} {rest}" if left else "")

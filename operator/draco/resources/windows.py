@@ -1,7 +1,7 @@
 """When weekly windows are open, and the length of durations such as "2h30m".
 
-Owns interpreting windows: a window opens at its wall-clock time on its days and stays open for its duration, across midnight and
-changes of the clock. The time is an argument. Callers decide what may be done in a window.
+A window opens at its wall-clock time on its days and stays open for its duration, across midnight and changes of the clock. The
+time is an argument. Callers decide what may be done in a window.
 """
 
 import re

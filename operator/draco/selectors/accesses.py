@@ -1,8 +1,4 @@
-"""Finds where an expression reads an attribute or a capacity.
-
-Owns recognising `device.attributes["domain"].name` in its many spellings, writing it, and replacing one with another. Judges
-nothing.
-"""
+"""Finds, writes and replaces reads of attributes and capacities: `device.attributes["domain"].name` in its many spellings."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

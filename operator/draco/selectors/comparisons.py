@@ -1,7 +1,6 @@
-"""Reads a demand as a comparison, and compares as Kubernetes compares quantities and versions.
+"""Reads a demand as a comparison of one value of a device with a constant, and compares as Kubernetes does.
 
-Owns reading a demand as a comparison of one value of a device with a constant, whether it holds for a value, and how constants
-are written, correcting common mistakes. Knows neither devices nor what is published.
+Also owns how constants are written, correcting common mistakes. Knows neither devices nor what is published.
 """
 
 import re
@@ -191,10 +190,7 @@ def by_function(left: str, operator: str, right: str) -> str:
 
 
 def quantity_meant(text: str) -> str | None:
-    """The quantity that the text is or means: 40GB means 40G.
-
-    None if it is ambiguous: 40g is 40Gi for Docker, and 40Gb are bits.
-    """
+    """The quantity that the text is or means: 40G for 40GB; None if ambiguous: 40g is 40Gi for Docker, 40Gb are bits."""
     if Quantity.read(text) is not None:
         return text
     match = _BYTES.fullmatch(text.strip())

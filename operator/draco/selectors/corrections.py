@@ -1,7 +1,4 @@
-"""Finds mistakes in one selector and corrects them.
-
-Owns the rules, which are applied one after the other until none finds anything. `draco.cel` decides whether the result compiles.
-"""
+"""Finds mistakes in one selector and corrects them, rule by rule, until no rule finds anything."""
 
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -47,10 +44,7 @@ ExpressionRule = Callable[[str, list[Token], str | None], Iterator[Complaint]]
 
 
 def corrected(expression: str, driver: str | None) -> tuple[list[Complaint], str]:
-    """Return all complaints about an expression, and the corrected expression.
-
-    `driver` is the driver of its devices, or None if unknown.
-    """
+    """Return all complaints, and the corrected expression. `driver` is None if unknown."""
     complaints: list[Complaint] = []
     seen: set[tuple[str, str]] = set()
     while len(complaints) < _MOST:

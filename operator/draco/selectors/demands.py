@@ -1,7 +1,4 @@
-"""Splits a selector into demands: the conditions of a chain of `&&`, which must all be true.
-
-Owns the splitting, and edits that keep the rest of the text as its author wrote it. Knows neither devices nor what is published.
-"""
+"""Splits a selector into demands, the conditions of a chain of `&&`, and edits them, keeping the rest of the text."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,8 +1,7 @@
-"""Names of attributes and capacities: NVIDIA's, common mistakes, and names that a device publishes twice.
+"""Names of attributes and capacities: NVIDIA's, the standard ones, common mistakes, and names that a device publishes twice.
 
-Owns the tables of gpu.nvidia.com's attributes and capacities and of Kubernetes' standard attributes, the search for the intended
-name, and the text about names published with their driver's domain and without it. Kubernetes stores both; up to 1.37 a selector
-sees one of the two values at random (kubernetes#142218), and with the open #142202 the one with the domain. Draco uses that one.
+A name may be published with its driver's domain and without it. Kubernetes stores both; up to 1.37 a selector sees one of the two
+values at random (kubernetes#142218), and with the open #142202 the one with the domain. Draco uses that one.
 """
 
 from types import MappingProxyType
@@ -62,7 +61,6 @@ CAPACITIES: Final = frozenset(
 CLASSES: Final = MappingProxyType(
     dict.fromkeys(("gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com"), NVIDIA_DRIVER)
 )
-"""NVIDIA's classes and their driver."""
 GONE: Final = MappingProxyType(
     dict.fromkeys(("index", "minor"), "`uuid`, or by `pciBusID` in the domain resource.kubernetes.io")
 )

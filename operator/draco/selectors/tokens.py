@@ -1,7 +1,6 @@
 """Tokens of expressions: enough to find and replace parts, even in text that does not parse.
 
-Owns the tokenizer, which agrees with `draco.cel` where an expression parses, and the extent of member chains such as
-`device.attributes["a"].b`. Knows no types.
+Agrees with the tokenizer of `draco.cel` where an expression parses. Knows no types.
 """
 
 import re

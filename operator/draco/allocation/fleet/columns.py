@@ -44,10 +44,7 @@ class _Known(msgspec.Struct, gc=False):
 
 
 class Column:
-    """The codes of one path by row. `codes` may grow, but stays the same object.
-
-    `slots` is the same with one byte per row while there are at most 255 distinct values; None from then on.
-    """
+    """The codes of one path by row (always the same object); as bytes in `slots`, until it has 256 distinct values."""
 
     def __init__(self, rows: int) -> None:
         self.codes = array(_CODE, bytes(4 * rows))
@@ -159,13 +156,9 @@ class Columns:
 
     def __init__(self) -> None:
         self.irregular: set[int] = set()
-        """Rows whose selectors must be evaluated on the device itself, because an attribute that they do not read can make them
-        fail.
-        """
+        """Rows whose selectors must be evaluated on the device: even an attribute that they do not read can make them fail."""
         self.twice: Counter[AttributePath] = Counter()
-        """Number of devices that publish a path with its domain and without it, with different values. The one with the domain
-        counts.
-        """
+        """How many devices publish a path with and without its domain, with different values. The former counts."""
         self.devices: list[Device | None] = []
         """By row; None for unused rows."""
         self.drivers: list[str] = []

@@ -1,8 +1,7 @@
 """Shared counters of pools, at rest and during one search.
 
-Owns what is left of each pool's counters (its totals, minus what devices in use consume, minus what the search has taken) and
-which pools are alike in that. As in Kubernetes, consumption is read from the current slices: a device that is no longer published
-consumes nothing.
+Owns what is left of each pool's counters: totals, minus what devices in use consume, minus what the search has taken. As in
+Kubernetes, consumption is read from the current slices: a device that is no longer published consumes nothing.
 """
 
 from collections.abc import Hashable, Iterable

@@ -98,18 +98,12 @@ class Fleet:
 
     @property
     def short(self) -> bytes:
-        """By row: 1 if the shared counters left by devices in use do not suffice for the device. Updated on access.
-
-        Always 0 in pools that several nodes share, where it may depend on the node.
-        """
+        """By row: 1 if the counters left do not suffice. Always 0 in pools of several nodes. Updated on access."""
         self.recount(len(self._recount))
         return bytes(self._short)
 
     def recount(self, most: int) -> bool:
-        """Update `short` for at most `most` pools; returns whether all are up to date.
-
-        Callers that must not block others work in steps, because thousands of pools are due after the start.
-        """
+        """Update `short` for at most `most` pools, so as not to block others; returns whether all are up to date."""
         for key in list(islice(self._recount, most)):
             self._uses += 1
             self._count_again(key)

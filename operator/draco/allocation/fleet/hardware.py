@@ -1,10 +1,9 @@
 """Which devices of a pool are the same hardware: a whole GPU and its partitions, and partitions that overlap.
 
-Owns that relation for maintenance, taint rules, `draco status` and `draco simulate`, for any driver. Two devices overlap if they
-consume from one counter set that does not suffice for both. Without published counters (a cluster without partitionable devices,
-static layouts), a partition belongs to the GPU that its `parentUUID` or name gives, and partitions of one GPU that are published
-together do not overlap, because otherwise the scheduler would give away the same memory twice. Knows no claims and decides
-nothing.
+Owns that relation, for any driver. Two devices overlap if they consume from one counter set that does not suffice for both.
+Without published counters (a cluster without partitionable devices, static layouts), a partition belongs to the GPU that its
+`parentUUID` or name gives, and partitions of one GPU that are published together do not overlap, because otherwise the scheduler
+would give away the same memory twice. Knows no claims and decides nothing.
 """
 
 from collections import defaultdict

@@ -1,7 +1,6 @@
-"""All published devices and their taints.
+"""All published devices and their taints: slices and rules, grouped by pool, and the columns of their devices.
 
-Owns slices and rules, grouped by pool, and the columns of their devices. An update costs only what it affects: a slice its own
-devices, a rule the pools it names. Does not know claims.
+An update costs only what it affects: a slice its own devices, a rule the pools it names. Does not know claims.
 """
 
 from collections import Counter
@@ -237,10 +236,7 @@ class Inventory:
             self._taint_again([rule])
 
     def views(self, node: Node) -> list[PoolView]:
-        """The pools with devices for a node, in order of allocation: those without binding conditions first, then by key.
-
-        Raises AllocationError for an invalid node selector.
-        """
+        """The node's pools, those without binding conditions first, then by key. Raises AllocationError for a bad selector."""
         keys = {*self._pools_of_node.get(node.metadata.name, ()), *self._pools_of_node.get("", ())}
         views = [view for key in sorted(keys) if (view := self._pools[key].view(node)) is not None]
         return sorted(views, key=lambda view: view.has_binding_conditions)

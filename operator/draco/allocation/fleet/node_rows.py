@@ -1,7 +1,6 @@
 """The rows of each node: of the devices that are published for it alone.
 
-Owns that grouping, slice by slice, and reading a column node by node. Rows of devices that several nodes may reach (all nodes, or
-a node selector) are grouped under "".
+Owns that grouping, and reading a column node by node. Rows of devices that several nodes may reach are grouped under "".
 """
 
 from array import array
@@ -24,10 +23,7 @@ NodeProfile: TypeAlias = bytes | tuple[int, ...]
 Likeness: TypeAlias = tuple[int, ...]
 """Numbers that are equal where the values are, in order of first occurrence; 0 for absent values."""
 _Span: TypeAlias = slice | Callable[[Codes], Sequence[int]]
-"""The positions of a node's rows, nearly always contiguous.
-
-A slice avoids one int object per row: reading ints scattered over the fleet's memory would copy much of it in a forked child.
-"""
+"""A node's rows, nearly always contiguous: a slice of them avoids reading scattered memory, which a fork would copy."""
 
 
 class NodeRows:
@@ -93,10 +89,7 @@ class NodeRows:
         return tuple(cells) if isinstance(column, array) else bytes(cells)
 
     def profiles(self, column: Codes, nodes: Iterable[str]) -> dict[NodeProfile, list[str]]:
-        """Groups nodes by a column's values for their devices; milliseconds for ten thousand nodes.
-
-        Few nodes differ in what matters, so expensive work can be done once per profile.
-        """
+        """Group nodes by a column's values, to do expensive work once per group; milliseconds for ten thousand nodes."""
         found: dict[NodeProfile, list[str]] = defaultdict(list)
         cells, spans = (column, self._spans) if isinstance(column, bytes) else (b"", {})
         for node in nodes:
@@ -105,10 +98,7 @@ class NodeRows:
         return dict(found)
 
     def likenesses(self, column: Codes, nodes: Iterable[str]) -> dict[Likeness, list[str]]:
-        """Groups nodes by which of their devices have equal values in a column, and which have none.
-
-        Like `profiles`, but also groups nodes whose values occur on no other node. One pass over ten thousand nodes.
-        """
+        """Group nodes by which of their devices have equal values, whatever these are. One pass over ten thousand nodes."""
         found: dict[Likeness, list[str]] = defaultdict(list)
         spans = self._spans
         for node in nodes:

@@ -1,7 +1,4 @@
-"""Matches node selectors against a node's labels and name.
-
-Validates first, like kube-scheduler: an invalid selector is an error, not a mismatch.
-"""
+"""Matches node selectors against a node's labels and name. As in kube-scheduler, an invalid one is an error, no mismatch."""
 
 import re
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
-"""A pool of devices, as one node sees it.
+"""A pool of devices, as one node sees it; depends on slices and rules only, not on claims.
 
-Owns which slices of a pool count for a node, whether these are complete and valid, and the order of their devices. A view depends
-on slices and rules only, not on claims.
+Owns which slices of a pool count for a node, whether these are complete and valid, and the order of their devices.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +59,6 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     key: PoolKey
     incomplete: bool = False
     invalid: str = ""
-    """The error."""
     candidates: Sequence[Candidate] = ()
     """Devices of the node's slices, in the order of allocation."""
     others: Sequence[tuple[DeviceKey, Charges]] = ()
@@ -200,10 +198,7 @@ class Pool:
         )
 
     def view(self, node: Node) -> PoolView | None:
-        """The pool on a node; None if it has nothing for the node. Raises AllocationError for an invalid node selector.
-
-        Views that do not depend on labels are cached: one per named node, one for all other nodes.
-        """
+        """The pool on a node (cached unless it depends on labels); None if it has nothing there. Raises AllocationError."""
         if not self._kept:
             return self._view(node)
         name = self._name_of(node)
@@ -316,7 +311,7 @@ def _check(here: Sequence[SliceEntry], rest: Sequence[SliceEntry]) -> tuple[_Cou
 
 
 class _InvalidPool(ValueError):
-    """The slices of a pool contradict each other."""
+    """Slices of a pool contradict each other."""
 
 
 def _charges(device: Device, index: Mapping[str, Mapping[str, int]]) -> Charges:

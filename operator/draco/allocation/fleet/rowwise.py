@@ -21,10 +21,7 @@ _COUNTED_ALONE: Final = 32
 
 
 class Combined:
-    """Numbered combinations of the values of several columns: `codes` has the number for each row.
-
-    `rows` has the first row of each combination, from which the columns give its values.
-    """
+    """Numbered combinations of columns' values: `codes` by row, `rows` the first row of each combination."""
 
     __slots__ = ("codes", "rows")
 

@@ -1,7 +1,4 @@
-"""Selectors on devices: compiled once, and evaluated once per combination of the values they read.
-
-Owns the caches of selectors for the devices of one inventory.
-"""
+"""Caches of selectors for one inventory: compiled once, evaluated once per combination of the values they read."""
 
 from array import array
 from collections import OrderedDict
@@ -24,7 +21,6 @@ MAX_UNPUBLISHED: Final = 64
 MAX_REMEMBERED: Final = 2**18
 """Cached outcomes of all selectors; one that reads a serial number has as many as there are devices."""
 NO, YES, FAILS = 0, 1, 2
-"""Outcomes in a scan."""
 _YES: Final = bytes(outcome == YES for outcome in range(BYTES))
 _FAILS: Final = bytes(outcome == FAILS for outcome in range(BYTES))
 _ALONE: Final = 2

@@ -1,7 +1,6 @@
-"""What allocated claims hold: devices, shares of devices, and amounts of shared capacities.
+"""What allocated claims hold: devices, shares of devices, and amounts of shared capacities, in exact billionths.
 
-Owns the state that allocation starts from, kept per claim so that it can be updated claim by claim. Administrative access holds
-nothing. Amounts are exact, in billionths, as no quantity is finer.
+Kept per claim, so that it can be updated claim by claim. Administrative access holds nothing.
 """
 
 from collections import Counter

@@ -1,8 +1,7 @@
 """Which published devices a new claim can get, and the obstacles for the others.
 
-Owns that answer for the cluster's metrics, `draco status`, and what a maintenance leaves of a class (preview and operator).
-Ignores everything that depends on the claim, such as selectors, shared counters or requested capacity: that is for explanations.
-Which allocator a device belongs to is not an obstacle.
+Owns that answer for the cluster's metrics, `draco status`, and what a maintenance leaves of a class. Ignores what depends on the
+claim, such as selectors, shared counters or requested capacity. Which allocator a device belongs to is not an obstacle.
 """
 
 from collections import Counter, defaultdict

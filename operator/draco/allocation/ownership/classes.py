@@ -1,9 +1,8 @@
 """Whether it is certain who allocates the claims of a DeviceClass: Draco or kube-scheduler.
 
-Owns the rule. A class with the label draco.dev/allocator=operator must select only devices that Draco allocates, otherwise both
-may allocate its claims. A class without it must not select only these, otherwise nobody does. Its selectors are evaluated on each
-device as published when Draco allocates it, and when it does not. Devices that the selectors cannot tell apart are evaluated
-once.
+A class with the label draco.dev/allocator=operator must select only devices that Draco allocates, otherwise both may allocate its
+claims. A class without it must not select only these, otherwise nobody does. Its selectors are evaluated on each device as
+published when Draco allocates it, and when it does not; devices that they cannot tell apart are evaluated once.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence

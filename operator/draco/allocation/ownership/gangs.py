@@ -88,20 +88,14 @@ def gang_of(pod: Pod) -> GangKey | None:
 
 
 def has_served(key: GangKey, pod: Pod) -> bool:
-    """Whether the pod has succeeded but still counts as a member of its group.
-
-    Not in a PodGroup: kube-scheduler binds its pods only while enough of them have not ended.
-    """
+    """Whether the pod has succeeded and still counts. Not in a PodGroup: kube-scheduler needs enough pods that have not ended."""
     return pod.status.phase == "Succeeded" and key.source is not GangSource.POD_GROUP
 
 
 def terms_of(
     key: GangKey, pods: Sequence[Pod], pod_group: PodGroup | None, parallelism: Mapping[str, int]
 ) -> GangTerms | UnknownTerms | None:
-    """The terms of the group of these pods; None if they need not start together.
-
-    `parallelism` has the number of pods of each known Job, by name; only JobSets need it.
-    """
+    """The group's terms; None if its pods need not start together. `parallelism`: pods of known Jobs, for JobSets."""
     size = _size(key, pods, pod_group, parallelism)
     if size is None or isinstance(size, UnknownTerms):
         return size
@@ -202,5 +196,4 @@ def _topology(key: GangKey, pods: Sequence[Pod], pod_group: PodGroup | None) -> 
 
 
 def _annotated(pods: Iterable[Pod], annotation: str) -> set[str]:
-    """The values of an annotation on the pods."""
     return {text for pod in pods if (text := pod.metadata.annotations.get(annotation))}

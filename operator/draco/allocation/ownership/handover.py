@@ -5,9 +5,8 @@ in it, everyone but Draco all others. To Draco: the agent taints the GPU's devic
 the settle time, in which everyone observes the change, Draco may allocate it. Back: Draco stops allocating, the GPU leaves the
 register, and only then is the taint removed. A claim keeps its devices throughout.
 
-The register also names the operator that may allocate, and the policy refuses any other. A new leader enters itself first, and
-allocates after the settle time, when writes of the previous leader are visible. Pure: the caller reads, writes and tells the
-time.
+The register also names the operator that may allocate. A new leader enters itself first, and allocates after the settle time,
+when writes of the previous leader are visible. Pure: the caller reads, writes and tells the time.
 """
 
 from collections.abc import Collection

@@ -72,10 +72,7 @@ def is_leaked(
     pod_group: Callable[[ObjectKey], PodGroup | None],
     pods: Iterable[Pod],
 ) -> bool:
-    """Whether nobody uses its devices. `pods` are those of the claim and of the PodGroups that keep it.
-
-    If a PodGroup is gone or being deleted, kube-controller-manager releases the claim.
-    """
+    """Whether nobody uses its devices, and no controller releases them. `pods` are those of the claim and its PodGroups."""
     found = keepers(claim)
     return (
         bool(found)

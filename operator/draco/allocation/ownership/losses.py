@@ -1,9 +1,8 @@
 """Whether a running group has lost pods, so that the devices of the others are of no use until it is complete again.
 
-Owns the rule, and which groups can be released: those whose claims were all made for their pods, because a claim made by name
-would be allocated again immediately. A missing pod is a loss only once its replacement waits: it may have succeeded, and an
-incomplete group would not start again. Pods beyond the group's size are no loss. Pure: the caller reads, writes and tells the
-time.
+Only groups whose claims were all made for their pods can be released, because a claim made by name would be allocated again
+immediately. A missing pod is a loss only once its replacement waits: it may have succeeded, and an incomplete group would not
+start again. Pods beyond the group's size are no loss. Pure: the caller reads, writes and tells the time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

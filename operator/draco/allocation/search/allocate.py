@@ -86,10 +86,7 @@ def would_get(
     state: AllocatedState | None = None,
     views: Sequence[PoolView] | None = None,
 ) -> list[AllocationResult] | None:
-    """What `allocate` finds on this node, for display only: shares of devices get no identifier.
-
-    `state` replaces what is in use, `views` the pools. Raises AllocationError.
-    """
+    """What `allocate` finds, without share ids. `state` replaces what is in use, `views` the pools. Raises AllocationError."""
     state = fleet.state if state is None else state
     return allocate(
         fleet.inventory, state, node, claims, fleet.classes, share_ids=repeat(""), max_steps=max_steps, views=views
@@ -136,10 +133,7 @@ def _to_ask(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Iterable[Node]
 def result(
     claim: ExpandedClaim, chosen: Sequence[Request], trials: Sequence[TakenDevice], node: Node, share_ids: Iterator[str]
 ) -> AllocationResult:
-    """The result of one claim. `chosen` has the alternative of each request.
-
-    Raises AllocationError if a slice has a node selector of several terms.
-    """
+    """One claim's result for `chosen` alternatives. Raises AllocationError if a slice's node selector has several terms."""
     return AllocationResult(
         devices=DeviceAllocationResult(
             results=[_device(trial, share_ids) for trial in trials], config=_config(claim, chosen)

@@ -1,7 +1,6 @@
 """The devices a search has taken so far, and whether one more fits.
 
-Owns every check of one device for one request, in Kubernetes' order (which decides between an error and a mismatch), and undoing
-a device with all its effects.
+Owns every check of one device for one request, in Kubernetes' order (which decides between an error and a mismatch), and undoing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +34,6 @@ class TakenDevice(msgspec.Struct, frozen=True):
 
 
 class _Shares:
-    """How often a search shares one device, and the amounts it takes."""
-
     def __init__(self) -> None:
         self.count = 0
         self.taken: dict[str, int] = {}

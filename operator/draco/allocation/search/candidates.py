@@ -1,7 +1,6 @@
-"""On which nodes claims may fit, found by scanning all devices.
+"""On which nodes claims may fit, found by scanning all devices: those with enough free devices that a request accepts.
 
-Owns the prefilter: a node with too few free devices that a request selects and tolerates is ruled out. It rules out only nodes
-for which `allocate` returns None, so never a node on which allocation may raise an error.
+Rules out only nodes for which `allocate` returns None, so never a node on which allocation may raise an error.
 """
 
 from bisect import bisect_left
@@ -69,10 +68,7 @@ class Candidates:
 
 
 def candidates(fleet: Fleet, claims: Sequence[ResourceClaim]) -> Candidates | None:
-    """The nodes where `allocate` may succeed or raise; None if that may be any node.
-
-    Ignores searches that would exceed their limit. Raises the AllocationError that every node would.
-    """
+    """The nodes where `allocate` may succeed or raise; None if that may be any. Raises AllocationError that all nodes would."""
     if fleet.inventory.has_invalid_node_selectors or not all(map(_asks_for_numbers, claims)):
         return None
     match = matcher(fleet.inventory.selectors, Node())

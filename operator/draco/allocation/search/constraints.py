@@ -1,7 +1,4 @@
-"""Constraints of a claim: attributes that must be equal or distinct among its devices.
-
-Owns the two kinds of constraint as sets of values that devices join and leave in the order of a search (last in, first out).
-"""
+"""Constraints of a claim: attributes that must be equal or distinct among its devices, which join and leave as on a stack."""
 
 from collections.abc import Hashable, Sequence
 
@@ -12,10 +9,7 @@ from draco.resources.api.slices import Device, DeviceAttribute
 
 
 class Constraint:
-    """A constraint during one search: all devices have the attribute, with one value or, if `distinct`, with different ones.
-
-    Values of different types differ.
-    """
+    """All devices have the attribute, with one value or, if `distinct`, with different ones; types count."""
 
     def __init__(self, attribute: str, requests: Sequence[str], *, distinct: bool) -> None:
         self._attribute = attribute

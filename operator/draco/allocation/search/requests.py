@@ -1,7 +1,6 @@
-"""Requests of claims, prepared for a search.
+"""Requests of claims, prepared for a search: class, number of devices, alternatives, and mode "All"'s matching devices.
 
-Owns reading requests: their class, number of devices and alternatives, and for mode "All" the node's matching devices. Anything
-in a claim that cannot be understood is an error for every node.
+Anything in a claim that cannot be understood is an error for every node.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +25,7 @@ from draco.resources.quantity import Quantity
 
 
 class Request:
-    """One request or alternative, with cached results about devices during one search.
-
-    `name` is used in results; `base` is the request's own name, which all its alternatives share.
-    """
+    """One request or alternative, with cached results of one search. Alternatives share the request's own name, `base`."""
 
     def __init__(
         self,
@@ -115,7 +111,6 @@ def matcher(selectors: Selectors, node: Node) -> Matcher:
 
 
 def _with_advice(error: EvaluationError) -> str:
-    """The error with kube-scheduler's advice for missing keys."""
     advice = ""
     if "no such key:" in str(error):
         advice = (

@@ -1,10 +1,8 @@
 """The search: depth first; the first complete solution wins.
 
-Owns the order of attempts and backtracking. Claims, requests and devices are tried in their given order; within a request, each
-device comes after the previous one, so that sets are tried, not permutations. `attempt` records what is taken and decides whether
-a device fits.
-
-Backtracking uses a stack of open choices instead of recursion, because a pod may have any number of claims.
+Owns the order of attempts and backtracking, on a stack of open choices because a pod may have any number of claims. Claims,
+requests and devices are tried in their given order; within a request, each device comes after the previous one, so that sets are
+tried, not permutations. `attempt` records what is taken and decides whether a device fits.
 """
 
 from collections.abc import Sequence
@@ -20,8 +18,6 @@ from draco.resources.api.claims import MAX_RESULTS
 
 
 class _Failure(Enum):
-    """Why a branch has no solution."""
-
     NO_DEVICE = "no device"
     TOO_MANY = "too many devices for one claim"
     """Other devices for earlier requests do not help: only an alternative with fewer devices does."""
@@ -61,10 +57,7 @@ class Search:
         self._stack: list[_Choice] = []
 
     def run(self) -> bool:
-        """Whether all claims got their devices, which are then in the attempt.
-
-        Raises AllocationError, and SearchTooLong after `max_steps` examined devices.
-        """
+        """Whether all claims got devices, now in the attempt. Raises AllocationError; SearchTooLong after `max_steps` devices."""
         place: _Place | _Failure | None = _Place(0)
         while True:
             if place is None:

@@ -1,7 +1,6 @@
-"""Known bugs of older releases of Kubernetes' allocator.
+"""Known bugs of older releases of Kubernetes' allocator, each with the release that fixed it.
 
-Owns their table, each with the release that fixed it. Draco's allocator answers as the newest release does; explanations quote
-this table if the scheduler of an older cluster may decide otherwise.
+Draco allocates like the newest release; explanations quote the bugs that an older cluster's scheduler may have.
 """
 
 from collections.abc import Set as AbstractSet

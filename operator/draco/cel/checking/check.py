@@ -1,9 +1,7 @@
 """Type check: finds every error for which Kubernetes refuses an expression before it runs.
 
-Owns names, fields, overload resolution and the result type, as in Kubernetes' checker, with its error texts. `validate` checks
-literals beyond their type. The tree is never changed; results are kept in dictionaries beside it.
-
-The check uses generators instead of recursion: `yield` the check of a node to have it done first.
+Owns names, fields, overload resolution and the result type, as in Kubernetes' checker, with its error texts; `validate` checks
+literals beyond their type. The tree is never changed. Generators replace recursion: `yield` the check of a node to have it done.
 """
 
 from collections import ChainMap
@@ -118,7 +116,6 @@ class _Checker:
         self._variables = 0
 
     def check(self, node: Expr) -> Steps:
-        """Find the types of a node and everything below it."""
         match node:
             case Literal():
                 self.types[node] = _LITERALS[node.kind]
@@ -224,7 +221,7 @@ class _Checker:
             self._undeclared(node, node.function)
 
     def _resolve(self, node: Call, function: str, target: Expr | None) -> None:
-        """Find the overloads that fit the arguments; the result is dyn if they differ in it."""
+        """Find the fitting overloads; the result is dyn if they differ in it."""
         nodes = node.arguments if target is None else (target, *node.arguments)
         given = [self.types[argument] for argument in nodes]
         if function in {"_&&_", "_||_"}:
@@ -261,7 +258,6 @@ class _Checker:
         self.overloads[node] = ("logical_and" if node.function == "_&&_" else "logical_or",)
 
     def _instance(self, overload: Overload) -> tuple[tuple[Type, ...], Type]:
-        """An overload's parameters and result with fresh type variables."""
         if not overload.variables:
             return overload.parameters, overload.result
         fresh = {name: self._variable() for name in overload.variables}

@@ -1,12 +1,11 @@
 """Estimated cost: the highest cost of one evaluation on any device the API allows.
 
 Owns Kubernetes' cost model for expressions that have not run: the cost of each kind of node, how sizes of texts, lists and maps
-propagate, and the declared maxima of a device. The table of functions has the costs of functions. Evaluates nothing.
+propagate, and the declared maxima of a device. The table of functions has the costs of functions. Evaluates nothing. Numbers are
+unsigned 64-bit and saturate at the maximum, which means "no bound".
 
 Also decides whether an expression may run without counting its cost. The decision uses the text alone and counts when in doubt:
 an expression that is not counted is short, has no nested loops, and builds nothing much larger than its text.
-
-All arithmetic uses unsigned 64-bit numbers that saturate at the maximum, which means "no bound".
 """
 
 from functools import cache
@@ -51,8 +50,6 @@ _SCALARS: Final = frozenset({"bool", "double", "duration", "int", "timestamp", "
 
 
 class _Entries(NamedTuple):
-    """Sizes of the elements of a list or map."""
-
     is_list: bool
     key: Range
     value: Range
@@ -83,7 +80,6 @@ class _Estimate:
         self._variables: dict[str, list[_Variable]] = {}
 
     def visit(self, node: Expr) -> Steps:
-        """Find the cost of a node and everything below it."""
         match node:
             case Literal():
                 self.costs[node] = NOTHING
@@ -343,7 +339,7 @@ def _multiplying() -> frozenset[tuple[str, int]]:
 def is_surely_cheap(ast: Ast) -> bool:
     """Whether no device can make the evaluation reach the cost limit.
 
-    Assumes devices that the API allows: texts up to 64 characters, lists up to 48 elements, 32 attributes and capacities.
+    The API allows texts up to 64 characters, lists up to 48 elements, 32 attributes and capacities.
     """
     if len(ast.expression) > _LONGEST:
         return False

@@ -1,9 +1,8 @@
 """Environments: the CEL variables and functions that an expression may use.
 
-Owns the two environments of selectors and their differences between Kubernetes versions. The scheduler compiles with everything
-it knows (`STORED_EXPRESSIONS`); the API server admits a new expression only if the previous version could read it too
-(`new_expressions`). Expressions about other objects than devices have their own variables (`expressions_over`); they can be
-checked, but neither compiled nor estimated here.
+Owns the two environments of selectors. The scheduler compiles with everything it knows (`STORED_EXPRESSIONS`); the API server
+admits a new expression only if the previous Kubernetes version could read it too (`new_expressions`). Expressions about other
+objects than devices (`expressions_over`) can be checked, but neither compiled nor estimated here.
 """
 
 from collections.abc import Mapping

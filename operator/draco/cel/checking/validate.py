@@ -1,7 +1,6 @@
-"""Checks of literals beyond their type, which Kubernetes does after the type check.
+"""Checks of literals beyond their type, which Kubernetes does after the type check, with its error texts.
 
 Owns constant durations, timestamps and patterns, lists and maps of one type, and constant format strings with their arguments.
-Uses Kubernetes' error texts.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""Closures for function calls: constant arguments are processed once, the rest at each evaluation.
-
-Owns these closures only. The table of functions says what a function does, the meter charges for calls.
-"""
+"""Closures for function calls: constant arguments are processed once, the rest at each evaluation. The meter charges."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,10 +25,7 @@ _COMPARISONS: Final = {
 
 
 def compile_call(meter: Meter, name: str, overload: str | None, codes: Sequence[Code]) -> Code:
-    """Compile a call by the function's full name; `overload` is set if the checker left only one.
-
-    Raises CompileError for an unknown function or an invalid constant argument.
-    """
+    """Compile a call by full name; `overload` is set if only one is possible. Raises CompileError, also for invalid constants."""
     binding = bound(name, len(codes), overload)
     if binding is None:
         raise CompileError(f"compilation failed: undeclared reference to '{name}'")
@@ -65,7 +59,7 @@ def _membership(meter: Meter, binding: Binding, runs: tuple[Run, ...], items: li
 
 
 def _at_once(compute: Callable[[], Value]) -> Value:
-    """Compute a result from constants at compile time. Raises CompileError if that fails."""
+    """Compute a result at compile time. Raises CompileError."""
     try:
         return compute()
     except EvaluationError as error:

@@ -1,7 +1,7 @@
-"""Runtime cost: the charges of Kubernetes' cost limit.
+"""Runtime cost: the charges of Kubernetes' cost limit. The table of functions has the charge of each call.
 
 Owns two ways to run the same code. `Unmetered` adds nothing, for expressions that provably stay far below the limit. `Metered`
-counts as Kubernetes does and stops the evaluation at the same point. The table of functions has the charge of each call.
+counts as Kubernetes does and stops the evaluation at the same point.
 """
 
 from collections.abc import Callable

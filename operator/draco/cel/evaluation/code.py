@@ -1,7 +1,4 @@
-"""Compiled pieces of an expression: a closure with what the compiler knows about it.
-
-Owns the shape of compiled nodes and the frame in which closures run.
-"""
+"""Compiled pieces of an expression, closures with what the compiler knows about them, and the frame in which they run."""
 
 from collections.abc import Callable, Generator, Mapping
 from typing import Final, NamedTuple, TypeAlias
@@ -28,7 +25,6 @@ class Code(NamedTuple):
     run: Run
     is_constant: bool = False
     value: Value = None
-    """The value if `is_constant`."""
     path: tuple[str, ...] | None = None
     """The path if this is a part of the device known at compile time: `("attributes", "dra.example.com", "model")`."""
     bare: Run | None = None

@@ -1,9 +1,7 @@
 """Compiles the tree of an expression to one closure per node.
 
 Owns what each kind of node does: laziness, error absorption, reads of the device, variables. `calls` compiles function calls,
-`loops` loops; the meter charges.
-
-Nodes are compiled by generators that yield for their children, so a deep tree never overflows Python's stack.
+`loops` loops; the meter charges. Generators replace recursion, so a deep tree never overflows Python's stack.
 """
 
 from collections.abc import Mapping
@@ -296,7 +294,6 @@ def _variable(variable: Variable) -> Code:
 
 
 def _full_name(node: Call) -> str:
-    """The function's name, with its target's name if that is a namespace."""
     prefix = dotted(node.target) if node.target is not None else None
     full = f"{prefix}.{node.function}".removeprefix(".")
     return full if prefix is not None and is_function(full) else node.function.removeprefix(".")

@@ -31,10 +31,7 @@ def compile_loop(compiler: "Compiler", node: Comprehension, scope: Scope) -> Ste
 
 
 def _bind(compiler: "Compiler", node: Comprehension, scope: Scope) -> Step:
-    """`cel.bind`: the value is computed when first read.
-
-    The name is never a constant, even if its value is: `false && s.matches(name)` does not compile the pattern.
-    """
+    """`cel.bind`: computed when first read. Never a constant: `false && s.matches(name)` does not compile the pattern."""
     init = yield compiler.step(node.init, scope)
     if isinstance(compiler.meter, Unmetered) and init.path is not None:
         return (yield compiler.step(node.body, {**scope, node.accumulator: Variable(0, init, is_alias=True)}))

@@ -1,7 +1,4 @@
-"""Reads: of the device by path, and of any value by key.
-
-Owns the results of a missing domain, a missing name and a wrong key. `compile` chooses the read.
-"""
+"""Reads of the device by path and of any value by key, including the results of missing domains, names and wrong keys."""
 
 from collections.abc import Callable
 from typing import Final

@@ -81,10 +81,7 @@ def by_id() -> Mapping[str, Overload]:
 
 @cache
 def bound(function: str, arguments: int, overload: str | None) -> Binding | None:
-    """Return how to run a call with this number of arguments, target included: by its only possible overload, or any that fits.
-
-    None if there is no such function, or the compiler handles it itself.
-    """
+    """How to run a call with this number of arguments (with target). None: no such function, or the compiler handles it."""
     if overload is not None:
         return by_id()[overload].binding
     return binding([one for one in _everything().get(function, ()) if len(one.parameters) == arguments])

@@ -1,8 +1,7 @@
 """Costs of calls: the rules of Kubernetes' two cost models, side by side.
 
-Owns the rules that the table of functions names, at the end of this module: a *charge* is the runtime cost of a call that ran, an
-*estimate* its highest possible cost from the sizes of its arguments. A row without a rule costs 1 in both. `charges` and `cost`
-have the costs of the language itself.
+Owns the rules, at the end of this module: a *charge* is the runtime cost of a call that ran, an *estimate* its highest possible
+cost from the sizes of its arguments. A row without a rule costs 1 in both. `charges` and `cost` have the language's own costs.
 """
 
 import math
@@ -91,7 +90,6 @@ def _estimated_reading_twice(arguments: Sequence[Argument]) -> Estimate:
 
 
 def _estimated_giving(size: Callable[[Range], Range]) -> Estimator:
-    """Reading a text for a result whose size depends on the text's."""
     return lambda arguments: Estimate(arguments[0].traversal, size(arguments[0].size))
 
 
@@ -221,7 +219,6 @@ def _estimated_containing_cidr(arguments: Sequence[Argument]) -> Estimate:
 
 
 def _with_text(charge: Charge, estimate: Estimator) -> CostRule:
-    """The same, with a second argument that has to be read."""
     return CostRule(
         lambda arguments, result: charge(arguments, result) + _text(_size(arguments[1])),
         lambda arguments: Estimate(estimate(arguments).cost + arguments[1].traversal),

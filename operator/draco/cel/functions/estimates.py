@@ -130,4 +130,3 @@ class Estimate(NamedTuple):
 
 
 Estimator: TypeAlias = Callable[[Sequence[Argument]], Estimate]
-"""From the arguments, target first."""

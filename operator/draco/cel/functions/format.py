@@ -59,7 +59,6 @@ def format_text(template: str, values: list[Value]) -> str:
 
 
 def _read_clause(template: str, position: int) -> tuple[int, Clause]:
-    """The end of the clause, and its function."""
     precision = _PRECISION
     if template[position] == ".":
         match = _DIGITS.match(template, position + 1)

@@ -1,7 +1,4 @@
-"""List functions: CEL's lists and sets extensions, Kubernetes' list library, and optionals.
-
-Owns everything with a list or optional as target, except macros.
-"""
+"""List functions: CEL's lists and sets extensions, Kubernetes' list library, and optionals. Macros are elsewhere."""
 
 from collections.abc import Callable, Iterator
 from functools import cmp_to_key

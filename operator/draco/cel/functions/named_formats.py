@@ -1,7 +1,4 @@
-"""Kubernetes' named string formats: `format.dns1123Label().validate(name)`.
-
-Owns what each format allows and the error texts for other texts.
-"""
+"""Kubernetes' named string formats, `format.dns1123Label().validate(name)`, and their error texts."""
 
 import base64
 import re

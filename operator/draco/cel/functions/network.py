@@ -1,7 +1,4 @@
-"""IP addresses and networks, as Kubernetes reads them.
-
-Owns parsing by Go's rules (no zones, no IPv4 inside IPv6) and the error texts.
-"""
+"""IP addresses and networks, parsed by Go's rules (no zones, no IPv4 inside IPv6), with its error texts."""
 
 from ipaddress import AddressValueError, IPv4Address, IPv6Address, ip_network
 from typing import Final
@@ -45,7 +42,6 @@ def _ipv4(text: str) -> IPv4Address:
 
 
 def _ipv4_reason(text: str) -> str:
-    """The first error from the left."""
     value, digits, fields = 0, 0, 0
     for position, character in enumerate(text):
         if character in "0123456789":
@@ -73,7 +69,7 @@ def _ipv6(text: str) -> IPv6Address:
 
 
 def _ipv6_reason(text: str) -> str | None:  # noqa: PLR0911, PLR0912 - one per thing that can be wrong
-    """The first error from the left; None if there is none."""
+    """The first error from the left, or None."""
     rest, percent, zone = text.partition("%")
     if percent and not zone:
         return "zone must be a non-empty string"

@@ -1,7 +1,4 @@
-"""Operators: arithmetic, order, membership and element access, with CEL's errors.
-
-Owns `+ - * / % < in []` on two values. The compiler handles the lazy ones (`&&`, `||`, `?:`).
-"""
+"""Operators `+ - * / % < in []` on two values, with CEL's errors. The compiler handles the lazy ones (`&&`, `||`, `?:`)."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -230,10 +227,7 @@ def contained(one: Value, other: Value) -> bool:
 
 
 def membership(items: list[Value]) -> Callable[[Value], bool] | None:
-    """Return a set-based membership test for constants, or None if Kubernetes walks over the list.
-
-    Unlike the walk, it fails for values that cannot be hashed.
-    """
+    """Return a set-based membership test, which fails for unhashable values; None if Kubernetes walks over the list."""
     if not all(type(item) in _PRIMITIVE for item in items):
         return None
     keys: set[str | Key] = {key_of(item) for item in items}

@@ -1,8 +1,8 @@
 """Overloads: the shape of the table of functions, from which type check, compiler and both cost models read the same row.
 
 Owns how a row is written and read, and the choice of an overload at run time. The rows are below their code in `functions`, which
-also decides which of them an environment has. The terms are cel-go's: a function has overloads, each with id, signature and
-binding; a singleton binding serves all overloads of its function and checks the types itself.
+also decides which of them an environment has. The terms are cel-go's: a singleton binding serves all overloads of its function
+and checks the types itself.
 
 A signature is `function(types) -> type` or `type.function(types) -> type`; capital letters are type variables. The order of a
 function's rows matters: if an argument's type is still unknown, the first overload that fits decides it.

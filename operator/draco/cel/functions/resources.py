@@ -1,7 +1,4 @@
-"""Kubernetes' quantity and version functions.
-
-Owns what selectors do with capacities and versions. `draco.resources` has the arithmetic and order of the values.
-"""
+"""Kubernetes' quantity and version functions; `draco.resources` has the arithmetic and order of the values."""
 
 import operator
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""Standard functions: conversions, sizes, simple text tests, timestamps and durations.
-
-Owns what the CEL specification defines beyond operators, as Kubernetes runs it (in UTC unless a zone is given).
-"""
+"""Standard functions: conversions, sizes, simple text tests, timestamps and durations, in UTC unless a zone is given."""
 
 import re
 import zoneinfo

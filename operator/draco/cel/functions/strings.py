@@ -1,7 +1,4 @@
-"""Text functions: version 2 of CEL's strings extension, and Kubernetes' regular expressions.
-
-Owns everything with a text as target except `format`. Positions count characters, not bytes.
-"""
+"""Text functions except `format`: CEL's strings extension, version 2, and regular expressions. Positions count characters."""
 
 from collections.abc import Callable
 from functools import partial
@@ -93,7 +90,6 @@ def _join(parts: list[Value], separator: str = "") -> str:
 
 
 def _in_ascii(change: Callable[[str], str], others: dict[int, int]) -> Callable[[str], str]:
-    """Change the case of ASCII letters only."""
     return lambda text: change(text) if text.isascii() else text.translate(others)
 
 

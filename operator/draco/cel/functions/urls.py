@@ -1,4 +1,4 @@
-"""URLs, as Kubernetes reads them. Owns parsing by Go's rules (absolute URLs and paths) and the error texts."""
+"""URLs, as Go parses absolute URLs and paths, with its error texts."""
 
 import re
 from typing import Final

@@ -1,10 +1,8 @@
 """The tree of an expression: frozen nodes with their positions in the text.
 
-Owns the shapes only. Operators are calls under the names in Kubernetes' error texts (`_==_`, `_&&_`, `_[_]`), so one table of
-overloads serves operators and functions. Macros are expanded to `Comprehension`, which also keeps the original arguments for
-callers that run the common forms faster than the general loop.
-
-Nodes compare and hash by identity: the checker keeps the type of each node in a dictionary beside the tree.
+Operators are calls under the names in Kubernetes' error texts (`_==_`, `_&&_`, `_[_]`), so one table of overloads serves
+operators and functions. Macros are expanded to `Comprehension`, which also keeps the original arguments for callers that run the
+common forms faster. Nodes compare and hash by identity: the checker keeps the type of each node in a dictionary beside the tree.
 """
 
 from collections.abc import Iterator
@@ -46,10 +44,7 @@ class Select(msgspec.Struct, frozen=True, eq=False):
 
 
 class Call(msgspec.Struct, frozen=True, eq=False):
-    """`function(arguments)`, `target.function(arguments)`, or an operator.
-
-    `a.?b` is `_?._` with the field's name as a string literal, `a[?b]` is `_[?_]`.
-    """
+    """`function(arguments)`, `target.function(arguments)`, or an operator; `a.?b` is `_?._` with a literal, `a[?b]` `_[?_]`."""
 
     position: int
     function: str

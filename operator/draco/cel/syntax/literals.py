@@ -1,8 +1,4 @@
-"""Literals: from a token to its value.
-
-Owns escapes, raw and triple-quoted strings, bytes and the ranges of numbers. Errors have Kubernetes' text without a position,
-which the parser adds.
-"""
+"""Literals: from a token to its value. Errors have Kubernetes' text without a position, which the parser adds."""
 
 import re
 from typing import Final

@@ -1,7 +1,6 @@
 """Macros: calls that the parser rewrites before the type check.
 
-Owns which calls are macros and their expansions. The expansions are Kubernetes', because its types, costs and errors are defined
-on them. Knows nothing of text or tokens.
+The expansions are Kubernetes', because its types, costs and errors are defined on them. Knows nothing of text or tokens.
 """
 
 from collections.abc import Callable
@@ -65,7 +64,6 @@ def _variables(arguments: tuple[Expr, ...], count: int) -> tuple[str, str | None
 
 
 def _quantifier(position: int, function: str, target: Expr, arguments: tuple[Expr, ...]) -> Expr:
-    """`all`, `exists` and `existsOne`, with one variable or two."""
     variable, second = _variables(arguments, len(arguments) - 1)
     body = arguments[-1]
     running, true = Identifier(position, ACCUMULATOR), Literal(position, "bool", value=True)
@@ -132,7 +130,6 @@ def _appending(body: Expr) -> Callable[[Expr], Expr]:
 
 
 def _transform(position: int, function: str, target: Expr, arguments: tuple[Expr, ...]) -> Expr:
-    """`transformList`, `transformMap` and `transformMapEntry`."""
     variables = _variables(arguments, 2)
     body, keep = arguments[-1], arguments[2] if len(arguments) == 4 else None
     if function == "transformList":

@@ -1,7 +1,4 @@
-"""Depth and size, which the parser limits.
-
-Owns counting tokens (by the nesting of Kubernetes' parser) and nodes. The parser owns the limits.
-"""
+"""Counts the nesting of tokens, as Kubernetes' parser does, and the nodes of a tree. The parser owns the limits."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -43,10 +40,7 @@ _RELATIONS: Final = frozenset({"<", "<=", ">", ">=", "==", "!=", "in"})
 
 
 class _Open(msgspec.Struct):
-    """Rules that Kubernetes' parser has open inside one pair of brackets, by kind of rule that can nest.
-
-    A sum and a product open one more rule for their right operand.
-    """
+    """Kubernetes' open rules inside one pair of brackets, by kind. A sum or product opens one more for its right operand."""
 
     expr: int
     relation: int

@@ -1,7 +1,7 @@
 """Parser: from the text of an expression to its tree.
 
-Owns the limits against hostile text (length, nesting, size after macros) and the syntax errors. The grammar is in `cel.lark`,
-macros in `macros`. No step recurses over the tree, so no text can overflow the stack.
+Owns the limits against hostile text (length, nesting, size after macros) and the syntax errors; the grammar is in `cel.lark`. No
+step recurses over the tree, so no text can overflow the stack.
 """
 
 from functools import cache, lru_cache
@@ -131,7 +131,6 @@ def _operator(token: Token) -> str:
 
 
 def _call(token: Token, function: str, target: Expr | None, arguments: tuple[Expr, ...]) -> Expr:
-    """A call, or the expansion if it is a macro."""
     try:
         expanded = macros.expand(_at(token), function, target, arguments)
     except macros.MacroError as problem:

@@ -1,6 +1,6 @@
 """The parser's tables, kept in `cel.tables.json`: building them from the grammar takes ten times as long as reading them.
 
-Owns how they are built and read; `make grammar` writes them. If another release of lark built them, the grammar is read instead.
+`make grammar` writes them. If another release of lark built them, the grammar is read instead.
 """
 
 import json
@@ -28,10 +28,7 @@ def parser(builder: object) -> Lark:
 
 
 def from_grammar(builder: object) -> Lark:
-    """The same, built from the grammar.
-
-    One scanner for the whole text, not one per parser state, because `inner` must never be read as `in ner`.
-    """
+    """The same, built from the grammar. One scanner, not one per parser state: `inner` must never be read as `in ner`."""
     return Lark(
         content(GRAMMAR).decode(),
         parser="lalr",

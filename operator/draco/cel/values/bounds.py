@@ -1,7 +1,6 @@
-"""Limits on what an evaluation may build where Kubernetes charges nothing.
+"""Limits on what an evaluation may build where Kubernetes charges nothing, and would exhaust its memory.
 
-Owns the limits and their error texts. Kubernetes would compute until its memory is exhausted; no real selector comes near these
-limits, and work that is charged by size reaches Kubernetes' own limit first.
+No real selector comes near these limits, and work that is charged by size reaches Kubernetes' own limit first.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,6 @@
-"""Devices as selectors see them.
+"""Devices as selectors see them: attributes and capacities by domain, with versions and quantities parsed.
 
-Owns the conversion of a published device: attributes and capacities by domain, versions and quantities parsed. Names without a
-domain belong to the driver's domain.
+Names without a domain belong to the driver's domain.
 """
 
 from typing import Any
@@ -14,10 +13,7 @@ from draco.resources.semver import SemVer, SemVerError
 
 
 class DeviceVariable:
-    """One device: the value of `device` in a selector.
-
-    `attributes` and `capacity` map a domain to a map of identifier to value.
-    """
+    """The value of `device` in a selector. `attributes` and `capacity` map a domain to a map of identifier to value."""
 
     __slots__ = ("allow_multiple_allocations", "attributes", "capacity", "driver")
 

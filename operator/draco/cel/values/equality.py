@@ -68,11 +68,7 @@ def _strictly_equal(one: Value, other: Value, accepts: type) -> bool:
 
 
 class _Containers:
-    """One deep comparison of lists or maps.
-
-    A list may occur in another many times, and that one in a third, so the number of parts can explode; each pair is compared
-    once.
-    """
+    """One deep comparison. Lists can share parts so often that their number explodes, so each pair is compared once."""
 
     __slots__ = ("_known",)
 
@@ -80,11 +76,9 @@ class _Containers:
         self._known: dict[tuple[int, int], bool] = {}
 
     def lists_equal(self, one: list[Value], other: list[Value]) -> bool:
-        """Whether lists of equal length are equal."""
         return all(map(self._not_different, one, other))
 
     def maps_equal(self, one: Value, other: Value) -> bool:
-        """Whether maps are equal."""
         if len(one) != len(other):
             return False
         for key, value in one.items():

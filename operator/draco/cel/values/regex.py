@@ -1,8 +1,4 @@
-"""Regular expressions as Go reads them, matched in linear time.
-
-Owns compiling a pattern with RE2 and the error texts. Keeps nothing between calls: callers that reuse a pattern keep the compiled
-one.
-"""
+"""Regular expressions as Go reads them, compiled with RE2 and matched in linear time. Callers cache compiled patterns."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -46,7 +42,6 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def _groups(pattern: str) -> int:
-    """The depth of nested groups."""
     opened = most = 0
     for sign in _BRACKETS.sub("", pattern):
         opened += (sign == "(") - (sign == ")")
@@ -64,10 +59,7 @@ def go_sentence(error: Exception) -> str:
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Return a test whether a text contains a match. It caches recent texts.
-
-    A call of RE2 takes microseconds, and devices share most of their texts.
-    """
+    """Return a cached test for a match: a call of RE2 takes microseconds, and devices share most of their texts."""
     compiled = compile_pattern(pattern)
 
     @lru_cache(maxsize=_KEPT_TEXTS)

@@ -1,7 +1,4 @@
-"""The text of a value, as Go writes it: in conversions to string and in error messages.
-
-Owns number formats, quoting and the texts of timestamps and durations. Decides nothing about types.
-"""
+"""The text of a value, as Go writes it: in conversions to string and in error messages."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -71,10 +68,7 @@ def _offset_text(offset_s: int) -> str:
 
 
 def civil_date(days: int) -> tuple[int, int, int]:
-    """Year, month and day of a day counted from 1970, in the proleptic Gregorian calendar.
-
-    Years are counted from March, so that the leap day is the last one. Python's own dates end with the year 9999.
-    """
+    """Year, month and day of a day from 1970; unlike Python without a last year. Counts from March, so the leap day is last."""
     era, day_of_era = divmod(days + 719_468, 146_097)
     year = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
     day_of_year = day_of_era - (365 * year + year // 4 - year // 100)

@@ -1,10 +1,8 @@
 """Static types of expressions, and which type fits another.
 
 Owns the shapes of types, their names in error texts, and unification: the rules by which Kubernetes' checker decides that an
-argument fits a parameter, including odd ones (null fits a quantity, a type variable becomes the more general of two types). Knows
-no functions or variables.
-
-Expressions can nest types without limit, and some macros double them at each step, so depth and size are limited: `TooLarge`.
+argument fits a parameter, including odd ones (null fits a quantity, a type variable becomes the more general of two types).
+Expressions can nest types without limit, and some macros double them at each step, so size is limited: `TooLarge`.
 """
 
 from collections.abc import Sequence
@@ -103,10 +101,7 @@ def unwrapped(of: Type) -> tuple[Type, bool]:
 
 
 class Bindings:
-    """What the type variables of one expression are bound to.
-
-    `fits` and `all_fit` bind variables if they succeed, and change nothing if not.
-    """
+    """What type variables are bound to. `fits` and `all_fit` bind them if they succeed, and change nothing if not."""
 
     def __init__(self) -> None:
         self._bound: dict[str, Type] = {}
@@ -177,7 +172,6 @@ class Bindings:
         return True, True
 
     def _is_free_of(self, part: Type, whole: Type) -> bool:
-        """Whether a variable does not occur in a type."""
         if part == whole:
             return False
         if whole.kind == "variable":

@@ -1,8 +1,6 @@
 """Runtime values of expressions.
 
-Owns the value types that Python lacks, the names of types in CEL and Go, and map keys. Plain Python values stand for the rest:
-int, float, str, bytes, bool, None, list and dict. Knows no functions.
-
+Owns the value types that Python lacks, the names of types in CEL and Go, and map keys. Plain Python values stand for the rest.
 Use `type(value)`, never isinstance: True is not an int here, and UInt is not one either.
 """
 
@@ -109,10 +107,7 @@ NONE: Final = _absent()
 
 
 class ComputedQuantity(Quantity):
-    """The result of add() or sub() of a quantity.
-
-    Kubernetes holds these by reference, and its equality does not recognise one on the right of `==`. Only the type differs.
-    """
+    """The result of add() or sub(). Kubernetes holds it by reference: its `==` does not recognise one on the right."""
 
     __slots__ = ()
 
@@ -158,7 +153,6 @@ _NAMES: Final[dict[type, tuple[str, str]]] = {
     Url: ("kubernetes.URL", "cel.URL"),
     NamedFormat: ("kubernetes.NamedFormat", "cel.Format"),
 }
-"""CEL's and Go's names of each type."""
 _BY_REFERENCE: Final[frozenset[type]] = frozenset((list, dict, DomainMap, Optional, Quantity, ComputedQuantity, Url))
 """Each value is a distinct key, because Go compares these by reference."""
 _UNHASHABLE: Final = frozenset({SemVer, bytes, NamedFormat})

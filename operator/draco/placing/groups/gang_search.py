@@ -1,11 +1,9 @@
-"""Gang search: finds devices for enough members of a group to start, or for none.
+"""Gang search: finds devices for enough members of a group to start, or for none. Must run in a worker.
 
 Owns the order in which members and topology domains are tried, and backtracking. Members are placed one after another, the
 largest first; the next attempt begins with members that found nothing, so that unlike members do not take each other's only
-devices. The placer chooses a member's devices on a node.
-
-Also foresees what kube-scheduler will allocate to other claims of a member's pod (the first fit on the node, as `allocate` finds
-it) and keeps Draco's devices near. Only Draco's claims choose the node, if the others fit there. Evaluates tenants' selectors.
+devices. Also foresees what kube-scheduler will allocate to other claims of a member's pod (the first fit on the node, as
+`allocate` finds it) and keeps Draco's devices near. Only Draco's claims choose the node, if the others fit there.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -49,10 +47,7 @@ def best_together(
     others: Sequence[ResourceClaim] = (),
     rest: RestOfGroup = ALONE,
 ) -> PodPlacement:
-    """The best place on a node where kube-scheduler will find devices for the `others`, and near those.
-
-    Raises AllocationError, also if nothing fits and the search for the others failed.
-    """
+    """The best place where the `others` fit too, near those. Raises AllocationError, also of the search for the others."""
     found = placer.best(claims, nodes, beside=beside, rest=rest)
     if found is None or not others:
         return PodPlacement(found)
@@ -94,8 +89,6 @@ class GroupFit(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """A member's claims as the search sees them, and the nodes it may use."""
-
     claims: list[ResourceClaim]
     nodes: Mapping[str, Node]
 
@@ -108,10 +101,7 @@ class GangSearch:
         self._placer = placer
 
     def place(self, group: ClaimGroup) -> GroupFit:
-        """Place the group. If fewer members than needed find devices, nothing counts as placed.
-
-        Raises DracoError if its topology or its requests are invalid.
-        """
+        """Place the group, if enough members find devices. Raises DracoError for an invalid topology or request."""
         asked = [_Asked([as_searched(each) for each in one.claims], self._nodes(one)) for one in group.members]
         every = {name: node for each in asked for name, node in each.nodes.items()}
         best = GroupFit([[] for _ in group.members], 0, len(every))

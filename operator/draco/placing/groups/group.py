@@ -31,10 +31,9 @@ class GroupMember(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ClaimGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Members of which at least `needed` get devices together, or none.
+    """Members of which at least `needed` get devices together, or none. Devices are kept for one that `is_overdue`.
 
     `placed` are allocated claims of other members; the topology includes them. `name` is shown to people; "" for a single member.
-    If `is_overdue` and it finds no place, free devices are kept for it.
     """
 
     members: list[GroupMember]

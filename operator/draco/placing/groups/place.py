@@ -1,11 +1,8 @@
-"""Finds places for groups of claims, one after another, and says why a group finds none.
+"""Finds places for groups of claims, one after another, and says why a group finds none. Must run in a worker.
 
-Leaves the fleet unchanged: a placed group counts only for the groups after it, and the caller writes the results. Evaluates
-tenants' selectors, so it must run in a worker.
-
-For a group without a place it also forecasts: Draco's claims are removed, from the pools with the fewest first, until the group
-fits. Once the group is overdue, the free devices of that place are kept for it, so that small claims cannot starve it. Nothing is
-taken away from claims; only free devices are kept.
+Leaves the fleet unchanged: a placed group counts only for the groups after it, and the caller writes the results. For a group
+without a place it also forecasts: Draco's claims are removed, from the pools with the fewest first, until the group fits. Once
+the group is overdue, the free devices of that place are kept for it, so that small claims cannot starve it.
 """
 
 from bisect import bisect_left
@@ -119,8 +116,7 @@ class Forecast(NamedTuple):
 def forecast(fleet: Fleet, placer: WhatIfPlacer, group: ClaimGroup) -> Forecast:
     """The place the group finds once other claims have ended: all of them, if it never fits.
 
-    For an overdue group as few as possible, so that all free devices count for it. Its pods' claims of other allocators are
-    ignored here, and checked when there is a place.
+    For an overdue group as few as possible, so that all free devices count for it. Ignores claims of other allocators.
     """
     members = [msgspec.structs.replace(each, others=()) for each in group.members]
     group = msgspec.structs.replace(group, members=members)

@@ -1,7 +1,4 @@
-"""Topology domains: the parts of a cluster that may host a whole group.
-
-Owns the names of topologies and their meaning. Does not choose a domain.
-"""
+"""Topology domains: the parts of a cluster that may host a whole group, by the names of topologies."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -28,10 +25,7 @@ class TopologyError(DracoError):
 def domains_of(
     topology: str, fleet: Fleet, nodes: Mapping[str, Node], placed: Sequence[ResourceClaim]
 ) -> list[Mapping[str, Node]]:
-    """The domains among these nodes; if claims are `placed`, only theirs.
-
-    Raises TopologyError if there is none, or if these claims are in several.
-    """
+    """The domains of these nodes, only theirs if claims are `placed`. Raises TopologyError for none, or claims in several."""
     if topology in {"", SPREAD}:
         return [nodes]
     by_value: dict[str, dict[str, Node]] = {}

@@ -1,4 +1,1 @@
-"""Preemption for a group: who can be a victim (`victims`), and who is (`preemption`).
-
-Never evicts: the controller does, through the Eviction API.
-"""
+"""Preemption for a group: who can be a victim (`victims`), and who is (`preemption`). The controller evicts."""

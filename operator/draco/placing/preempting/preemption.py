@@ -1,8 +1,8 @@
 """Chooses the victims of preemption for a group: a set in which each one is needed, and which loses the least work.
 
-Owns the order of victims and the search for such a set. The cost of a set is compared in this order: its highest priority, pods
-without a controller, number and priorities of pods, unused reserved claims, time run. Claims of pods that are leaving anyway are
-free at no cost. `victims` decides who can be a victim. Evicts nobody. Evaluates tenants' selectors, so it must run in a worker.
+The cost of a set is compared in this order: its highest priority, pods without a controller, number and priorities of pods,
+unused reserved claims, time run. Claims of pods that are leaving anyway are free at no cost. `victims` decides who can be a
+victim. Evicts nobody. Must run in a worker, because it evaluates tenants' selectors.
 """
 
 from collections import Counter
@@ -109,7 +109,6 @@ class _VictimSearch:
                 placer.put(allocated(fleet.claims[key], None))
 
     def best(self) -> PreemptionPlan | None:
-        """The cheapest set found."""
         if (fit := self._fit(())) is not None:
             return PreemptionPlan([], own_results(self._group, fit))
         every = sorted(self._victims, key=self._cost_alone)

@@ -1,10 +1,9 @@
-"""Victims of preemption: who can be evicted for others, what becomes free, and what it costs.
+"""Victims of preemption: who can be evicted for others, what becomes free, and what it costs. Chooses no victim.
 
-Owns who is never a victim, and which pods leave together: those that share a claim, and those that start together, because the
-rest of a group would hold devices without progress. As in Kubernetes, victims are pods of lower priority. The unused claim of a
-DeviceReservation can be a victim too; it loses its allocation. A pod on reserved devices has the higher of both priorities,
-because its devices would return to the reservation, which controls the claim or gave it the devices. Devices in a take-over are
-not taken. Chooses no victim and knows no devices.
+Pods leave together if they share a claim or start together, because the rest of a group would hold devices without progress. As
+in Kubernetes, victims are pods of lower priority. The unused claim of a DeviceReservation can be a victim too; it loses its
+allocation. A pod on reserved devices has the higher of both priorities, because its devices would return to the reservation,
+which controls the claim or gave it the devices. Devices in a take-over are not taken.
 """
 
 from collections import Counter

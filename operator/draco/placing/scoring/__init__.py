@@ -1,4 +1,1 @@
-"""Compares places: capability lost on their GPUs, distance between devices, and use of nodes.
-
-Does not search, and does not check what a claim may get.
-"""
+"""Compares places: capability lost on their GPUs, distance between devices, and use of nodes. Does not search."""

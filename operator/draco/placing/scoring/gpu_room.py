@@ -1,7 +1,7 @@
 """What GPUs can still host, computed from what is published: for partitions, from their counters.
 
-Owns reading a board's placement table from devices and counters (`mig.geometry` evaluates it), and its use. Without a table, it
-counts the devices that could still be allocated. Knows nothing of requests.
+Reads a board's placement table from devices and counters (`mig.geometry` evaluates it), and its use. Without a table, it counts
+the devices that could still be allocated. Knows nothing of requests.
 """
 
 import re
@@ -184,7 +184,6 @@ def _capability(space: Geometry, state: State) -> int:
 
 
 def _table(view: PoolView, candidates: Sequence[Candidate]) -> GpuTable | None:
-    """The table of a GPU; None if it cannot be read."""
     base = min(place for each in candidates for place, _ in each.charges)
     top = max(place for each in candidates for place, _ in each.charges)
     prefix = len(gpu_name(candidates[0].device.name))

@@ -1,8 +1,7 @@
-"""Scores devices of one node that claims may get together.
+"""Scores devices of one node that claims may get together. Searches nothing.
 
-Owns combining the criteria: capability lost on the GPUs, distance of the devices to each other and to the pod's other devices
-(NVLink, PCIe roots, NUMA nodes, of any driver), and use of the node. Without the attributes, distance is the maximum. Changes
-nothing and searches nothing.
+Combines the criteria: capability lost on the GPUs, distance of the devices to each other and to the pod's other devices (NVLink,
+PCIe roots, NUMA nodes, of any driver), and use of the node. Without the attributes, distance is the maximum.
 """
 
 from collections.abc import Sequence
@@ -74,10 +73,7 @@ def _value(device: Device, driver: str, name: str) -> str | None:
 
 
 class NodeJudge:
-    """Scores devices of one node in its current use.
-
-    `usable` are the devices that some request selects and tolerates; `beside` the positions of the pod's other devices.
-    """
+    """Scores devices of a node. `usable` devices suit some request; `beside` are positions of the pod's other devices."""
 
     def __init__(
         self,

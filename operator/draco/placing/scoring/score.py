@@ -1,6 +1,6 @@
 """Scores of places, why one is worse than another in words, and the order of nodes: the best place first.
 
-Owns the order of the criteria and how a group changes it: members share nodes where no other criterion is worse. Does not search.
+A group changes the order: its members share nodes where no other criterion is worse. Does not search.
 """
 
 from bisect import bisect_left, insort
@@ -18,7 +18,6 @@ class PlacementScore(NamedTuple):
     loss: int = 0
     """What the GPUs can no longer host, in compute slices (see `mig.geometry`); 1 for a GPU that cannot be partitioned."""
     gpus: int = 0
-    """Number of GPUs."""
     minus_instances: int = 0
     """Minus the number of partitions in use on these GPUs."""
     units_left: int = 0

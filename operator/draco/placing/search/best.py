@@ -1,8 +1,7 @@
-"""The best place for claims in the whole fleet, among all that `allocate` would accept.
+"""The best place for claims in the whole fleet, among all that `allocate` would accept. Must run in a worker.
 
 Owns the choice of the node, and the cache for claims placed one after another: nodes that are alike are searched once, and again
-only when their use changes. The fleet of a placer must change only through `put` and `remove`. Evaluates tenants' selectors, so
-it must run in a worker.
+only when their use changes. The fleet of a placer must change only through `put` and `remove`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -43,10 +42,7 @@ class RunnerUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BestPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """The chosen place: a result per claim, in order.
-
-    A place for a member of a group has no runner-up, because scores do not show the group's influence.
-    """
+    """The chosen place: a result per claim, in order. No runner-up in a group, whose influence scores do not show."""
 
     node: str
     results: list[AllocationResult]
@@ -157,7 +153,6 @@ class _Question:
     def best(
         self, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node], share_ids: Iterator[str], rest: RestOfGroup
     ) -> BestPlacement | None:
-        """The best place on one of the nodes."""
         self._effort = Effort(MAX_TRIES_IN_ALL)
         for name in nodes.keys() - self._known.keys():
             self._learn(name, self._answer(nodes[name]))

@@ -1,6 +1,6 @@
 """Kinds of nodes: nodes that are alike for a question, so that one of them is searched for all.
 
-Owns when two nodes are alike: the same devices in the same order, as far as requests, counters, links and distances distinguish
+Two nodes are alike if they have the same devices in the same order, as far as requests, counters, links and distances distinguish
 them, with the same use. A node for which more matters has no kind.
 """
 

@@ -1,7 +1,4 @@
-"""The best devices of one node for a question, applied to all nodes that are alike.
-
-Owns the effort per node, the fallback when it is exceeded, and translating a found set to another node. Does not compare nodes.
-"""
+"""The best devices of one node, applied to all nodes that are alike; the effort per node, and the fallback beyond it."""
 
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
@@ -76,10 +73,7 @@ class NodeSearch:
         self.kinds = NodeKinds(fleet, self._shared_claims, spread, near=bool(self._beside))
 
     def search(self, node: Node, effort: Effort) -> NodeAnswer | AllocationError | None:
-        """The best devices of the node; None if the claims do not fit; or the error that prevents an answer.
-
-        Reduces the effort; when it is used up, nodes get little.
-        """
+        """The best devices; None if the claims do not fit; or the error. Uses up the effort, beyond which nodes get little."""
         try:
             return self._searched(node, effort)
         except AllocationError as error:

@@ -1,8 +1,8 @@
 """Finds the best devices of one node: branch and bound over all sets that `allocate` would accept.
 
-Owns the order of attempts and pruning: sets that cannot beat the best so far, and all but the first of interchangeable devices.
-`Attempt` checks every device, exactly as `allocate` does. The result is optimal while the effort lasts; after that, the best set
-so far is used, or else what `allocate` finds.
+Prunes sets that cannot beat the best so far, and all but the first of interchangeable devices. `Attempt` checks every device,
+exactly as `allocate` does. The result is optimal while the effort lasts; after that, the best set so far is used, or else what
+`allocate` finds.
 """
 
 from collections.abc import Callable, Collection, Hashable, Sequence

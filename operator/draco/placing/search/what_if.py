@@ -1,8 +1,4 @@
-"""Placing claims on a changed fleet, which is restored afterwards.
-
-Owns restoring the fleet, and what is kept between questions: the placer's cache, and which groups can find a place at all.
-Chooses nothing.
-"""
+"""Placing claims on a changed fleet, which is restored afterwards; keeps caches between questions."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -45,8 +41,7 @@ class WhatIfPlacer:
 class PlacedFleet:
     """A fleet with its placer, which caches what nodes are like between questions.
 
-    Questions differ little: claims come and go one by one, and an unchanged node is searched only once. Change claims through
-    this class; call `forget` after any other change of the fleet.
+    Change claims through this class; call `forget` after any other change of the fleet.
     """
 
     def __init__(self, fleet: Fleet, *, share_ids: Iterator[str]) -> None:

@@ -1,7 +1,4 @@
-"""AllocationRegister, a kind of draco.dev/v1alpha1: the GPUs that only Draco may allocate, and its leading operator.
-
-Owns the structs; the schema is in `crds/`, and a test compares the two. The chart's admission policies read the same fields.
-"""
+"""AllocationRegister: the GPUs that only Draco may allocate, and its leading operator. The chart's policies read it."""
 
 import msgspec
 

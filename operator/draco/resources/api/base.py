@@ -1,7 +1,7 @@
 """Base of API structs: camelCase on the wire, immutable in memory, defaults omitted when written.
 
-Owns the base classes of API structs and of `-o json` documents, and the meaning of null. A struct has only the fields that Draco
-uses; others are dropped on reading. Never write a struct back over a whole object: use server-side apply or a patch.
+A struct has only the fields that Draco uses; others are dropped on reading. Never write a struct back over a whole object: use
+server-side apply or a patch.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,17 +14,11 @@ OPAQUE: Final = frozenset({"parameters", "data"})
 
 
 class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False):
-    """Base of all API structs. Equality is by value; change one with `msgspec.structs.replace`.
-
-    Structs are trees without cycles, so `gc=False` is safe: it halves the time to decode many.
-    """
+    """Base of API structs, compared by value. They are trees, so `gc=False` is safe: it halves the time to decode many."""
 
 
 def set_fields(value: Any, is_unset: Callable[[object, object], bool] = lambda _, inner: inner is None) -> Any:
-    """Return an object in JSON's types without unset fields; to Kubernetes, null means unset.
-
-    `is_unset` is called with name and value.
-    """
+    """Return an object in JSON's types without unset fields (null); `is_unset` is called with name and value."""
     if isinstance(value, Mapping):
         return {
             name: inner if name in OPAQUE else set_fields(inner, is_unset)

@@ -1,7 +1,6 @@
 """Pods, PodDisruptionBudgets, nodes, Events and Leases, as far as Draco reads and writes them.
 
-Owns their structs: core/v1, policy/v1, and coordination.k8s.io/v1 for the Lease, which is complete so that it can be written back
-whole. events.k8s.io/v1 serves the same Events with other field names.
+The Lease is complete, so that it can be written back whole. events.k8s.io/v1 serves the same Events with other field names.
 """
 
 from datetime import datetime

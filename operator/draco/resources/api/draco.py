@@ -1,7 +1,4 @@
-"""GpuNode and MigPolicy, kinds of draco.dev/v1alpha1.
-
-Owns the structs; the schemas are in `crds/`, and a test compares the two.
-"""
+"""GpuNode and MigPolicy; their schemas are in `crds/`, and a test compares the two."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -98,10 +95,7 @@ class BoardTable(ApiStruct, frozen=True, kw_only=True):
 
 
 class GpuStatus(ApiStruct, frozen=True, kw_only=True):
-    """One physical GPU as its agent sees it. `device` is its published name.
-
-    `notes` are sentences on unknown properties, and on obstacles for claims that are not faults.
-    """
+    """One GPU as its agent sees it; `device` is its published name, `notes` are unknowns and obstacles, but no faults."""
 
     device: str
     uuid: str

@@ -1,7 +1,4 @@
-"""EvictionRequest: asks the cluster to evict a pod, instead of evicting it directly.
-
-Owns the structs only. `maintenance.draining` writes requests and interprets their status.
-"""
+"""EvictionRequest: asks the cluster to evict a pod. `maintenance.draining` writes requests and interprets their status."""
 
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.meta import Condition, ObjectStruct

@@ -1,8 +1,8 @@
 """Reading JSON written by others: the result is a value or a `msgspec.DecodeError`.
 
-Owns the limit on nesting. Users may nest a driver's content (`opaque.parameters`) thousands of levels deep, and the API server
-stores it; reading, comparing, copying and writing it would overflow the stack. So values nested too deeply are read as null.
-Never write back whole what was read here.
+Users may nest a driver's content (`opaque.parameters`) thousands of levels deep, and the API server stores it; reading,
+comparing, copying and writing it would overflow the stack. So values nested too deeply are read as null. Never write back whole
+what was read here.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""Faults of GPUs as agents report them, and HealthPolicy, the response to them.
-
-Owns the structs; the schemas are in `crds/`, and a test compares the two.
-"""
+"""Faults of GPUs as agents report them, and HealthPolicy; its schema is in `crds/`, and a test compares the two."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -106,10 +103,7 @@ class FaultOverride(ApiStruct, frozen=True, kw_only=True):
 
 
 class Remediation(ApiStruct, frozen=True, kw_only=True):
-    """Automatic repair of a GPU: a DeviceMaintenance whose work is a Job made from a suspended CronJob.
-
-    After `max_failures` failures in a row, a person has to look.
-    """
+    """Automatic repair: a DeviceMaintenance with a CronJob's Job. After `max_failures` in a row, a person has to look."""
 
     from_cron_job: str
     verify_from_cron_job: str = ""

@@ -1,7 +1,4 @@
-"""Jobs, CronJobs as their templates, and why pods of Jobs do not run.
-
-Owns the structs: batch/v1, and the fields of core/v1 read of a Job's pods only. A template's spec is passed on unchanged.
-"""
+"""Jobs, CronJobs as their templates, whose spec is passed on unchanged, and why pods of Jobs do not run."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""DeviceLimit: how much of the GPUs the claims of namespaces may hold, if Draco allocates.
-
-Owns the structs of that kind, and of Namespace, whose labels select limits.
-"""
+"""DeviceLimit: how much of the GPUs the claims of namespaces may hold, if Draco allocates; and Namespace, for its labels."""
 
 from enum import StrEnum
 

@@ -1,6 +1,6 @@
 """DeviceMaintenance, a request to take devices out of service, and MaintenanceBudget, how many may be out at the same time.
 
-Owns the structs; the schemas are in `crds/`, and a test compares the two. Durations are texts such as "2h30m".
+The schemas are in `crds/`, and a test compares the two. Durations are texts such as "2h30m".
 """
 
 from datetime import datetime
@@ -111,10 +111,7 @@ class MaintenanceSchedule(ApiStruct, frozen=True, kw_only=True):
 
 
 class MaintenanceDrain(ApiStruct, frozen=True, kw_only=True):
-    """How pods leave. They have `wait` to finish before they are evicted.
-
-    NoExecute follows `no_execute_after` the first eviction. `grace_period_seconds` replaces the pods' own.
-    """
+    """How pods leave: eviction after `wait`, NoExecute `no_execute_after` the first, with their own grace period or this one."""
 
     policy: DrainPolicy = DrainPolicy.WAIT
     wait: str = "0m"

@@ -1,7 +1,6 @@
-"""Metadata, conditions, node selectors and time windows: structs shared by many kinds.
+"""Metadata, conditions, node selectors and time windows: structs shared by many kinds, and keys of objects.
 
-Owns these structs, the keys of objects, and the rule that a condition's `lastTransitionTime` changes only with `status`. Knows no
-kind. `resources.windows` interprets time windows.
+A condition's `lastTransitionTime` changes only with `status`. `resources.windows` interprets time windows.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """DeviceReservation: claims made in advance for future pods, for a limited time.
 
-Owns the structs; the schema is in `crds/`, and a test compares the two. Durations are texts such as "2h30m".
+The schema is in `crds/`, and a test compares the two. Durations are texts such as "2h30m".
 """
 
 from datetime import datetime
@@ -66,10 +66,7 @@ class LostClaims(ApiStruct, frozen=True, kw_only=True):
 
 
 class DeviceReservationStatus(ApiStruct, frozen=True, kw_only=True):
-    """Written by the operator. `reserved` claims have devices, of which pods use `in_use`.
-
-    `priority` and `preemption_policy` are those of its PriorityClass when it was created.
-    """
+    """Written by the operator: `reserved` claims have devices, `in_use` have pods. The priority is that of its creation."""
 
     observed_generation: int = 0
     priority: int | None = None

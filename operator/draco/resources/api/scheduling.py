@@ -1,7 +1,4 @@
-"""PodGroups, scheduled together since Kubernetes 1.36, and PriorityClasses (scheduling.k8s.io).
-
-Owns the structs: the fields that Draco reads, which are the same in all versions. Never written.
-"""
+"""PodGroups (since Kubernetes 1.36; the fields read are the same in all versions), and PriorityClasses. Never written."""
 
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.meta import ObjectStruct

@@ -1,8 +1,4 @@
-"""ResourceSlice: what a driver publishes.
-
-Owns the structs of slices, devices, attributes, capacities and counters (resource.k8s.io/v1), and which slices of a pool are
-current.
-"""
+"""ResourceSlice: what a driver publishes, and which slices of a pool are current."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -107,10 +103,7 @@ class Device(ApiStruct, frozen=True, kw_only=True):
 
 
 def fabric_of(driver: str, device: Device) -> tuple[str, str] | None:
-    """The NVLink fabric of a GPU: cluster and clique. None if it has none, for example without a cluster UUID.
-
-    Other drivers may use NVIDIA's attribute names.
-    """
+    """The NVLink fabric of a GPU: cluster and clique, by NVIDIA's names also from other drivers; None if it has none."""
     cluster, clique = (
         device.text(name, driver) or device.text(name, NVIDIA_DRIVER)
         for name in (ATTRIBUTE_CLUSTER_UUID, ATTRIBUTE_CLIQUE_ID)

@@ -1,8 +1,4 @@
-"""Device taints, tolerations, and DeviceTaintRule.
-
-Owns their structs, the text of a taint, and matching one toleration with one taint or one selector with one device. Which devices
-a rule affects needs an inventory and is not known here.
-"""
+"""Device taints, tolerations, and DeviceTaintRule, and matching them. Which devices a rule affects needs an inventory."""
 
 from datetime import datetime
 from typing import NamedTuple
@@ -12,7 +8,6 @@ from draco.resources.api.meta import Condition, ObjectStruct
 from draco.resources.names import TAINT_OPERATOR_ALLOCATED, DeviceKey
 
 EFFECTS = ("NoSchedule", "NoExecute", "None")
-"""The known effects of a device taint."""
 BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 """Effects that keep new claims away (or new pods, for node taints). All others, None and unknown ones, are informational."""
 TAINTS_PER_DEVICE = 4

@@ -1,8 +1,7 @@
 """Converts older versions of resource.k8s.io to v1, and writes allocations as Kubernetes does.
 
-Owns the differences between v1beta1, v1beta2, v1alpha3 and v1, on plain mappings before decoding; never changes its arguments.
-Looks at a manifest only as far as needed, so that the decoder reports what is wrong. Unlike structs, which omit defaults, it
-writes every field that the API server fills in. Source: k8s.io/api/resource.
+Works on plain mappings before decoding, which it never changes, and only as far as needed, so that the decoder reports what is
+wrong. Unlike structs, which omit defaults, it writes every field that the API server fills in. Source: k8s.io/api/resource.
 """
 
 from collections.abc import Callable, Mapping

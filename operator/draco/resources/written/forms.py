@@ -1,7 +1,4 @@
-"""Formats of values in resource.k8s.io, and the errors for invalid ones.
-
-Owns the shape of an error (a place and a text), and the names, labels and taints that several kinds have.
-"""
+"""Formats of names, labels and taints in resource.k8s.io, and the shape of the errors: a place and a text."""
 
 import re
 from collections import Counter

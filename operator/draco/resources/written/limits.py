@@ -1,9 +1,8 @@
 """What an API server refuses to store, although it can be decoded.
 
-Owns the validation rules of resource.k8s.io that people and drivers run into: counts, lengths, exclusive fields, duplicate names,
-and formats of names, versions, amounts, operators and effects. Reports every error with its place and the fix: `draco lint` shows
-all, readers of files the first. Does not compile selectors. Source: k8s.io/api/resource/v1 and its validation, Kubernetes 1.36; a
-test asks a real API server about each rule.
+Owns the validation rules of resource.k8s.io that people and drivers run into. Reports every error with its place and the fix:
+`draco lint` shows all, readers of files the first. Does not compile selectors. Source: k8s.io/api/resource/v1 and its validation,
+Kubernetes 1.36; a test asks a real API server about each rule.
 """
 
 from collections.abc import Iterator, Sequence

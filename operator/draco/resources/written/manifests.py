@@ -1,7 +1,6 @@
-"""Reads manifests, written by people and programs, as the structs of `resources`.
+"""Reads manifests, as plain mappings, into the structs of `resources`. The caller says where they are from. No I/O.
 
-Owns the readable kinds and versions, the API server's defaults, and the errors for invalid manifests. A manifest is a plain
-mapping; the caller says where it is from (`source`). No I/O.
+Owns the readable kinds and versions, the API server's defaults, and the errors for invalid manifests.
 """
 
 import difflib
@@ -24,10 +23,8 @@ from draco.resources.written.conversion import Json
 from draco.resources.written.forms import ChosenKey, Place, ValueRefusal, short
 
 Object = Node | ResourceSlice | DeviceClass | DeviceTaintRule | ResourceClaim | ResourceClaimTemplate | Pod
-"""The kinds of manifests that can be read."""
 
 OwnObject = GpuNode | MigPolicy
-"""Draco's own kinds of manifests that can be read."""
 
 _T = TypeVar("_T", bound=Object | OwnObject)
 
@@ -50,7 +47,6 @@ _WORKLOADS: Final[Mapping[tuple[str, str], Sequence[str]]] = {
     ("batch/v1", "Job"): ("spec", "template"),
     ("v1", "ReplicationController"): ("spec", "template"),
 }
-"""The path to the pod template of a workload."""
 _COPIES: Final[Mapping[str, Sequence[str]]] = {
     **dict.fromkeys(("Deployment", "ReplicaSet", "ReplicationController", "StatefulSet"), ("spec", "replicas")),
     "CronJob": ("spec", "jobTemplate", "spec", "parallelism"),
@@ -276,7 +272,6 @@ def _text(manifest: Json, name: str, source: str) -> str:
 
 
 def _named(source: str, kind: str, manifest: Json) -> str:
-    """Source, kind and name of an object, as far as known."""
     metadata = _metadata(manifest)
     name, namespace = metadata.get("name"), metadata.get("namespace")
     parts = [part for part in (namespace, name) if isinstance(part, str) and part]

@@ -1,7 +1,7 @@
-"""Interning: equal parts of objects are kept once.
+"""Interning: equal parts of objects are kept once, which is safe because objects are immutable.
 
-Owns which parts of slices and nodes are shared: thousands of devices have the same attributes except for their UUID, and
-thousands of nodes the same labels. Without sharing they take several times the memory. Objects are immutable, so sharing is safe.
+Thousands of devices have the same attributes except for their UUID, and thousands of nodes the same labels. Without sharing they
+take several times the memory.
 """
 
 from collections.abc import Hashable

@@ -1,8 +1,4 @@
-"""What an API server refuses in ResourceSlices.
-
-Owns their rules: one node selection, maximum counts per slice and device, and request policies. Source: k8s.io/api/resource/v1
-and its validation, Kubernetes 1.36.
-"""
+"""What an API server refuses in ResourceSlices. Source: k8s.io/api/resource/v1 and its validation, Kubernetes 1.36."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -45,7 +41,6 @@ _VALUES_OF_OPERATORS: Final = {
     "Gt": "exactly one item",
     "Lt": "exactly one item",
 }
-"""Number of values for each operator of a node selector."""
 
 
 def slice_refusals(spec: ResourceSliceSpec, at: Place) -> Iterator[ValueRefusal]:
