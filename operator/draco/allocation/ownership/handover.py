@@ -1,4 +1,4 @@
-"""Hands GPUs over from kube-scheduler to Draco and back, so that never two allocators may allocate one GPU.
+"""Hands GPUs over from kube-scheduler to Draco and back, so that two allocators can never allocate the same GPU.
 
 Owns the order of the steps. The register is a list in the cluster that an admission policy reads: Draco alone may allocate GPUs
 in it, everyone but Draco all others. To Draco: the agent taints the GPU's devices, the GPU is added to the register, and after

@@ -24,7 +24,7 @@ class _Failure(Enum):
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Which device of which request is next, and its first candidate."""
+    """A position: the next device, its request, and its first candidate."""
 
     claim: int
     request: int = 0
