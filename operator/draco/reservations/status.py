@@ -6,15 +6,15 @@ from typing import Final
 
 import msgspec
 
-from draco.reservations.asking import (
+from draco.reservations.claims import is_in_use
+from draco.reservations.plan import ReservationPlan, ReservedClaims, UnusedClaims, as_written
+from draco.reservations.terms import (
     ReservationPriority,
     ReservationProblem,
     expires_at,
     is_expired,
     is_past_from_the_start,
 )
-from draco.reservations.claims import is_in_use
-from draco.reservations.plan import ReservationPlan, ReservedClaims, UnusedClaims, as_written
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import Condition, timed

@@ -24,7 +24,7 @@ from draco.controller.allocation.asking.basis import Basis
 from draco.controller.allocation.asking.foresight import Foresight
 from draco.controller.allocation.asking.schedule import AskingSchedule
 from draco.controller.allocation.asking.second_looks import SecondLooks
-from draco.controller.allocation.gangs import Gangs
+from draco.controller.allocation.gang_reading import Gangs
 from draco.controller.allocation.ownership.handover import HandoverReconciler
 from draco.controller.allocation.preempting.preemption import Preemptions
 from draco.controller.allocation.queue.group_notes import GroupNotes

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from draco.allocation.ownership.gangs import gang_of
-from draco.controller.allocation.gangs import Gangs
+from draco.controller.allocation.gang_reading import Gangs
 from draco.controller.allocation.ownership.handover import HandoverReconciler
 from draco.controller.allocation.preempting.preemption import Preemptions
 from draco.controller.allocation.reclaiming.returns import AllocationReturns

@@ -24,14 +24,6 @@ from draco.kube.connect.retry import Pauses
 from draco.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceTerminating, NotFound
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
-from draco.reservations.asking import (
-    ReservationPriority,
-    ReservationProblem,
-    expires_at,
-    is_expired,
-    priority_of,
-    problem_of,
-)
 from draco.reservations.claims import claim_name, lost_claims, manifest_of, reservation_key
 from draco.reservations.plan import ReservationPlan, ReservedClaims, UnusedClaims, idle_claims, plan
 from draco.reservations.status import (
@@ -46,6 +38,14 @@ from draco.reservations.status import (
     warning_text,
 )
 from draco.reservations.takeover import LONGEST, kept_up
+from draco.reservations.terms import (
+    ReservationPriority,
+    ReservationProblem,
+    expires_at,
+    is_expired,
+    priority_of,
+    problem_of,
+)
 from draco.resources.api.claims import ResourceClaim, ResourceClaimSpec
 from draco.resources.api.draco import Allocator
 from draco.resources.api.meta import ObjectKey

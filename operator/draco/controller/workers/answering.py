@@ -30,7 +30,7 @@ from draco.explanation.problems.claims import problems_of
 from draco.mig.known_boards import BOARDS, MODELS
 from draco.mig_policy.releases import Searches, plan_release
 from draco.placing.groups.place import place
-from draco.placing.preempting.preemption import plan_preemption
+from draco.placing.preempting.victim_selection import plan_preemption
 from draco.placing.search.what_if import PlacedFleet
 from draco.resources.api.claims import (
     DeviceClaim,

@@ -13,7 +13,7 @@ import msgspec
 from draco.explanation.model import Problem
 from draco.mig_policy.releases import ClaimRelease
 from draco.placing.groups.group import ClaimGroup, GroupPlacement
-from draco.placing.preempting.preemption import PreemptionInput, PreemptionPlan
+from draco.placing.preempting.victim_selection import PreemptionInput, PreemptionPlan
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey

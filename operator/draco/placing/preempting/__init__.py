@@ -1,1 +1,1 @@
-"""Preemption for a group: who can be a victim (`victims`), and who is (`preemption`). The controller evicts."""
+"""Preemption for a group: who can be a victim (`victims`), and who is (`victim_selection`). The controller evicts."""

@@ -3,7 +3,7 @@
 import pytest
 
 from draco.allocation.ownership.losses import standing
-from draco.controller.allocation.gangs import Gangs
+from draco.controller.allocation.gang_reading import Gangs
 from draco.controller.allocation.reclaiming.useless import UselessAllocations
 from draco.kube.connect.client import Client
 from draco.resources.api.core import Pod, PodStatus

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from draco.allocation.ownership.gangs import GangKey, GangSource
-from draco.controller.allocation.gangs import Gangs
+from draco.controller.allocation.gang_reading import Gangs
 from draco.controller.allocation.preempting.losses import AFTER_S, KEPT_REASON, RELEASED_REASON, PartialLosses
 from draco.controller.allocation.preempting.preemption import Preemptions
 from draco.controller.evictions import NOT_PERMITTED, PodEvictions

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import msgspec
 
-from draco.controller.allocation.gangs import Gangs
+from draco.controller.allocation.gang_reading import Gangs
 from draco.controller.allocation.queue.refusals import NodeRefusals
 from draco.controller.allocation.queue.waiting import WaitingGroups
 from draco.controller.allocation.waiting_group import WaitingGroup

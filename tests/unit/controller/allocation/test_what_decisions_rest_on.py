@@ -20,7 +20,7 @@ from draco.controller.allocation.waiting_group import WaitingGroup
 from draco.controller.allocation.wakes import TIMES, WAKES
 from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, Question, claims_of
 from draco.kube.errors import NotFound
-from draco.placing.preempting.preemption import PreemptionPlan
+from draco.placing.preempting.victim_selection import PreemptionPlan
 from draco.resources.api.core import Toleration
 from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
 from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec, DeviceReservationStatus, Takeover

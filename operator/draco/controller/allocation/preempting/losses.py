@@ -14,7 +14,7 @@ from prometheus_client import Counter
 
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gang_of
 from draco.allocation.ownership.losses import GroupStanding, is_made_for_a_pod, releases, standing
-from draco.controller.allocation.gangs import Gangs
+from draco.controller.allocation.gang_reading import Gangs
 from draco.controller.allocation.preempting.preemption import Preemptions
 from draco.controller.evictions import NOT_PERMITTED, DisruptionBudgets, PodEvictions, refused
 from draco.controller.mig.decisions import MigDecisions

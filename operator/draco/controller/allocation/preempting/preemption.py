@@ -14,7 +14,7 @@ import structlog
 from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.gangs import GangKey, gang_of
 from draco.allocation.ownership.handover import GpuPlace
-from draco.controller.allocation.gangs import Gangs
+from draco.controller.allocation.gang_reading import Gangs
 from draco.controller.allocation.ownership.handover import HandoverReconciler
 from draco.controller.allocation.waiting_group import WaitingGroup
 from draco.controller.evictions import DisruptionBudgets
@@ -26,7 +26,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.retry import doubling_s
 from draco.kube.listeners import Listeners
 from draco.placing.groups.group import placeholder
-from draco.placing.preempting.preemption import PreemptionInput, PreemptionPlan
+from draco.placing.preempting.victim_selection import PreemptionInput, PreemptionPlan
 from draco.placing.preempting.victims import Evictable, Victim, VictimInput, evictable, reserved_at
 from draco.reservations.claims import reservation_key
 from draco.resources.api.claims import AllocationResult, DeviceRequestAllocationResult, ResourceClaim

@@ -17,7 +17,7 @@ from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.gangs import GangKey, GangTerms, UnknownTerms, default_topology, gang_of, has_served
 from draco.allocation.ownership.leaks import ended_users
 from draco.allocation.pod_claims import held_back
-from draco.controller.allocation.gangs import Gangs
+from draco.controller.allocation.gang_reading import Gangs
 from draco.controller.allocation.queue.refusals import NodeRefusals
 from draco.controller.allocation.waiting_group import WaitingGroup
 from draco.controller.allocation.writing.writes import FINALIZER

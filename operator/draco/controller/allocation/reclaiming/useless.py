@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gang_of, has_served
 from draco.allocation.pod_claims import held_back
-from draco.controller.allocation.gangs import Gangs
+from draco.controller.allocation.gang_reading import Gangs
 from draco.controller.view import MADE_FOR, ClusterView
 from draco.kube.watch.store import Change
 from draco.reservations.claims import reserved_by

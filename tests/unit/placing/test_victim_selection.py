@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from draco.allocation.fleet.fleet import Fleet
 from draco.placing.groups.group import ClaimGroup, GroupMember
 from draco.placing.groups.place import place
-from draco.placing.preempting import preemption
-from draco.placing.preempting.preemption import PreemptionInput, PreemptionPlan, cost, plan_preemption
+from draco.placing.preempting import victim_selection
+from draco.placing.preempting.victim_selection import PreemptionInput, PreemptionPlan, cost, plan_preemption
 from draco.placing.preempting.victims import Victim
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
@@ -271,8 +271,8 @@ def test_in_a_large_cluster_nobody_leaves_from_gpus_that_the_group_does_not_get(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """There are too few searches to try for each of them whether it may stay."""
-    monkeypatch.setattr(preemption, "SEARCHES", 3)
-    monkeypatch.setattr(preemption, "FEWEST_SEARCHES", 3)
+    monkeypatch.setattr(victim_selection, "SEARCHES", 3)
+    monkeypatch.setattr(victim_selection, "FEWEST_SEARCHES", 3)
     holders = {f"c{node}-{gpu}": [f"{node}/{gpu}"] for node in range(40) for gpu in range(2)}
     victims = [a_victim(name, ran_s=float(number * 7 % 80)) for number, name in enumerate(holders)]
     found = room(a_fleet(holders, nodes=40), a_group(2), *victims)

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms
-from draco.controller.allocation import gangs
-from draco.controller.allocation.gangs import Gangs
+from draco.controller.allocation import gang_reading
+from draco.controller.allocation.gang_reading import Gangs
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Forbidden
@@ -326,7 +326,7 @@ async def test_however_many_job_sets_there_are_some_are_read_at_once_and_of_each
 async def test_however_many_job_sets_there_are_each_is_read_once_and_forgotten_with_its_pods(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gangs, "_READ_AT_ONCE", 5000)
+    monkeypatch.setattr(gang_reading, "_READ_AT_ONCE", 5000)
     many = Many(hog=4200)
     assert [await many.look() for _ in range(3)] == [True, False, False]
     assert len(many.read) == 4200
