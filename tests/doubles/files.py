@@ -4,10 +4,10 @@ import errno
 import os
 from pathlib import Path
 
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 
 
-class FullDisk(LocalFiles):
+class FullDisk(Files):
     """Has no room for new content in files whose path contains one of the words in `refused`."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class FullCopyOnWriteDisk(FullDisk):
         super().overwrite_volatile(path, offset, content)
 
 
-class Writes(LocalFiles):
+class Writes(Files):
     """Remembers what was written, in order: the file's name and the bytes."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from structlog.testing import capture_logs
 
 from draco.agent.claims import cdi
 from draco.agent.containers.edits import ContainerEdits
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.agent.hardware.capabilities import TABLE, Capabilities, CapabilityUnknown
 from draco.agent.hardware.fault_record import FaultRecord
 from draco.agent.hardware.gpus import LocatedGpu
@@ -117,7 +117,7 @@ def faults(text: str) -> str:
     path = folder() / "faults.json"
     path.write_bytes(raw(text))
     with capture_logs() as logs:
-        [gpu] = FaultRecord(path, LocalFiles(), boot_id="boot", driver_load=lambda: "1", now=SystemClock().now).judge(
+        [gpu] = FaultRecord(path, Files(), boot_id="boot", driver_load=lambda: "1", now=SystemClock().now).judge(
             [a_gpu(0)]
         )
     return f"{gpu.health.state} {[each['event'] for each in logs]}"

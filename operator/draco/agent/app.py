@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from draco.agent import wakes
 from draco.agent.errors import AnotherPlugin, ClusterUnsuited, SettingsError
-from draco.agent.files import Files, LocalFiles
+from draco.agent.files import Files
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_library import NodeLibrary
 from draco.agent.parts import AgentParts
@@ -58,7 +58,7 @@ async def run_agent(
     """
     clock = clock or SystemClock()
     nvml = _nvml(settings, library, clock)
-    agent = Agent(settings, client, nvml, clock=clock, files=files or LocalFiles())
+    agent = Agent(settings, client, nvml, clock=clock, files=files or Files())
     await agent.run()
 
 

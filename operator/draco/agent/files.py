@@ -11,57 +11,13 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written. One left behind by a crash is overwritten by the next write, or swept."""
 
 
-class Files(Protocol):
-    """What the agent does with files. Every method raises OSError when the disk or the rights say no."""
-
-    def read(self, path: Path) -> bytes:
-        """The whole file; FileNotFoundError when there is none."""
-        ...
-
-    def write(self, path: Path, content: bytes) -> None:
-        """Make `path` hold `content`, durably. On an error the file is as it was before."""
-        ...
-
-    def overwrite(self, path: Path, offset: int, content: bytes) -> None:
-        """Replace bytes of a file, durably. The file never grows, so a full disk does not refuse it.
-
-        FileNotFoundError when there is no such file, or none that long. After any other error nobody knows what is there.
-        """
-        ...
-
-    def overwrite_volatile(self, path: Path, offset: int, content: bytes) -> None:
-        """Replace bytes of a file as `overwrite` does, for every process at once; a loss of power may undo it."""
-        ...
-
-    def write_volatile(self, path: Path, content: bytes) -> None:
-        """Make `path` hold `content`, for every process at once; a loss of power may undo it."""
-        ...
-
-    def remove(self, path: Path) -> None:
-        """Make sure that there is no such file; a loss of power may bring it back."""
-        ...
-
-    def keep_as(self, path: Path, target: Path) -> None:
-        """Give a file a second name in its folder, durably. It keeps that content when the first name gets another."""
-        ...
-
-    def names(self, folder: Path) -> list[str]:
-        """The sorted names in a folder; none when it does not exist."""
-        ...
-
-    def hindrance(self, folder: Path) -> OSError | None:
-        """What writing there would end with, as far as can be told without; None where nothing speaks against it."""
-        ...
-
-
-class LocalFiles:
-    """The machine's files. One writer per file."""
+class Files:
+    """The machine's files, one writer per file. Every method raises OSError when the disk or the rights say no."""
 
     def read(self, path: Path) -> bytes:
         """The whole file; FileNotFoundError when there is none."""
@@ -74,11 +30,14 @@ class LocalFiles:
         _sync_folder(path.parent)
 
     def overwrite(self, path: Path, offset: int, content: bytes) -> None:
-        """Replace bytes of a file, durably; it never grows."""
+        """Replace bytes of a file, durably. The file never grows, so a full disk does not refuse it.
+
+        FileNotFoundError when there is no such file, or none that long. After any other error nobody knows what is there.
+        """
         _overwrite(path, offset, content, sync=os.fdatasync)
 
     def overwrite_volatile(self, path: Path, offset: int, content: bytes) -> None:
-        """Replace bytes of a file; a loss of power may undo it."""
+        """Replace bytes of a file as `overwrite` does, for every process at once; a loss of power may undo it."""
         _overwrite(path, offset, content, sync=lambda _: None)
 
     def write_volatile(self, path: Path, content: bytes) -> None:
@@ -90,7 +49,7 @@ class LocalFiles:
         path.unlink(missing_ok=True)
 
     def keep_as(self, path: Path, target: Path) -> None:
-        """Give a file a second name in its folder, durably."""
+        """Give a file a second name in its folder, durably. It keeps that content when the first name gets another."""
         target.hardlink_to(path)
         _sync_folder(path.parent)
 
@@ -102,7 +61,10 @@ class LocalFiles:
             return []
 
     def hindrance(self, folder: Path) -> OSError | None:
-        """What writing there would end with. Asks for rights, so that who watches the folder is not woken."""
+        """What writing there would end with, as far as can be told without; None where nothing speaks against it.
+
+        Asks for rights, so that who watches the folder is not woken.
+        """
         there = next(each for each in (folder, *folder.parents) if os.path.exists(each))  # noqa: PTH110 - Path's raises
         if os.access(there, os.W_OK | os.X_OK, effective_ids=True):
             return None

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from draco.agent.hardware.gpus import GpuMigView, HealthState, Use, device_name
+from draco.agent.hardware.gpus import GpuMigView, Use, device_name
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.health_service import reports
 from draco.certificates import CertificateMetrics
-from draco.health.table import metric_name
+from draco.health.table import HealthState, metric_name
 
 
 class AgentMetrics:

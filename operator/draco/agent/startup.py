@@ -12,7 +12,6 @@ import structlog
 
 from draco.agent.claims import rebuilding, recovery
 from draco.agent.claims.cdi import CdiFolder
-from draco.agent.claims.kubelet_record import KUBELET_RECORD, denies
 from draco.agent.files import Files
 from draco.agent.hardware.gpus import GpuLocation, KnownGpu
 from draco.agent.hardware.monitor import HardwareMonitor, HardwareView
@@ -172,7 +171,7 @@ class Startup:
             by_spec=by_spec,
             by_old_spec=self._cdi.claims_before_boot(),
             before=damage.before.claims,
-            kubelet_denies=lambda uid: denies(self._kubelet_dir / KUBELET_RECORD, uid),
+            kubelet_denies=lambda uid: recovery.kubelet_denies(self._kubelet_dir, uid),
         )
         uuids = rebuilding.instance_uuids(
             claims, self._reported, self._cdi.texts(), driver=self._driver, pool=self._node

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from draco.health.ledger import LedgerEntry
-from draco.health.table import FaultAction, KnownHealth, severity
+from draco.health.table import FaultAction, HealthState, severity
 from draco.resources.api.health import (
     BLOCKING_FAULTS,
     FaultFamily,
@@ -33,7 +33,7 @@ class JudgedFault(msgspec.Struct, frozen=True):
 
     status: GpuFaultStatus
     mask: int | None = None
-    health: KnownHealth = KnownHealth.UNHEALTHY
+    health: HealthState = HealthState.UNHEALTHY
 
     @property
     def blocking(self) -> bool:

@@ -37,8 +37,8 @@ class FaultEnd(StrEnum):
     REBOOT = "reboot"
 
 
-class KnownHealth(StrEnum):
-    """A GPU's health, in the words of a GpuNode."""
+class HealthState(StrEnum):
+    """The three answers of a health check, in the words of a GpuNode; what cannot be read is Unknown, never Healthy."""
 
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"
@@ -89,7 +89,7 @@ class FaultKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     code: int | None = None
     scope: FaultScope = FaultScope.GPU
     spreads: bool = False
-    health: KnownHealth = KnownHealth.UNHEALTHY
+    health: HealthState = HealthState.UNHEALTHY
     after: int = 1
 
     @property

@@ -6,7 +6,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Final
 
-from draco.health.table import LADDER, KnownHealth
+from draco.health.table import LADDER, HealthState
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.maintenances import phase_of, pods_using
 from draco.overview.snapshot import natural
@@ -170,7 +170,7 @@ def _view(node: GpuNode, gpu: GpuStatus, claims: list[str], pods: list[str], mai
         device=gpu.device,
         uuid=gpu.uuid,
         product=gpu.product_name,
-        health=KnownHealth.UNKNOWN.value if lost else gpu.health,
+        health=HealthState.UNKNOWN.value if lost else gpu.health,
         message=f"The agent of node {node.metadata.name} is lost; it last said {gpu.health}." if lost else gpu.message,
         notes=gpu.notes,
         faults=[_fault(each) for each in sorted(gpu.faults, key=lambda each: -LADDER.index(each.effect))],

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.kube.clock import Clock
 from draco.kube.errors import AlreadyExists, NotFound, Unreachable
 from draco.resources.api.draco import GpuNode
@@ -91,7 +91,7 @@ def _blocks(path: Path) -> int:
         return 0
 
 
-class MortalFiles(LocalFiles):
+class MortalFiles(Files):
     """The agent's files: each operation is a step before and after, and writing one may be cut short in the middle."""
 
     def __init__(self, process: Mortal, disk: Disk) -> None:

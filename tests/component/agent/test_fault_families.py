@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, GPU_NODES
 from draco_local.simulator.accidents import faults
@@ -155,7 +155,7 @@ async def test_what_the_operator_says_of_a_fault_is_heeded_and_outlives_the_agen
         await becomes()
 
 
-class _Dies(LocalFiles):
+class _Dies(Files):
     """Files of an agent that ends at the so many-th write of the ledger, before or after it is there."""
 
     def __init__(self, at: int, *, before: bool) -> None:

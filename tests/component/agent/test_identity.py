@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint, LoadedRecord
 from draco.cli import run
@@ -84,9 +84,9 @@ async def test_names_outlive_a_record_that_is_lost_or_of_an_earlier_version(node
         assert opened(node, first) == {before["gpu-0"]: "/dev/nvidia1"}
         await node.unprepare(first)
         assert await uuids(node) == before
-    found = checkpoint.load(node.checkpoint, LocalFiles())
+    found = checkpoint.load(node.checkpoint, Files())
     assert isinstance(found, LoadedRecord)
-    record = Checkpoint(node.checkpoint, LocalFiles(), boot_id="")
+    record = Checkpoint(node.checkpoint, Files(), boot_id="")
     record.restore(found)
     record.remember([])
     async with node.running():
@@ -318,8 +318,8 @@ async def test_while_the_api_server_cannot_say_the_names_claims_are_given_up_and
     async with node.running():
         await node.published(2)
         assert (await node.prepare(claim))[claim.metadata.uid].error == ""
-    found = checkpoint.load(node.checkpoint, LocalFiles())
-    record = Checkpoint(node.checkpoint, LocalFiles(), boot_id="")
+    found = checkpoint.load(node.checkpoint, Files())
+    record = Checkpoint(node.checkpoint, Files(), boot_id="")
     record.restore(found)
     record.remember([])
     proxy.fault(lambda request: "resourceslices" in request.path, answer(503), times=10_000)

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from draco.agent.claims import cdi
 from draco.agent.errors import AnotherPlugin, SettingsError
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.agent.plugin import wire
 from draco.agent.plugin.api import registration_pb2
 from draco.agent.plugin.registration import sockets
@@ -309,7 +309,7 @@ async def not_said(said: Callable[[], Awaitable[bool]]) -> bool:
     return not await said()
 
 
-class Refusing(LocalFiles):
+class Refusing(Files):
     """A node on which CDI specs cannot be written, for that reason."""
 
     def __init__(self, folder: Path, code: int) -> None:
@@ -355,7 +355,7 @@ async def test_a_cdi_folder_that_refuses_is_told_before_and_when_a_claim_comes_a
         await eventually(lambda: writable("True"))
 
 
-class BrieflyReadOnly(LocalFiles):
+class BrieflyReadOnly(Files):
     """A disk that at first gives no file a second name."""
 
     refusals = 1

@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint
@@ -196,7 +196,7 @@ async def test_an_instance_made_by_hand_is_reported_and_left_alone(node: Simulat
 
 async def test_what_an_agent_that_was_killed_may_have_made_is_left_to_whoever_finishes_it(node: SimulatedNode) -> None:
     """A step is on record, and something stands there: the agent was killed meanwhile, or somebody was there first."""
-    files, boot = LocalFiles(), checkpoint.boot_id(procfs.tree(node.gpus))
+    files, boot = Files(), checkpoint.boot_id(procfs.tree(node.gpus))
     step = OwnedInstance(
         gpu=GpuUuid(hardware(node).uuid),
         profile_id=9,

@@ -7,7 +7,7 @@ from typing import Any
 from draco.agent.claims import rebuilding, recovery
 from draco.agent.claims.cdi import CdiFolder, NodeFiles
 from draco.agent.claims.preparer import ClaimPreparer
-from draco.agent.files import Files, LocalFiles
+from draco.agent.files import Files
 from draco.agent.hardware.gpus import Gpu, Use
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_instances import NvmlInstances
@@ -64,7 +64,7 @@ class MigNode:
         self.path = folder / "gpus.json"
         self.now_s = 0.0
         self.keep = keeping
-        self.files = files or LocalFiles()
+        self.files = files or Files()
         self.boot = boot
         self.nvml = Nvml(SimulatedNvml(self.path, step=step))
         self.edge = NvmlInstances(self.nvml)

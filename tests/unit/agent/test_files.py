@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from draco.agent.files import LocalFiles, advice
+from draco.agent.files import Files, advice
 
 REFUSED = """
 import ctypes, os, sys
 from pathlib import Path
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 libc = ctypes.CDLL(None, use_errno=True)
 folder = Path(sys.argv[1])
 MS_RDONLY, MS_REMOUNT, CLONE_NEWNS, CLONE_NEWUSER = 1, 32, 0x20000, 0x10000000
 assert libc.unshare(CLONE_NEWNS | (CLONE_NEWUSER if os.geteuid() else 0)) == 0, ctypes.get_errno()
 assert libc.mount(b"none", b"/", None, 0x44000, None) == 0, ctypes.get_errno()  # private, and all below it
 assert libc.mount(b"none", bytes(folder), b"tmpfs", 0, None) == 0, ctypes.get_errno()
-print(LocalFiles().hindrance(folder))
+print(Files().hindrance(folder))
 assert libc.mount(b"none", bytes(folder), b"tmpfs", MS_RDONLY | MS_REMOUNT, None) == 0, ctypes.get_errno()
-print(LocalFiles().hindrance(folder))
-print(LocalFiles().hindrance(folder / "below" / "it"))
+print(Files().hindrance(folder))
+print(Files().hindrance(folder / "below" / "it"))
 try:
-    LocalFiles().write_volatile(folder / "spec.json", b"")
+    Files().write_volatile(folder / "spec.json", b"")
 except OSError as error:
     print(error)
 """
@@ -43,8 +43,8 @@ def test_a_folder_that_is_mounted_read_only_is_known_before_anything_is_written(
 
 
 def test_nothing_speaks_against_a_folder_that_is_there_or_can_be_made(tmp_path: Path) -> None:
-    assert LocalFiles().hindrance(tmp_path) is None
-    assert LocalFiles().hindrance(tmp_path / "not" / "yet") is None
+    assert Files().hindrance(tmp_path) is None
+    assert Files().hindrance(tmp_path / "not" / "yet") is None
     assert list(tmp_path.iterdir()) == []
 
 

@@ -18,7 +18,7 @@ from draco.agent.record.contents import ClaimPod, Partition, PreparationState, P
 from draco.allocation import configurations
 from draco.health.judgement import blocking
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
-from draco.resources.names import ClaimUid, PartitionName, read_partition_name
+from draco.resources.names import ClaimUid, PartitionName, gpu_name, read_partition_name
 from draco.resources.texts import are, sentence
 
 
@@ -119,7 +119,7 @@ def _device(name: str, result: DeviceRequestAllocationResult, pool: str, gpus: M
             "the pod cannot run here."
         )
     part = read_partition_name(result.device)
-    gpu = gpus.get(result.device if part is None else part.parent)
+    gpu = gpus.get(gpu_name(result.device))
     if gpu is None:
         present = ", ".join(sorted(gpus)) or "none"
         raise PrepareError(

@@ -63,6 +63,14 @@ def read_record(path: Path, files: Files) -> checkpoint.LoadedRecord | Damaged:
         return Damaged(str(error), checkpoint.set_aside(path, files), before)
 
 
+def kubelet_denies(kubelet_dir: Path, uid: ClaimUid) -> bool:
+    """Whether kubelet's own record can be read and lacks a claim: JSON that differs between releases, with every claim's uid."""
+    try:
+        return uid not in (kubelet_dir / "dra_manager_state").read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
 def converge(
     record: Checkpoint,
     cdi: CdiFolder,

@@ -29,7 +29,7 @@ from draco.resources.api.claims import (
     ResourceClaimStatus,
 )
 from draco.resources.api.meta import ObjectMeta
-from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
+from draco.resources.names import ClaimUid, GpuUuid, gpu_name, read_partition_name
 
 
 class ClaimWork:
@@ -151,9 +151,8 @@ class ClaimWork:
         known = self._record.claims.get(ClaimUid(claim.metadata.uid))
         found = {device.gpu for device in known.devices} if known is not None else set()
         for device in self._devices(claim):
-            part = read_partition_name(device)
             with suppress(KeyError):
-                found.add(by_device[device if part is None else part.parent].uuid)
+                found.add(by_device[gpu_name(device)].uuid)
         return found
 
     def _devices(self, claim: ResourceClaim) -> list[str]:

@@ -9,10 +9,10 @@ from enum import StrEnum
 
 import msgspec
 
-from draco.agent.hardware.gpus import Gpu, GpuFault, GpuHealth, HealthState
+from draco.agent.hardware.gpus import Gpu, GpuFault, GpuHealth
 from draco.health.judgement import JudgedFault, judge, whole_blocking
 from draco.health.ledger import FAMILIES, FaultLedger, GpuReading, LedgerEntry, Sign
-from draco.health.table import kind_of
+from draco.health.table import HealthState, kind_of
 from draco.resources.api.health import FaultFamily, FaultOverride, HealthEffect
 
 LOST = "Lost"
@@ -59,7 +59,7 @@ def judged(gpu: Gpu, ledger: FaultLedger, overrides: Iterable[FaultOverride] = (
 def with_fault(gpu: Gpu, fault: GpuFault) -> Gpu:
     """A GPU that takes no new work for a reason that comes before what the ledger has."""
     [found] = judge([LedgerEntry(gpu=gpu.uuid, name=fault.name, message=fault.message, failing=2**31 - 1)])
-    health = GpuHealth(HealthState(found.health.value), fault.message)
+    health = GpuHealth(found.health, fault.message)
     return msgspec.structs.replace(gpu, fault=fault, faults=(found, *gpu.faults), health=health)
 
 
@@ -77,7 +77,7 @@ def only_sign(gpu: Gpu, sign: Sign) -> Gpu:
 
 def _health(faults: Sequence[JudgedFault], worst: JudgedFault | None) -> GpuHealth:
     """What cannot be read is unknown at once, before it keeps anybody away. What is announced is said."""
-    if worst is not None and worst.health.value == HealthState.UNHEALTHY.value:
+    if worst is not None and worst.health is HealthState.UNHEALTHY:
         return GpuHealth(HealthState.UNHEALTHY, worst.status.message)
     unreadable = next((one for one in faults if one.status.family is FaultFamily.UNREADABLE), None)
     if unreadable is not None:
@@ -85,5 +85,5 @@ def _health(faults: Sequence[JudgedFault], worst: JudgedFault | None) -> GpuHeal
     said = worst or next((one for one in faults if one.status.effect is not HealthEffect.RECORD), None)
     if said is None:
         return GpuHealth(HealthState.HEALTHY)
-    state = HealthState(said.health.value) if worst is not None else HealthState.HEALTHY
+    state = said.health if worst is not None else HealthState.HEALTHY
     return GpuHealth(state, said.status.message)

@@ -13,6 +13,7 @@ import msgspec
 
 from draco.health.judgement import JudgedFault
 from draco.health.ledger import GpuReading
+from draco.health.table import HealthState
 from draco.mig.board import Board, PlacementId, unit_mask
 from draco.resources.api.draco import InstanceUse, MigState
 from draco.resources.names import GpuUuid
@@ -104,14 +105,6 @@ class GpuMigView(msgspec.Struct, frozen=True, kw_only=True):
     def dirty(self) -> bool:
         """Whether nothing new may be placed here until a clean look."""
         return self.state is MigState.DIRTY
-
-
-class HealthState(StrEnum):
-    """The three answers of a health check; what cannot be read is Unknown, never Healthy."""
-
-    HEALTHY = "Healthy"
-    UNHEALTHY = "Unhealthy"
-    UNKNOWN = "Unknown"
 
 
 class GpuHealth(msgspec.Struct, frozen=True):

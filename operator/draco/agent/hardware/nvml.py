@@ -27,6 +27,7 @@ from draco.agent.hardware.nvml_errors import (
     NoEvent,
     NotSupported,
     not_text,
+    optional,
     translated,
 )
 from draco.agent.hardware.nvml_facts import GpuReader
@@ -292,10 +293,7 @@ class Nvml:
 
     def optional(self, function: str, *args: Any) -> Any:
         """The answer, or None where the board or the driver does not have this."""
-        try:
-            return self.call(function, *args)
-        except NotSupported:
-            return None
+        return optional(self.call, function, *args)
 
     def call(self, function: str, *args: Any, **options: Any) -> Any:
         """What the function answers; an NvmlError with one sentence when it refuses."""

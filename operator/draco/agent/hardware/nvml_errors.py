@@ -12,7 +12,8 @@ import pynvml
 
 from draco.agent.hardware import faults
 from draco.agent.hardware.faults import Recovery
-from draco.agent.hardware.gpus import EventKind, GpuFault
+from draco.agent.hardware.gpus import EventKind
+from draco.health.ledger import Sign
 from draco.resources.errors import DracoError
 
 _LOOK_FOR_GPU = "look for it with `nvidia-smi -L`, and reboot the node if it should be there"
@@ -132,6 +133,14 @@ def translated(error: Any, function: str, *, gpu: str = "") -> NvmlError:
         code, (Unreadable, "NVML's {function} answered {error} (code {code}); look for NVRM in the kernel log.")
     )
     return kind(sentence.format(function=function, error=_NAMELESS.get(code, error), code=code), code)
+
+
+def optional(call: Callable[..., Any], function: str, *args: Any) -> Any:
+    """What a function answers, or None where the board or the driver does not have this."""
+    try:
+        return call(function, *args)
+    except NotSupported:
+        return None
 
 
 def not_text(function: str) -> NvmlError:
@@ -264,26 +273,24 @@ EVENT_KINDS: Mapping[int, EventKind] = MappingProxyType(
 )
 WATCHED = sum(EVENT_KINDS)
 
-RECOVERY_ACTIONS: Mapping[int, GpuFault] = MappingProxyType(
+RECOVERY_ACTIONS: Mapping[int, Sign] = MappingProxyType(
     {
-        pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: GpuFault(
+        pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: Sign(
             Recovery.RESET, "The GPU needs a reset; drain it and run `nvidia-smi --gpu-reset`."
         ),
-        pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: GpuFault(Recovery.REBOOT, "The GPU needs a reboot of its node."),
-        pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: GpuFault(
+        pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: Sign(Recovery.REBOOT, "The GPU needs a reboot of its node."),
+        pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: Sign(
             Recovery.DRAIN_P2P, "All work that uses peer access to the GPU must end."
         ),
-        pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: GpuFault(
+        pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: Sign(
             Recovery.DRAIN_AND_RESET,
             "The GPU runs with less than its full capability; let its work end, then reset it.",
         ),
-        pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: GpuFault(
+        pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: Sign(
             Recovery.IMEX_RECOVERY, "The GPU needs its IMEX domain to be recovered."
         ),
-        pynvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: GpuFault(
-            Recovery.BUS_RESET, "The GPU needs a reset of its PCI bus."
-        ),
-        pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: GpuFault(
+        pynvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: Sign(Recovery.BUS_RESET, "The GPU needs a reset of its PCI bus."),
+        pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: Sign(
             Recovery.SYSTEM_REBOOT, "The GPU needs a reboot of the whole system."
         ),
     }

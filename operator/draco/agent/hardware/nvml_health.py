@@ -13,7 +13,7 @@ import pynvml
 
 from draco.agent.hardware import faults
 from draco.agent.hardware.faults import Recovery
-from draco.agent.hardware.nvml_errors import RECOVERY_ACTIONS, CallError, NotSupported
+from draco.agent.hardware.nvml_errors import RECOVERY_ACTIONS, CallError, NotSupported, optional
 from draco.health.ledger import GpuReading, LinkReading, Sign
 from draco.resources.api.health import FaultFamily
 from draco.resources.names import GpuUuid
@@ -95,7 +95,7 @@ class HealthReader:
             wanted += [(pynvml.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in range(self._links[uuid])]
         else:
             wanted.append(pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
-        answers = self._optional("nvmlDeviceGetFieldValues", handle, wanted) or ()
+        answers = optional(self._call, "nvmlDeviceGetFieldValues", handle, wanted) or ()
         found: dict[object, int] = {
             name: int(value.value.ullVal if value.valueType == _LONG else value.value.uiVal)
             for name, value in zip(wanted, answers, strict=False)
@@ -148,7 +148,7 @@ class HealthReader:
         try:
             if uuid not in self._slowdown_c:
                 limit = pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-                self._slowdown_c[uuid] = self._optional("nvmlDeviceGetTemperatureThreshold", handle, limit)
+                self._slowdown_c[uuid] = optional(self._call, "nvmlDeviceGetTemperatureThreshold", handle, limit)
             slowdown = self._slowdown_c[uuid]
             celsius = int(self._call("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU))
             reasons = int(self._call("nvmlDeviceGetCurrentClocksEventReasons", handle))
@@ -163,12 +163,6 @@ class HealthReader:
             unasked.add(FaultFamily.THERMAL)
         return None
 
-    def _optional(self, function: str, *args: Any) -> Any:
-        try:
-            return self._call(function, *args)
-        except NotSupported:
-            return None
-
 
 _AT_NEXT_RESET = "a board that contains such errors keeps working: reset the GPU at the next opportunity"
 
@@ -178,8 +172,7 @@ def _recovery(action: int | None, signs: list[Sign], unasked: set[FaultFamily]) 
         unasked.add(FaultFamily.RECOVERY)
     elif action != pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
         unnamed = Sign(Recovery.UNKNOWN.value, f"The GPU needs recovery action {action}.")
-        known = RECOVERY_ACTIONS.get(action)
-        signs.append(unnamed if known is None else Sign(known.name, known.message))
+        signs.append(RECOVERY_ACTIONS.get(action, unnamed))
 
 
 def _unless_faulty(error: CallError) -> None:

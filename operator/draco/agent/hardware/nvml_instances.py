@@ -62,23 +62,16 @@ class NvmlInstances:
         current, pending = found
         return MigModes(current == pynvml.NVML_DEVICE_MIG_ENABLE, pending == pynvml.NVML_DEVICE_MIG_ENABLE)
 
-    def set_mode(self, uuid: GpuUuid, wanted: int) -> None:
-        """Ask for a MIG mode (NVML_DEVICE_MIG_ENABLE or _DISABLE); an NvmlError when it did not come about at once.
+    def switch(self, uuid: GpuUuid, wanted: str) -> None:
+        """Turn MIG mode `wanted`, "on" or "off"; an NvmlError when it did not come about at once.
 
         The call itself raises nothing when the change waits for a reset, or when the GPU is in use: it returns the code.
         """
         function = "nvmlDeviceSetMigMode"
-        answer = int(self._nvml.call(function, self._nvml.handle(uuid), wanted))
+        mode = pynvml.NVML_DEVICE_MIG_ENABLE if wanted == "on" else pynvml.NVML_DEVICE_MIG_DISABLE
+        answer = int(self._nvml.call(function, self._nvml.handle(uuid), mode))
         if answer != pynvml.NVML_SUCCESS:
             raise translated(pynvml.NVMLError(answer), function)
-
-    def enable(self, uuid: GpuUuid) -> None:
-        """Turn MIG mode on."""
-        self.set_mode(uuid, pynvml.NVML_DEVICE_MIG_ENABLE)
-
-    def disable(self, uuid: GpuUuid) -> None:
-        """Turn MIG mode off."""
-        self.set_mode(uuid, pynvml.NVML_DEVICE_MIG_DISABLE)
 
     def instances(self, uuid: GpuUuid) -> list[Instance]:
         """All GPU instances, also those without a compute instance, by where they start; none when MIG mode is off.

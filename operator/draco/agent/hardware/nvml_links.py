@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pynvml
 
 from draco.agent.hardware.gpus import FabricPlace, LinkEnds
-from draco.agent.hardware.nvml_errors import NotSupported, VersionUnknown
+from draco.agent.hardware.nvml_errors import NotSupported, VersionUnknown, optional
 from draco.resources.names import GpuUuid
 
 Call = Callable[..., Any]
@@ -58,11 +58,11 @@ class LinkReader:
     def _asked(self, handle: Any, links: list[int]) -> LinkEnds:
         switched, gpus = False, set()
         for link in links:
-            kind = self._told("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+            kind = optional(self._call, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
             if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
                 switched = True
             elif kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU:
-                pci = self._told("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+                pci = optional(self._call, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
                 if pci is not None:
                     gpus.add(f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0")
         return LinkEnds(switched=switched, gpus=tuple(sorted(gpus)))
@@ -81,12 +81,6 @@ class LinkReader:
         if not divided:  # what it answers while it is divided may be another thing
             self._without_fabric.add(uuid)
         return FabricReading()
-
-    def _told(self, function: str, *args: Any) -> Any:
-        try:
-            return self._call(function, *args)
-        except NotSupported:
-            return None
 
 
 _FABRIC_CALLS: tuple[tuple[str, Any], ...] = (

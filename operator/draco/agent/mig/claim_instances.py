@@ -214,7 +214,7 @@ class ClaimInstances:
             raise PrepareError(f"Claim {intent} cannot get the whole of {device.device}: {stranger}")
         self._clear([plan])
         if plan.switches_now:
-            self._manager.disable(device.gpu)
+            self._manager.switch(device.gpu, plan.mode_change)
 
     def _turn_on(self, intent: PreparedClaim, uuid: GpuUuid, wanted: Mapping[PlacementKey, ObservedInstance]) -> None:
         """The GPU in MIG mode, with no step of a change left over."""
@@ -222,7 +222,7 @@ class ClaimInstances:
         plan = self._plan(uuid, wanted)
         _refuse_gpu(intent, plan)
         if plan.switches_now:
-            self._manager.enable(uuid)
+            self._manager.switch(uuid, plan.mode_change)
 
     def _check(self, intent: PreparedClaim, device: PreparedDevice, key: PlacementKey, plan: GpuPlan) -> None:
         """PrepareError when a device cannot be had: something that must stay is in the way, or is still computed on."""
@@ -378,7 +378,7 @@ class ClaimInstances:
         needed = read_places(references(self._record.claims.values()))
         plan = self._plan(uuid, needed)
         if plan.switches_now:
-            self._manager.enable(uuid)
+            self._manager.switch(uuid, plan.mode_change)
         there = {part.id for part in plan.keeps}
         hindrance = ""
         for key, place in needed.items():

@@ -226,22 +226,14 @@ class InstanceManager:
         self._record.change(drop=done, disown=gone)
         self._inventory.forget(gone)
 
-    def enable(self, uuid: GpuUuid) -> None:
-        """Turn MIG mode on."""
+    def switch(self, uuid: GpuUuid, wanted: str) -> None:
+        """Turn MIG mode `wanted`, "on" or "off"."""
         with self._mig.lock:
-            self._switch(uuid, self._mig.enable)
-
-    def disable(self, uuid: GpuUuid) -> None:
-        """Turn MIG mode off."""
-        with self._mig.lock:
-            self._switch(uuid, self._mig.disable)
-
-    def _switch(self, uuid: GpuUuid, switch: Callable[[GpuUuid], None]) -> None:
-        try:
-            switch(uuid)
-        finally:
-            self._inventory.observe(uuid)
-            self._inventory.show()
+            try:
+                self._mig.switch(uuid, wanted)
+            finally:
+                self._inventory.observe(uuid)
+                self._inventory.show()
 
     def who(self, uuid: GpuUuid) -> str:
         """Who uses a GPU."""

@@ -80,7 +80,7 @@ class LayoutApplier:
     def _switch(self, plan: GpuPlan) -> str:
         """Change the MIG mode; who keeps it from being changed, as a sentence, "" for nobody."""
         try:
-            (self._manager.enable if plan.mode_change == "on" else self._manager.disable)(plan.uuid)
+            self._manager.switch(plan.uuid, plan.mode_change)
         except ResetRequired:
             return ""  # the mode is pending, and the GPU says so
         except InUse:

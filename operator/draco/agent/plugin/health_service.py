@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 
-from draco.agent.hardware.gpus import Gpu, GpuMigView, HealthState, device_name
+from draco.agent.hardware.gpus import Gpu, GpuMigView, device_name
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.api.health_v1_pb2 import DeviceHealth, DeviceIdentifier, NodeWatchResourcesResponse
 from draco.agent.record.contents import PreparedClaim, PreparedDevice
 from draco.health.judgement import blocking
+from draco.health.table import HealthState
 from draco.resources.names import GpuUuid
 
 NO_DIVISIONS: Mapping[GpuUuid, GpuMigView] = MappingProxyType({})
@@ -65,8 +66,8 @@ def claimed_reports(
             continue
         worst = None if device.partition is None else blocking(gpus[device.gpu].faults, device.partition.mask)
         if parent.state is HealthState.HEALTHY and worst is not None:
-            state = HealthState(worst.health.value)
-            parent = msgspec.structs.replace(parent, state=state, message=worst.status.message, fault=worst.status.name)
+            said = worst.status
+            parent = msgspec.structs.replace(parent, state=worst.health, message=said.message, fault=said.name)
         division = divisions.get(device.gpu)
         if parent.state is HealthState.HEALTHY and division is not None and device.key in division.missing:
             message = f"{GONE} {division.message}".strip()

@@ -40,7 +40,7 @@ from draco.resources.names import (
     STANDARD_PCI_BUS_ID,
     STANDARD_PCIE_ROOT,
     GpuUuid,
-    read_partition_name,
+    gpu_name,
 )
 from draco.resources.quantity import Quantity
 from draco.resources.texts import counted
@@ -48,16 +48,10 @@ from draco.resources.texts import counted
 UNREPORTED = "The agent does not know yet under which names it published this node's GPUs; it waits for the API server."
 
 
-def whole_name(device: str) -> str:
-    """The name of a device's GPU: of the GPU itself, or of that of which it is a part."""
-    part = read_partition_name(device)
-    return device if part is None else part.parent
-
-
 def given(claims: Iterable[PreparedClaim]) -> list[KnownGpu]:
     """What claims on record were given."""
     devices = (device for claim in claims for device in claim.devices)
-    return [KnownGpu(uuid=device.gpu, device=whole_name(device.device)) for device in devices]
+    return [KnownGpu(uuid=device.gpu, device=gpu_name(device.device)) for device in devices]
 
 
 def published(slices: Iterable[ResourceSlice]) -> list[KnownGpu]:
@@ -71,7 +65,7 @@ def _published(device: Device) -> KnownGpu | None:
     """The GPU that a device is, or is a part of; of the GPU itself also all that was published."""
     said = {name: one.value for name, one in device.attributes.items()}
     if parent := said.get("parentUUID"):
-        return KnownGpu(uuid=GpuUuid(str(parent)), device=whole_name(device.name))
+        return KnownGpu(uuid=GpuUuid(str(parent)), device=gpu_name(device.name))
     if not said.get("uuid"):
         return None
     known = KnownGpu(uuid=GpuUuid(str(said["uuid"])), device=device.name)

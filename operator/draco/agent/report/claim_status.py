@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from draco.agent.hardware.gpus import HealthState
 from draco.agent.plugin.health_service import DeviceReport
 from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
+from draco.health.table import HealthState
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, Invalid, NotFound

@@ -17,7 +17,7 @@ from draco.agent.claims.cdi import CdiFolder, NodeFiles
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.containers.common_edits import CommonEdits
 from draco.agent.errors import PrepareError
-from draco.agent.files import TEMPORARY, LocalFiles
+from draco.agent.files import TEMPORARY, Files
 from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.record import checkpoint
@@ -134,14 +134,14 @@ def test_a_file_is_on_the_disk_and_in_its_folder_before_the_call_returns(
     synced: list[Path] = []
     for call in ("fsync", "fdatasync"):
         monkeypatch.setattr(os, call, lambda one: synced.append(Path(f"/proc/self/fd/{one}").readlink()))
-    LocalFiles().write(tmp_path / "record", b"content")
+    Files().write(tmp_path / "record", b"content")
     assert synced == [tmp_path / f"record{TEMPORARY}", tmp_path]
     synced.clear()
-    LocalFiles().overwrite(tmp_path / "record", 3, b"TE")
+    Files().overwrite(tmp_path / "record", 3, b"TE")
     assert synced == [tmp_path / "record"]
     assert (tmp_path / "record").read_bytes() == b"conTEnt"
     with pytest.raises(FileNotFoundError):
-        LocalFiles().overwrite(tmp_path / "record", 6, b"TE")
+        Files().overwrite(tmp_path / "record", 6, b"TE")
 
 
 def test_preparing_a_whole_gpu_waits_for_the_disk_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,7 @@ def files_of_at_most(count: int) -> Iterator[None]:
 
 
 def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(tmp_path: Path) -> None:
-    files, path = LocalFiles(), tmp_path / "file"
+    files, path = Files(), tmp_path / "file"
     files.write(path, b"before")
     with files_of_at_most(1000), pytest.raises(OSError, match="File too large") as caught:
         files.write(path, b"x" * 5000)

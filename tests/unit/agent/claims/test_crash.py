@@ -25,7 +25,7 @@ from draco.agent.claims import cdi, rebuilding, recovery
 from draco.agent.claims import preparer as prepare
 from draco.agent.claims.cdi import CdiFolder, NodeFiles
 from draco.agent.claims.preparer import ClaimPreparer
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.agent.record import checkpoint, journal
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState
@@ -48,7 +48,7 @@ class Node:
     """The part of an agent that keeps claims, on a folder."""
 
     def __init__(self, folder: Path) -> None:
-        local = LocalFiles()
+        local = Files()
         path = folder / "state" / "checkpoint.json"
         self.cdi = CdiFolder(folder / "cdi", local, driver=NVIDIA_DRIVER, node=NodeFiles())
         self.record = Checkpoint(path, local, boot_id="")

@@ -9,7 +9,7 @@ import pytest
 
 from draco.agent.claims import rebuilding, recovery
 from draco.agent.claims.cdi import CLAIM, CdiFolder, NodeFiles, annotated
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.agent.hardware.gpus import Instance, PlacementKey
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import CheckpointDamaged
@@ -86,7 +86,7 @@ def test_what_has_no_compute_instance_is_nobody_s_that_is_known() -> None:
 
 
 def test_a_record_that_cannot_be_read_is_set_aside(tmp_path: Path) -> None:
-    class Broken(LocalFiles):
+    class Broken(Files):
         def read(self, path: Path) -> bytes:
             raise OSError(5, "Input/output error", str(path))
 
@@ -345,7 +345,7 @@ def test_a_claim_that_never_reported_is_known_by_its_spec_of_an_earlier_boot_whi
     )
     assert {claim.uid: claim for claim in found} == lost.prepared
     next_boot = CdiFolder(
-        tmp_path / "cdi", LocalFiles(), driver=NVIDIA_DRIVER, node=NodeFiles(proc=tmp_path / "proc"), boot_id="next"
+        tmp_path / "cdi", Files(), driver=NVIDIA_DRIVER, node=NodeFiles(proc=tmp_path / "proc"), boot_id="next"
     )
     assert next_boot.claims() == []
     assert next_boot.claims_before_boot() == specs

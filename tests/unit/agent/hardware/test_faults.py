@@ -7,11 +7,12 @@ import pynvml
 import pytest
 from structlog.testing import capture_logs
 
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.agent.hardware.fault_record import FaultRecord, driver_load
-from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, HealthState
+from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent
 from draco.agent.hardware.nvml import Nvml
 from draco.health.ledger import InstancePlace
+from draco.health.table import HealthState
 from draco.kube.clock import SystemClock
 from draco.resources.api.draco import RepairedGpu
 from draco.resources.api.health import FaultOverride, HealthEffect
@@ -42,7 +43,7 @@ class Node:
         self.nvml = Nvml(SimulatedNvml(self.path))
         self.record = FaultRecord(
             folder / "faults.json",
-            LocalFiles(),
+            Files(),
             boot_id=load(self.path).boot_id,
             driver_load=lambda: driver_load(self.sys),
             now=SystemClock().now,
@@ -455,7 +456,7 @@ def test_a_record_that_cannot_be_read_or_written_costs_no_more_than_what_it_said
     assert Node(tmp_path).faults() == ["Xid95", ""], "written as soon as that was possible"
 
 
-class Counted(LocalFiles):
+class Counted(Files):
     def __init__(self) -> None:
         self.writes = 0
         self.full = False

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.agent.hardware.fault_record import FaultRecord
-from draco.agent.hardware.gpus import HealthState
 from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.plugin.health_service import reports
+from draco.health.table import HealthState
 from draco.kube.clock import SystemClock
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus.state import create, load
@@ -38,7 +38,7 @@ class Watched:
             self.nvml,
             SysfsPcieRoots(folder),
             faults=FaultRecord(
-                folder / "faults.json", LocalFiles(), boot_id="", driver_load=lambda: "", now=SystemClock().now
+                folder / "faults.json", Files(), boot_id="", driver_load=lambda: "", now=SystemClock().now
             ),
             divided=lambda gpus: gpus,
             named=self._named,

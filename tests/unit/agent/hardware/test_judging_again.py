@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.agent.hardware.fault_record import FaultRecord
 from draco.agent.hardware.faults import UNREADABLE, with_fault
 from draco.agent.hardware.gpus import Gpu, GpuFault
@@ -34,7 +34,7 @@ class Watched:
         self.uuid = load(path).gpus[0].uuid
         faults.temperature(path, 0, 99)
         self.record = FaultRecord(
-            folder / "faults.json", LocalFiles(), boot_id="", driver_load=lambda: "", now=SystemClock().now
+            folder / "faults.json", Files(), boot_id="", driver_load=lambda: "", now=SystemClock().now
         )
         self.during_reading: Callable[[], None] = lambda: None
         self.during_naming: Callable[[], None] = lambda: None

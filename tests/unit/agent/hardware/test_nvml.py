@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, HealthState, LinkEnds
+from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, LinkEnds
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import (
     ARCHITECTURES,
@@ -23,6 +23,7 @@ from draco.agent.hardware.nvml_errors import (
     GpuUnknown,
 )
 from draco.health.ledger import GpuReading, LinkReading
+from draco.health.table import HealthState
 from draco.resources.names import GpuUuid
 from draco_local.simulator.accidents import faults, hotplug
 from draco_local.simulator.gpus.boards import BOARDS

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import pytest
 
 from draco.agent.errors import InstanceHeld, PrepareError
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.agent.hardware import nvml_errors
 from draco.agent.hardware.fault_record import FaultRecord
-from draco.agent.hardware.gpus import Gpu, HealthState, Use
+from draco.agent.hardware.gpus import Gpu, Use
 from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import (
@@ -38,6 +38,7 @@ from draco.agent.hardware.nvml_errors import (
     Unreadable,
     VersionUnknown,
 )
+from draco.health.table import HealthState
 from draco.kube.clock import SystemClock
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.nvml.library import SimulatedNvml
@@ -305,7 +306,7 @@ async def test_a_driver_that_is_gone_is_opened_again_with_fresh_handles(tmp_path
         nvml,
         SysfsPcieRoots(tmp_path),
         faults=FaultRecord(
-            tmp_path / "faults.json", LocalFiles(), boot_id="", driver_load=lambda: "", now=SystemClock().now
+            tmp_path / "faults.json", Files(), boot_id="", driver_load=lambda: "", now=SystemClock().now
         ),
         divided=plain,
         named=unnamed,

@@ -151,14 +151,14 @@ def test_half_a_destroy_is_continued(edge: Edge) -> None:
 
 def test_a_mode_that_did_not_come_about_is_an_error_though_nvml_raises_nothing(tmp_path: Path) -> None:
     hopper = Edge(tmp_path / "hopper.json", mig=0)
-    hopper.enable(hopper.uuid)
+    hopper.switch(hopper.uuid, "on")
     assert hopper.mode(hopper.uuid) == MigModes(enabled=True, pending=True)
     hopper.create(hopper.uuid, hopper.place("1g.10gb", 0), lambda _number: None)
     with pytest.raises(InUse):
-        hopper.disable(hopper.uuid)
+        hopper.switch(hopper.uuid, "off")
     ampere = Edge(tmp_path / "ampere.json", "A100-80GB", mig=0)
     with pytest.raises(ResetRequired):
-        ampere.enable(ampere.uuid)
+        ampere.switch(ampere.uuid, "on")
     assert ampere.mode(ampere.uuid) == MigModes(enabled=False, pending=True)
 
 

@@ -22,7 +22,7 @@ import pytest
 
 from draco.agent.claims import recovery
 from draco.agent.errors import PrepareError
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.agent.hardware.gpus import Use
 from draco.agent.mig.inventory import DOUBT_S
 from draco.agent.record import checkpoint
@@ -128,7 +128,7 @@ class Photo(msgspec.Struct, frozen=True):
     bare: frozenset[int]
 
 
-class Camera(LocalFiles):
+class Camera(Files):
     """Photographs a stage at every point. Also the stage's files, so that each write is two points."""
 
     def __init__(self, stage: Stage) -> None:

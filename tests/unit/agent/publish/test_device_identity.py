@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from draco.agent.hardware.gpus import Gpu, GpuHealth, GpuMigView, HealthState, LocatedGpu
+from draco.agent.hardware.gpus import Gpu, GpuHealth, GpuMigView, LocatedGpu
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.ownership import remains
 from draco.agent.plugin.health_service import DeviceReport, claimed_reports, reports
@@ -12,6 +12,7 @@ from draco.agent.publish.device_names import remembered, shown
 from draco.agent.publish.offering import Offering
 from draco.agent.record.contents import Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.report.claim_status import identity, wanted
+from draco.health.table import HealthState
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.draco import MigMode, WantedGpu
 from draco.resources.names import ClaimUid

@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 from draco.agent.claims.presence import gone
-from draco.agent.hardware.gpus import Gpu, GpuHealth, HealthState, KnownGpu, LocatedGpu, UnidentifiedGpu, UnreadFact
+from draco.agent.hardware.gpus import Gpu, GpuHealth, KnownGpu, LocatedGpu, UnidentifiedGpu, UnreadFact
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.publish.device_names import KnownGpus, bound, given, published, remembered, reported, shown
 from draco.agent.publish.slices import device
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint, LoadedRecord
 from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
+from draco.health.table import HealthState
 from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus
 from draco.resources.api.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
 from draco.resources.names import ClaimUid, GpuUuid

@@ -16,9 +16,8 @@ import pytest
 from draco.agent.claims import recovery
 from draco.agent.claims.cdi import CdiFolder, NodeFiles
 from draco.agent.claims.preparer import ClaimPreparer
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.agent.hardware.fault_record import FaultRecord
-from draco.agent.hardware.gpus import HealthState
 from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_instances import NvmlInstances
@@ -32,6 +31,7 @@ from draco.agent.record.checkpoint import Checkpoint, LoadedRecord
 from draco.agent.record.contents import PreparedClaim
 from draco.agent.report.node_status import NodeReport, status
 from draco.agent.state.facts import NodeFacts, PublishedPool
+from draco.health.table import HealthState
 from draco.kube.clock import SystemClock
 from draco.mig.keeping import KeptInstances
 from draco.resources.api.draco import GpuNodeStatus
@@ -107,7 +107,7 @@ class Seen(NamedTuple):
 @asynccontextmanager
 async def an_agent(folder: Path, *, refuses: tuple[str, int] = ("", 0)) -> AsyncIterator[Seen]:
     """The part of an agent that reads NVML, from its start to its fourth reading."""
-    path, files = folder / "gpus.json", LocalFiles()
+    path, files = folder / "gpus.json", Files()
     library = ForOne(path)
     library.refuses, library.first = refuses, state.load(path).gpus[0].uuid
     nvml = Nvml(library)

@@ -8,7 +8,7 @@ import pytest
 
 from draco.agent.app import Agent
 from draco.agent.containers.common_edits import CommonEdits
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.agent.hardware.gpus import DriverInfo
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import Nvml
@@ -36,7 +36,7 @@ async def test_an_agent_whose_cluster_serves_no_slices_for_long_is_not_ready_and
             client,
             Nvml(SimulatedNvml(tmp_path / "gpus.json")),
             clock=ManualClock(),
-            files=LocalFiles(),
+            files=Files(),
         )
         lacking = agent._lacking()
     sentence = f"The cluster has not served ResourceSlices for {for_s:.0f} s."
@@ -61,7 +61,7 @@ def test_an_agent_whose_toolkit_hangs_ends_all_the_same(tmp_path: Path, monkeypa
                 client,
                 Nvml(SimulatedNvml(tmp_path / "gpus.json")),
                 clock=ManualClock(),
-                files=LocalFiles(),
+                files=Files(),
             )
             view = HardwareView(driver=DriverInfo("580.95.05", "13.0", "13.580.95.05"))
             agent.parts.state.tell(GpusRead(view))

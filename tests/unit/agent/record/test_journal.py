@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.agent.hardware.gpus import KnownGpu
 from draco.agent.record import checkpoint, journal
 from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged, LoadedRecord
@@ -30,7 +30,7 @@ def an_instance(start: int) -> OwnedInstance:
 
 def a_record(path: Path) -> tuple[Checkpoint, list[LoadedRecord]]:
     """A record with a few changes, and what it said after each."""
-    record = Checkpoint(path, LocalFiles(), boot_id="")
+    record = Checkpoint(path, Files(), boot_id="")
     said = []
     for change in (
         lambda: record.replace([], boot_id="boot"),
@@ -71,8 +71,8 @@ def written(path: Path) -> int:
 def test_what_was_recorded_is_read_again_and_the_journal_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.json"
     _, said = a_record(path)
-    again = Checkpoint(path, LocalFiles(), boot_id="")
-    again.restore(checkpoint.load(path, LocalFiles()))
+    again = Checkpoint(path, Files(), boot_id="")
+    again.restore(checkpoint.load(path, Files()))
     assert told(again) == said[-1]
     before, size = written(path), path.stat().st_size
     again.put(a_prepared_claim("three"))

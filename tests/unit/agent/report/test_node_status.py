@@ -9,7 +9,6 @@ from draco.agent.hardware.gpus import (
     GpuFault,
     GpuHealth,
     GpuMigView,
-    HealthState,
     HeldInstance,
     Instance,
     LocatedGpu,
@@ -23,6 +22,7 @@ from draco.agent.plugin.registration import RegistrationState
 from draco.agent.report.gpu_notes import JOINING
 from draco.agent.report.node_status import NodeReport, status
 from draco.agent.state.facts import NodeFacts, PublishedPool, WantedNode
+from draco.health.table import HealthState
 from draco.kube.discovery import Features
 from draco.resources.api.draco import InstanceUse, MigMode, MigState, WantedGpu
 from tests.builders import MOMENT, a_gpu

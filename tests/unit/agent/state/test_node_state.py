@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 from draco.agent.app import Agent
-from draco.agent.files import LocalFiles
+from draco.agent.files import Files
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.settings import AgentSettings
@@ -42,7 +42,7 @@ async def test_what_a_thread_learns_is_told_in_the_event_loop() -> None:
 async def test_every_kind_of_change_wakes_somebody(tmp_path: Path) -> None:
     async with Client(Connection("http://127.0.0.1:1")) as client:
         settings = AgentSettings(node_name="node-0", state_dir=tmp_path)
-        agent = Agent(settings, client, Nvml(object()), clock=ManualClock(), files=LocalFiles())
+        agent = Agent(settings, client, Nvml(object()), clock=ManualClock(), files=Files())
     kinds = {
         each
         for each in vars(changes).values()
