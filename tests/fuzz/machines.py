@@ -35,6 +35,7 @@ from draco.agent.plugin.api import dra_v1_pb2
 from draco.agent.plugin.dra_service import DraService
 from draco.agent.publish import slices
 from draco.agent.record import checkpoint
+from draco.agent.state.node import NodeState
 from draco.cli.agent import command as agent_command
 from draco.cli.operator import command as operator_command
 from draco.controller.webhook.admission_review import NotAReview
@@ -211,9 +212,9 @@ def kubelet(text: str) -> str:
     opened.set()
     service = DraService(
         _NoServer(),  # type: ignore[arg-type]
+        NodeState(),
         _NoServer(),  # type: ignore[arg-type]
         driver="gpu.nvidia.com",
-        changed=lambda _: None,
         opened=opened,
         metrics=AgentMetrics(),
         clock=SystemClock(),

@@ -45,17 +45,7 @@ from draco.agent.report.node_status import NodeReporter
 from draco.agent.report.readiness import Readiness
 from draco.agent.settings import AgentSettings
 from draco.agent.startup import CHECKPOINT, Startup
-from draco.agent.state.changes import (
-    ClaimInTheWay,
-    ConflictSeen,
-    DevicePluginsSeen,
-    GpusRead,
-    InstancesSeen,
-    LeaseRenewed,
-    LeftoversSeen,
-    RegistrationHeard,
-    SlicesWritten,
-)
+from draco.agent.state.changes import GpusRead, InstancesSeen
 from draco.agent.state.node import NodeState
 from draco.agent.threads import AgentThreads
 from draco.kube.clock import Clock
@@ -185,9 +175,8 @@ class AgentParts:
         settings = self._settings
         self.known = KnownGpus(
             self.checkpoint,
+            self.state,
             in_thread=self.threads.on_record,
-            forgotten=lambda: self.state.facts.wanted.forgotten,
-            promised=lambda: frozenset(self.state.facts.wanted.promised),
         )
         self.faults = FaultRecord(
             settings.state_folder / FAULTS,
@@ -215,17 +204,13 @@ class AgentParts:
     def _create_publishing(self) -> None:
         settings = self._settings
         self.publisher = SlicePublisher(
-            self._client,
-            node=settings.node_name,
-            driver=settings.driver,
-            clock=self._clock,
-            on_change=lambda published, problem: self.state.tell(SlicesWritten(published, problem)),
+            self._client, self.state, node=settings.node_name, driver=settings.driver, clock=self._clock
         )
         self.device_plugins = DevicePlugins(
             self._client,
+            self.state,
             node=settings.node_name,
             folder=settings.kubelet_dir / "device-plugins",
-            changed=lambda found: self.state.tell(DevicePluginsSeen(found)),
             clock=self._clock,
             check_s=settings.socket_check_s,
         )
@@ -259,21 +244,14 @@ class AgentParts:
             leftovers=lambda: {uid: one.clause for uid, one in self.state.facts.leftovers.items()},
         )
         self.work = ClaimWork(
-            preparer,
-            self.checkpoint,
-            self.instances,
-            self.threads,
-            driver=settings.driver,
-            view=lambda: self.state.facts.view,
-            in_the_way=lambda uid: self.state.tell(ClaimInTheWay(uid)),
+            preparer, self.checkpoint, self.instances, self.threads, self.state, driver=settings.driver
         )
         self.leftovers = Leftovers(
             self._client,
+            self.state,
+            self.checkpoint,
             self.work,
             driver=settings.driver,
-            claims=lambda: self.checkpoint.claims,
-            changed=lambda found: self.state.tell(LeftoversSeen(found)),
-            settled=self.state.claim_changed,
             tell=self.node_events.tell,
             clock=self._clock,
             confirm_s=settings.confirm_gone_s,
@@ -283,11 +261,10 @@ class AgentParts:
         settings = self._settings
         self.service = DraService(
             self._client,
+            self.state,
             self.work,
             driver=settings.driver,
-            changed=self.state.claim_changed,
             opened=self.startup.trusted,
-            hindrance=lambda: self.state.facts.gives_way_to,
             hanging=lambda: self.threads.hanging,
             metrics=self.metrics,
             clock=self._clock,
@@ -296,6 +273,7 @@ class AgentParts:
         watch = {"NodeWatchResources": self.health.watch}
         self.plugin = Plugin(
             self.sockets,
+            self.state,
             driver=settings.driver,
             services=[
                 handlers(DRA_V1, self.service.behaviours()),
@@ -304,8 +282,6 @@ class AgentParts:
             ],
             clock=self._clock,
             check_s=settings.socket_check_s,
-            on_registration=lambda said: self.state.tell(RegistrationHeard(said.accepted, said.error)),
-            on_conflict=lambda conflict: self.state.tell(ConflictSeen(conflict)),
             on_stopping=self.health.close,
         )
 
@@ -314,12 +290,12 @@ class AgentParts:
             return None
         return AgentLease(
             self._client,
+            self.state,
             node=self._settings.node_name,
             namespace=self._settings.namespace,
             holder=self._settings.lease_holder or self._settings.node_name,
             driver=self._settings.driver,
             duration_s=self._settings.lease_duration_s,
             hindrance=self.readiness.hindrance,
-            renewed=lambda: self.state.tell(LeaseRenewed()),
             clock=self._clock,
         )

@@ -75,6 +75,6 @@ def connect(parts: AgentParts) -> None:
     on(ReportDue, due)
     on(LeaseRenewed, keeper.lease_renewed)
     on(RegistrationHeard, events.registration_heard, report)
-    on(ConflictSeen, events.conflict_seen, lambda _: parts.publisher.hold(state.facts.gives_way_to), report)
+    on(ConflictSeen, events.conflict_seen, parts.publisher.conflict_seen, report)
     on(SlicesWritten, report)
-    on(FeaturesSeen, offers.features_seen, lambda _: parts.publisher.republish(), report, claims.touch_all)
+    on(FeaturesSeen, offers.features_seen, parts.publisher.features_seen, report, claims.touch_all)

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from draco.agent.errors import ClusterUnsuited
 from draco.agent.publish.publisher import SlicePublisher
+from draco.agent.state.node import NodeState
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
@@ -153,13 +154,12 @@ def without_taints(one: ResourceSlice) -> ResourceSlice:
 
 
 async def test_fields_that_the_server_drops_are_not_written_over_and_over(node: SimulatedNode) -> None:
-    changed = asyncio.Event()
     publisher = SlicePublisher(
         DroppingClient(node.client.connection),
+        NodeState(),
         node=node.name,
         driver="gpu.nvidia.com",
         clock=SystemClock(),
-        on_change=lambda _published, _problem: changed.set(),
     )
     taint = DeviceTaint(key="example.com/x", effect="NoSchedule")
     publisher.want([a_device("gpu-0", taints=[taint])])
@@ -199,17 +199,19 @@ async def late(answer: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def test_a_write_whose_answer_comes_after_the_watch_holds_up_nothing(node: SimulatedNode) -> None:
+    state = NodeState()
     publisher = SlicePublisher(
         LateClient(node.client.connection),
+        state,
         node=node.name,
         driver="gpu.nvidia.com",
         clock=ManualClock(),  # what has to wait never comes
     )
     publisher.want([a_device("gpu-0")])
     running = asyncio.create_task(publisher.run())
-    await eventually(lambda: publisher.published)
+    await eventually(lambda: state.facts.published)
     publisher.want([a_device("gpu-0"), a_device("gpu-1")])
-    await eventually(lambda: publisher.published and publisher.published.devices == 2)
+    await eventually(lambda: state.facts.published and state.facts.published.devices == 2)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -227,8 +229,10 @@ class TooLateClient(Client):
 
 
 async def test_a_slice_that_is_deleted_while_it_is_replaced_is_made_again_without_a_fuss(node: SimulatedNode) -> None:
+    state = NodeState()
     publisher = SlicePublisher(
         TooLateClient(node.client.connection),
+        state,
         node=node.name,
         driver="gpu.nvidia.com",
         clock=SystemClock(),
@@ -236,9 +240,9 @@ async def test_a_slice_that_is_deleted_while_it_is_replaced_is_made_again_withou
     publisher.want([a_device("gpu-0")])
     with capture_logs() as logs:
         running = asyncio.create_task(publisher.run())
-        await eventually(lambda: publisher.published)
+        await eventually(lambda: state.facts.published)
         publisher.want([a_device("gpu-0"), a_device("gpu-1")])
-        await eventually(lambda: publisher.published and publisher.published.devices == 2)
+        await eventually(lambda: state.facts.published and state.facts.published.devices == 2)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert await devices_of(node) == [["gpu-0", "gpu-1"]]

@@ -18,9 +18,11 @@ from draco.agent.claims.work import ClaimWork
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.holders import HoldingProcess
 from draco.agent.plugin.registration import RegistrationState
+from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.report.node_status import NodeReport, NodeReporter
 from draco.agent.state.facts import NodeFacts
+from draco.agent.state.node import NodeState
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
@@ -305,13 +307,13 @@ class Looking:
         self.running: list[HoldingProcess] | None = []
         self.told: list[str] = []
         self.claims = {claim.uid: claim}
+        self.state = NodeState()
         self.leftovers = Leftovers(
             client or node.client,
+            self.state,
+            cast("Checkpoint", SimpleNamespace(claims=self.claims)),
             cast("ClaimWork", SimpleNamespace(running=self._running, unprepare=self._unprepare)),
             driver=NVIDIA_DRIVER,
-            claims=lambda: self.claims,
-            changed=lambda _found: None,
-            settled=lambda claim: self.given_up.append(claim.name),
             tell=lambda reason, _action, note: self.told.append(f"{reason}: {note}"),
             clock=self.clock,
         )
@@ -319,8 +321,8 @@ class Looking:
     async def _running(self, _claim: PreparedClaim) -> list[HoldingProcess] | None:
         return self.running
 
-    async def _unprepare(self, _uid: ClaimUid) -> None:
-        return
+    async def _unprepare(self, uid: ClaimUid) -> None:
+        self.given_up.append(self.claims[uid].name)
 
     async def look_after(self, seconds: float) -> list[str]:
         await self.leftovers.look(self.claims)
@@ -340,7 +342,7 @@ async def test_a_claim_that_has_its_devices_is_never_given_up(node: SimulatedNod
     claim = await node.claim("gpu-0")
     looking = Looking(node, on_record(claim.metadata.name, claim.metadata.uid, node.namespace, pool=node.name))
     assert await looking.look_after(3600) == []
-    assert (looking.leftovers.found, looking.told) == ({}, [])
+    assert (looking.state.facts.leftovers, looking.told) == ({}, [])
 
 
 @pytest.mark.parametrize("devices", [(), ("gpu-1",)], ids=["none", "another"])
@@ -367,7 +369,7 @@ async def test_a_claim_that_is_gone_is_given_up_at_the_second_look_while_somebod
     assert await looking.look_after(CONFIRM_S - 1) == [], "one look may be mistaken"
     looking.running = None
     assert await looking.look_after(CONFIRM_S) == []
-    [left] = looking.leftovers.found.values()
+    [left] = looking.state.facts.leftovers.values()
     assert str(left) == (
         f"Claim {node.namespace}/gone is gone; it stays prepared while NVML does not answer and nobody can say who uses its "
         "devices."
@@ -375,9 +377,9 @@ async def test_a_claim_that_is_gone_is_given_up_at_the_second_look_while_somebod
     looking.running = []
     await looking.leftovers.look(looking.claims)
     assert looking.given_up == ["gone"]
-    looking.claims = {}
+    looking.claims.clear()
     await looking.leftovers.look(looking.claims)
-    assert looking.leftovers.found == {}
+    assert looking.state.facts.leftovers == {}
 
 
 async def test_an_api_server_that_fails_in_between_makes_the_first_look_count_for_nothing(

@@ -5,14 +5,14 @@ up, as a rule. Until then nobody else can be prepared on its devices. Owns the d
 is gone from the API server (or its name is another claim's by now), or has none of its devices allocated, in two looks that are
 `confirm_s` apart, and no process of it runs on the node. What kubelet's own record says does not count: it may be lost, or be of
 a kubelet that is down; what it gives up later is not known here any more, which is fine. Every claim is looked at when the agent
-starts, every `interval_s`, and at once when it is in another claim's way.
+starts, every INTERVAL_S, and at once when it is in another claim's way.
 
 Owns also what is said of the opposite: a claim that kubelet gave up, though its processes run and the API server says that it is
 reserved for a pod.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
@@ -20,8 +20,11 @@ import structlog
 from draco.agent.claims.work import ClaimWork
 from draco.agent.errors import PrepareError
 from draco.agent.mig.holders import sentence
+from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim
+from draco.agent.state.changes import LeftoversSeen
 from draco.agent.state.facts import Leftover
+from draco.agent.state.node import NodeState
 from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, NotFound
@@ -37,35 +40,27 @@ CONFIRM_S: Final = 10.0
 
 
 class Leftovers:
-    """Looks for such claims, and gives them up by `work`.
-
-    `changed` is told what was found when it differs, `settled` which claim was given up; `tell` makes an Event.
-    """
+    """Looks for such claims, and gives them up by `work`. `tell` makes an Event."""
 
     def __init__(
         self,
         client: Client,
+        state: NodeState,
+        record: Checkpoint,
         work: ClaimWork,
         *,
         driver: str,
-        claims: Callable[[], Mapping[ClaimUid, PreparedClaim]],
-        changed: Callable[[Mapping[ClaimUid, Leftover]], None],
-        settled: Callable[[PreparedClaim], None],
         tell: Callable[[str, str, str], None],
         clock: Clock,
-        interval_s: float = INTERVAL_S,
         confirm_s: float = CONFIRM_S,
     ) -> None:
-        self.found: Mapping[ClaimUid, Leftover] = {}
         self._client = client
+        self._state = state
+        self._record = record
         self._work = work
         self._driver = driver
-        self._claims = claims
-        self._changed = changed
-        self._settled = settled
         self._tell = tell
         self._clock = clock
-        self._interval_s = interval_s
         self._confirm_s = confirm_s
         self._since_s: dict[ClaimUid, float] = {}
         self._wanted: set[ClaimUid] = set()
@@ -79,7 +74,7 @@ class Leftovers:
 
     def claim_settled(self, claim: PreparedClaim) -> None:
         """A claim was prepared or given up: of one that was given up its processes count."""
-        if claim.uid not in self._claims():
+        if claim.uid not in self._record.claims:
             self._given_up.append(claim)
             self._woken.set()
 
@@ -90,8 +85,8 @@ class Leftovers:
             self._woken.clear()
             await self._look_at_given_up()
             if self._clock.monotonic() >= due_s:
-                due_s = self._clock.monotonic() + self._interval_s
-                await self.look(self._claims())
+                due_s = self._clock.monotonic() + INTERVAL_S
+                await self.look(self._record.claims)
             else:
                 await self.look({*self._wanted, *self._since_s})
             self._wanted.clear()
@@ -102,11 +97,11 @@ class Leftovers:
 
     async def look(self, uids: Iterable[ClaimUid]) -> None:
         """One look at these of the claims on record."""
-        claims = self._claims()
+        claims, before = self._record.claims, self._state.facts.leftovers
         self._since_s = {uid: since for uid, since in self._since_s.items() if uid in claims}
-        found = {uid: one for uid, one in self.found.items() if uid in claims}
+        found = {uid: one for uid, one in before.items() if uid in claims}
         for uid in list(uids):
-            claim = self._claims().get(uid)
+            claim = self._record.claims.get(uid)
             if claim is None or claim.state is PreparationState.PREPARING:
                 continue
             try:
@@ -120,10 +115,9 @@ class Leftovers:
                 self._since_s.pop(uid, None)
             elif self._clock.monotonic() - self._since_s.setdefault(uid, self._clock.monotonic()) >= self._confirm_s:
                 found[uid] = await self._try(claim, why)
-        gone = {uid: one for uid, one in found.items() if uid in self._claims()}
-        if gone != self.found:
-            self.found = gone
-            self._changed(gone)
+        gone = {uid: one for uid, one in found.items() if uid in self._record.claims}
+        if gone != before:
+            self._state.tell(LeftoversSeen(gone))
 
     async def _try(self, claim: PreparedClaim, why: str) -> Leftover:
         """Give a claim up, if no process of it runs; say once what is the matter."""
@@ -133,7 +127,7 @@ class Leftovers:
         else:
             hindrance = f"its devices are in use by {sentence(processes)}" if processes else ""
         leftover = Leftover(claim, why, hindrance)
-        if self.found.get(claim.uid) != leftover:
+        if self._state.facts.leftovers.get(claim.uid) != leftover:
             log.warning("claim.left_behind", claim=str(claim), uid=claim.uid, why=why, hindrance=hindrance)
             self._tell("ClaimGone", "GiveUp", str(leftover))
         if not hindrance:
@@ -146,12 +140,12 @@ class Leftovers:
         except PrepareError as error:
             log.warning("claim.not_unprepared", claim=str(claim), uid=claim.uid, error=str(error))
         else:
-            self._settled(claim)
+            self._state.claim_changed(claim)
 
     async def _look_at_given_up(self) -> None:
         while self._given_up:
             claim = self._given_up.pop(0)
-            known = self._claims().get(claim.uid)
+            known = self._record.claims.get(claim.uid)
             if known is not None and known.state is PreparationState.PREPARED:
                 continue  # it was prepared again
             processes = await self._work.running(claim)

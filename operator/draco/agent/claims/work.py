@@ -8,18 +8,19 @@ Owns which work goes where, and what excludes what: a claim is worked on by one 
 What the work is, is `preparer`'s.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.errors import PrepareError, StillPrepared
 from draco.agent.hardware.gpus import Gpu
-from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import NvmlCall
 from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.mig.holders import HoldingProcess
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim
+from draco.agent.state.changes import ClaimInTheWay
+from draco.agent.state.node import NodeState
 from draco.agent.threads import AgentThreads
 from draco.resources.api.claims import (
     AllocationResult,
@@ -33,7 +34,7 @@ from draco.resources.names import ClaimUid, GpuUuid, gpu_name, read_partition_na
 
 
 class ClaimWork:
-    """The work on one node's claims. `in_the_way` is called with a claim that keeps another from being prepared."""
+    """The work on one node's claims. Of one that keeps another from being prepared the state is told."""
 
     def __init__(
         self,
@@ -41,18 +42,16 @@ class ClaimWork:
         record: Checkpoint,
         instances: ClaimInstances,
         threads: AgentThreads,
+        state: NodeState,
         *,
         driver: str,
-        view: Callable[[], HardwareView],
-        in_the_way: Callable[[ClaimUid], None] = lambda _: None,
     ) -> None:
         self._preparer = preparer
         self._record = record
         self._instances = instances
         self._threads = threads
+        self._state = state
         self._driver = driver
-        self._view = view
-        self._in_the_way = in_the_way
 
     async def prepare(self, claim: ResourceClaim) -> PreparedClaim:
         """Prepare an allocated claim. PrepareError says why it cannot be had."""
@@ -63,7 +62,7 @@ class ClaimWork:
         try:
             return await way(claim, names)
         except StillPrepared as refusal:
-            self._in_the_way(refusal.holder)
+            self._state.tell(ClaimInTheWay(refusal.holder))
             raise
 
     def on_record(self, uid: ClaimUid) -> ResourceClaim | None:
@@ -125,7 +124,7 @@ class ClaimWork:
             raise PrepareError(_unanswered(claim, what, call))
 
     def _refuse_parts(self, claim: str, what: str) -> None:
-        view = self._view()
+        view = self._state.facts.view
         if view.hang is not None and view.hang.function:
             raise PrepareError(f"Claim {claim} cannot be {what} now: {view.fault} Kubelet tries again.")
 
@@ -140,14 +139,14 @@ class ClaimWork:
 
     def _gpus(self, claim: ResourceClaim) -> Mapping[str, Gpu]:
         """The GPUs as they are when the work is done: a fault may have come while it waited."""
-        view = self._view()
+        view = self._state.facts.view
         if view.driver is None:
             raise PrepareError(f"Claim {claim.metadata.key} cannot be prepared: {view.fault}")
         return view.by_device
 
     def _gpus_of(self, claim: ResourceClaim) -> set[GpuUuid]:
         """The GPUs that a claim was allocated something of, and those that it has."""
-        by_device = self._view().by_device
+        by_device = self._state.facts.view.by_device
         known = self._record.claims.get(ClaimUid(claim.metadata.uid))
         found = {device.gpu for device in known.devices} if known is not None else set()
         for device in self._devices(claim):

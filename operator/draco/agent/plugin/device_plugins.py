@@ -14,7 +14,7 @@ What cannot be read stays as it was. Changes nothing of theirs; what follows fro
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,9 @@ import msgspec
 import structlog
 
 from draco.agent.plugin.unix_sockets import SocketFile, identity, listener
+from draco.agent.state.changes import DevicePluginsSeen
 from draco.agent.state.facts import OtherAllocator
+from draco.agent.state.node import NodeState
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.watch.informer import Informer
@@ -42,21 +44,13 @@ PROBE_S: Final = 10.0
 
 
 class DevicePlugins:
-    """Follows one node. `found` is what was found last, None as long as nothing is known; `changed` is told when it differs."""
+    """Follows one node. What is found is told to the state when it differs."""
 
     def __init__(
-        self,
-        client: Client,
-        *,
-        node: str,
-        folder: Path,
-        changed: Callable[[OtherAllocator], None],
-        clock: Clock,
-        check_s: float,
+        self, client: Client, state: NodeState, *, node: str, folder: Path, clock: Clock, check_s: float
     ) -> None:
-        self.found: OtherAllocator | None = None
+        self._state = state
         self._folder = folder
-        self._changed = changed
         self._clock = clock
         self._check_s = check_s
         self._key = ObjectKey("", node)
@@ -84,22 +78,23 @@ class DevicePlugins:
         found = self._informer.store.get(self._key)
         if found is not None:
             self._allocatable = counted(found)
-            self._decide(self.found.sockets if self.found is not None else ())
+            known = self._state.facts.device_plugins
+            self._decide(() if known is None else known.sockets)
 
     def _decide(self, sockets: Iterable[str]) -> None:
         allocatable = self._allocatable or {}
         given = {name for name, some in allocatable.items() if some}
         given |= {name for name in self._registered() if name not in allocatable}
         fresh = OtherAllocator(tuple(sorted(given)), tuple(sorted(sockets)))
-        if not fresh and self.found is None and self._allocatable is None:
+        before = self._state.facts.device_plugins
+        if not fresh and before is None and self._allocatable is None:
             return  # there may be one that only the node tells of
-        if fresh != self.found:
-            before, self.found = self.found, fresh
+        if fresh != before:
             if fresh:
                 log.warning("device_plugin.found", resources=fresh.resources, sockets=fresh.sockets)
             elif before:
                 log.info("device_plugin.gone")
-            self._changed(fresh)
+            self._state.tell(DevicePluginsSeen(fresh))
 
     async def _live_sockets(self) -> list[str]:
         """The sockets of GPUs' plugins on which somebody listens."""

@@ -18,6 +18,7 @@ from draco.agent.hardware.nvml import NvmlCall
 from draco.agent.metrics import AgentMetrics
 from draco.agent.plugin.api import dra_v1_pb2
 from draco.agent.record.contents import PreparedClaim, PreparedDevice
+from draco.agent.state.node import NodeState
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import retry
@@ -42,31 +43,28 @@ READ_TIMEOUT_S = 8.0
 class DraService:
     """Behaviours of the DRAPlugin service.
 
-    `changed` is called with each claim that was prepared or given up. `hindrance` says why no claim may be prepared now, "" when
-    nothing is in the way, and `hanging` which call of NVML does not return. Calls wait until `opened` is set: before that the
-    node's record is another agent's.
+    Each claim that was prepared or given up is told to the state. `hanging` says which call of NVML does not return. Calls wait
+    until `opened` is set: before that the node's record is another agent's.
     """
 
     def __init__(
         self,
         client: Client,
+        state: NodeState,
         work: ClaimWork,
         *,
         driver: str,
-        changed: Callable[[PreparedClaim], None],
         opened: asyncio.Event,
-        hindrance: Callable[[], str] = str,
         hanging: Callable[[], NvmlCall | None] = lambda: None,
         metrics: AgentMetrics,
         clock: Clock,
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self._client = client
+        self._state = state
         self._work = work
         self._driver = driver
-        self._changed = changed
         self._opened = opened
-        self._hindrance = hindrance
         self._hanging = hanging
         self._metrics = metrics
         self._clock = clock
@@ -99,12 +97,13 @@ class DraService:
         devices: list[dra_v1_pb2.Device] = []
 
         async def prepare() -> None:
-            self._refuse_if_hindered(name)
+            if hindrance := self._state.facts.gives_way_to:
+                raise PrepareError(f"Claim {name} cannot be prepared: {hindrance}")
             allocated = await self._allocated(ObjectKey(claim.namespace, claim.name), ClaimUid(claim.uid))
             prepared = await self._work.prepare(allocated)
             devices.extend(self._device(prepared.uid, device) for device in prepared.devices)
             log.info("claim.prepared", claim=name, uid=claim.uid, devices=[one.device for one in prepared.devices])
-            self._changed(prepared)
+            self._state.claim_changed(prepared)
 
         if error := await self._error(prepare, claim, "prepared"):
             log.warning("claim.not_prepared", claim=name, uid=claim.uid, error=error)
@@ -128,10 +127,6 @@ class DraService:
             log.exception("claim.fault", claim=name, uid=claim.uid)
             return f"Claim {name} was not {done} because of a bug in the agent ({fault!r}); see the agent's log."
         return ""
-
-    def _refuse_if_hindered(self, name: str) -> None:
-        if hindrance := self._hindrance():
-            raise PrepareError(f"Claim {name} cannot be prepared: {hindrance}")
 
     def _device(self, uid: ClaimUid, device: PreparedDevice) -> dra_v1_pb2.Device:
         return dra_v1_pb2.Device(
@@ -181,7 +176,7 @@ class DraService:
         async def unprepare() -> None:
             if (known := await self._give_up(ClaimUid(claim.uid))) is not None:
                 log.info("claim.unprepared", claim=name, uid=claim.uid)
-                self._changed(known)
+                self._state.claim_changed(known)
 
         if error := await self._error(unprepare, claim, "unprepared"):
             log.warning("claim.not_unprepared", claim=name, uid=claim.uid, error=error)

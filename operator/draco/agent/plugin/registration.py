@@ -31,7 +31,9 @@ from draco.agent.plugin.api import registration_pb2
 from draco.agent.plugin.guard import SERVING_SINCE, OtherPlugin, OtherPlugins
 from draco.agent.plugin.unix_sockets import SocketFile, SocketTaken, hidden_beside, identity, show, withdraw
 from draco.agent.plugin.wire import REGISTRATION, SUPPORTED_VERSIONS, handlers
+from draco.agent.state.changes import ConflictSeen, RegistrationHeard
 from draco.agent.state.facts import PluginConflict
+from draco.agent.state.node import NodeState
 from draco.kube.clock import Clock
 from draco.resources.texts import shown
 
@@ -89,32 +91,28 @@ class RegistrationState(msgspec.Struct, frozen=True):
 
 
 class Plugin:
-    """Serves a driver to kubelet. `registration` is kubelet's last word; `on_registration` is called when it speaks.
+    """Serves a driver to kubelet. `registration` is kubelet's last word, which is told to the state, as is who else serves it.
 
-    `conflict` says that somebody else serves the driver, None that nobody does; `on_conflict` is called when that changes.
     `on_stopping` is called before calls that still run are waited for.
     """
 
     def __init__(
         self,
         where: Sockets,
+        state: NodeState,
         *,
         driver: str,
         services: Sequence[Any],
         clock: Clock,
         check_s: float = 1.0,
-        on_registration: Callable[[RegistrationState], None] = lambda _: None,
-        on_conflict: Callable[[PluginConflict | None], None] = lambda _: None,
         on_stopping: Callable[[], None] = lambda: None,
     ) -> None:
         self.registration = RegistrationState.not_yet(where)
-        self.conflict: PluginConflict | None = None
         self.serving = asyncio.Event()
+        self._state = state
         self._driver = driver
         self._clock = clock
         self._check_s = check_s
-        self._on_registration = on_registration
-        self._on_conflict = on_conflict
         self._leaving = False
         self._on_stopping = on_stopping
         self._rivals = OtherPlugins(where.registration.parent, driver, clock=clock)
@@ -184,11 +182,10 @@ class Plugin:
                 await self._registry.start()
         except SocketTaken as taken:
             conflict = PluginConflict(f"{taken} Draco cannot register there: end that process.", gives_way=True)
-        if conflict != self.conflict:
-            self.conflict = conflict
+        if conflict != self._state.facts.conflict:
             if conflict is not None and conflict.gives_way:
                 self.registration = RegistrationState(error=conflict.sentence)
-            self._on_conflict(conflict)
+            self._state.tell(ConflictSeen(conflict))
 
     async def _lost(self, endpoint: "_Endpoint") -> None:
         """Serve a socket that is not there: not yet, or not any more."""
@@ -235,7 +232,7 @@ class Plugin:
         else:
             log.error("plugin.refused", driver=self._driver, error=request.error)
         self.registration = RegistrationState(accepted=request.plugin_registered, error=shown(request.error))
-        self._on_registration(self.registration)
+        self._state.tell(RegistrationHeard(self.registration.accepted, self.registration.error))
         return registration_pb2.RegistrationStatusResponse()
 
 

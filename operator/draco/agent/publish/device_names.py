@@ -32,6 +32,7 @@ from draco.agent.hardware.gpus import (
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim
+from draco.agent.state.node import NodeState
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.slices import Device, ResourceSlice
 from draco.resources.names import (
@@ -253,24 +254,22 @@ def needed_by(claims: Iterable[PreparedClaim]) -> set[GpuUuid]:
 class KnownGpus:
     """The GPUs of one node by name: none until `tell` was called, and nothing is written before `record` was.
 
-    `in_thread` runs what writes the record. `forgotten` are GPUs that a person says will not come back, `promised` those of which
-    a claim has been allocated something.
+    `in_thread` runs what writes the record. The state says which GPUs a person calls gone for good, and of which claims have been
+    allocated something.
     """
 
     def __init__(
         self,
         record: Checkpoint,
+        state: NodeState,
         *,
         in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
-        forgotten: Callable[[], Collection[GpuUuid]] = tuple,
-        promised: Callable[[], Collection[GpuUuid]] = tuple,
     ) -> None:
         self._learned = False
         self._recording = False
         self._record = record
+        self._state = state
         self._in_thread = in_thread
-        self._forgotten = forgotten
-        self._promised = promised
         self._before: list[KnownGpu] = []
 
     def tell(self, before: Iterable[KnownGpu] = ()) -> None:
@@ -286,9 +285,10 @@ class KnownGpus:
         """A reading with the GPUs under their names, and with the absent ones."""
         if not self._learned:
             return HardwareView(fault=UNREPORTED, unidentified=read.unidentified)
-        needed = needed_by(self._record.claims.values()) | set(self._promised())
+        wanted = self._state.facts.wanted
+        needed = needed_by(self._record.claims.values()) | wanted.promised.keys()
         known: Mapping[GpuUuid, KnownGpu] = bound(self._record.known, self._before)
-        fresh = remembered(known, read.gpus, needed=needed, forget=self._forgotten())
+        fresh = remembered(known, read.gpus, needed=needed, forget=wanted.forgotten)
         problem = ""
         if self._recording and fresh != self._record.known:
             try:

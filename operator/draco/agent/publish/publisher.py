@@ -5,14 +5,16 @@ wake-up. Kubelet deletes a node's slices when it starts and when the driver was 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import structlog
 
 from draco.agent.publish import slices
 from draco.agent.publish.slices import Content
-from draco.agent.state.facts import UNWRITTEN, PublishedPool
+from draco.agent.state.changes import SlicesWritten
+from draco.agent.state.facts import PublishedPool
+from draco.agent.state.node import NodeState
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Invalid, NotFound
@@ -36,24 +38,14 @@ UNSEEN_S = 5.0
 
 
 class SlicePublisher:
-    """Keeps one node's slices. `on_change` is told what the API server has from us, and why it has nothing, when that changes."""
+    """Keeps one node's slices. What the API server has from us, and why it has nothing, is told to the state."""
 
-    def __init__(
-        self,
-        client: Client,
-        *,
-        node: str,
-        driver: str,
-        clock: Clock,
-        on_change: Callable[[PublishedPool | None, str], None] = lambda _published, _problem: None,
-    ) -> None:
-        self.published: PublishedPool | None = None
-        self.problem = UNWRITTEN
+    def __init__(self, client: Client, state: NodeState, *, node: str, driver: str, clock: Clock) -> None:
         self._client = client
+        self._state = state
         self._node = node
         self._driver = driver
         self._clock = clock
-        self._on_change = on_change
         self._informer = Informer(
             client,
             SLICES,
@@ -63,7 +55,6 @@ class SlicePublisher:
         self._queue: WorkQueue[str] = WorkQueue(clock=clock, cap_s=60.0)
         self._wanted: tuple[list[Device], list[CounterSet]] | None = None
         self._written: tuple[list[Device], list[CounterSet]] | None = None
-        self._held = ""
         self._announces = True  # the cluster takes taints that keep nobody away
         self._generation = 0
         self._unseen: dict[ObjectKey, int] = {}  # resource versions of our writes that the watch has not brought yet
@@ -77,13 +68,11 @@ class SlicePublisher:
             self._wanted = wanted
             self._queue.add(self._node)
 
-    def hold(self, why: str) -> None:
-        """Write nothing while there is a reason not to; "" goes on. The slices stay as they are."""
-        if why != self._held:
-            self._held = why
-            self._queue.add(self._node)
+    def conflict_seen(self, _change: object) -> None:
+        """While we leave the node to another plugin nothing is written. The slices stay as they are."""
+        self._queue.add(self._node)
 
-    def republish(self) -> None:
+    def features_seen(self, _change: object) -> None:
         """Send every field again: the cluster may now keep fields that it dropped before."""
         self._kept.clear()
         self._announces = True
@@ -116,8 +105,8 @@ class SlicePublisher:
 
     async def _reconcile(self, _node: str) -> float | None:
         """Read, decide, write."""
-        if self._held:
-            self._tell(None, self._held)
+        if why := self._state.facts.gives_way_to:
+            self._tell(None, why)
             return None
         if self._wanted is None:
             return None
@@ -152,7 +141,7 @@ class SlicePublisher:
             except NotFound:
                 return GONE_S
             except ApiError as error:  # which is logged where it is tried again
-                if self.published is None:
+                if self._state.facts.published is None:
                     self._say(None, f"The slices cannot be written: {error}.")
                 raise
             log.info("slices.published", plan=str(plan), devices=len(devices))
@@ -191,14 +180,14 @@ class SlicePublisher:
         return asked == wanted and slices.same_content(observed, kept)
 
     def _tell(self, published: PublishedPool | None, problem: str) -> None:
-        if problem and problem != self.problem:
+        if problem and problem != self._state.facts.problem:
             log.warning("slices.not_published", problem=problem)
         self._say(published, problem)
 
     def _say(self, published: PublishedPool | None, problem: str) -> None:
-        if (published, problem) != (self.published, self.problem):
-            self.published, self.problem = published, problem
-            self._on_change(published, problem)
+        facts = self._state.facts
+        if (published, problem) != (facts.published, facts.problem):
+            self._state.tell(SlicesWritten(published, problem))
 
 
 def _without_notes(device: Device) -> Device:

@@ -15,6 +15,8 @@ from typing import Final
 import msgspec
 import structlog
 
+from draco.agent.state.changes import LeaseRenewed
+from draco.agent.state.node import NodeState
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import asked_to_wait_s
@@ -33,14 +35,12 @@ RENEWALS: Final = 4
 
 
 class AgentLease:
-    """One node's lease. `hindrance` says in a sentence why the agent cannot do its work, "" when it can.
-
-    `renewed` is called each time that the lease was written.
-    """
+    """One node's lease. `hindrance` says in a sentence why the agent cannot do its work, "" when it can."""
 
     def __init__(
         self,
         client: Client,
+        state: NodeState,
         *,
         node: str,
         namespace: str,
@@ -48,17 +48,16 @@ class AgentLease:
         driver: str,
         duration_s: int,
         hindrance: Callable[[], str],
-        renewed: Callable[[], None] = lambda: None,
         clock: Clock,
     ) -> None:
         self._client = client
+        self._state = state
         self._node = node
         self._key = ObjectKey(namespace, agent_lease_name(node))
         self._holder = holder
         self._labels: Mapping[str, str] = {LABEL_AGENT_LEASE: driver, LABEL_MANAGED_BY: DRACO_DOMAIN}
         self._duration_s = duration_s
         self._hindrance = hindrance
-        self._renewed = renewed
         self._clock = clock
         self._lease: Lease | None = None
         self._silent = False
@@ -83,7 +82,7 @@ class AgentLease:
                 wait_s = max(wait_s / 2, asked_to_wait_s(error) or 0.0)
             else:
                 self._say_failed("")
-                self._renewed()
+                self._state.tell(LeaseRenewed())
             await self._clock.sleep(wait_s)
 
     async def renew(self) -> None:

@@ -12,8 +12,10 @@ from structlog.testing import capture_logs
 
 from draco.agent.claims.leftovers import Leftovers
 from draco.agent.claims.work import ClaimWork
+from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.report.claim_status import ClaimReporter
+from draco.agent.state.node import NodeState
 from draco.kube.connect.client import Client
 from draco.kube.errors import Invalid, NotFound
 from draco.resources.api.claims import ResourceClaim
@@ -135,11 +137,10 @@ async def test_of_claims_that_are_gone_and_cannot_be_given_up_nothing_is_left_wi
 
     leftovers = Leftovers(
         cast("Client", Server("")),
+        NodeState(),
+        cast("Checkpoint", SimpleNamespace(claims=on_record)),
         cast("ClaimWork", SimpleNamespace(running=unknown, unprepare=never)),
         driver=NVIDIA_DRIVER,
-        claims=lambda: on_record,
-        changed=lambda _found: None,
-        settled=lambda _claim: None,
         tell=lambda *_: None,
         clock=ManualClock(),
         confirm_s=0.0,

@@ -17,6 +17,8 @@ from draco.agent.hardware.nvml import NvmlCall
 from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim
+from draco.agent.state.changes import GpusRead
+from draco.agent.state.node import NodeState
 from draco.agent.threads import AgentThreads
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.claims import ResourceClaim
@@ -41,6 +43,7 @@ class Node:
     """AgentThreads and a desk that note down what they are asked, and what is on record."""
 
     def __init__(self) -> None:
+        self.state = NodeState()
         self.view = HardwareView(driver=DriverInfo("1", "1", "1"), gpus=tuple(map(LocatedGpu, GPUS)))
         self.record: dict[ClaimUid, PreparedClaim] = {}
         self.done: list[tuple[str, set[str]]] = []
@@ -55,9 +58,17 @@ class Node:
             cast("Checkpoint", SimpleNamespace(claims=self.record)),
             cast("ClaimInstances", None),
             cast("AgentThreads", self),
+            self.state,
             driver=NVIDIA_DRIVER,
-            view=lambda: self.view,
         )
+
+    @property
+    def view(self) -> HardwareView:
+        return self.state.facts.view
+
+    @view.setter
+    def view(self, view: HardwareView) -> None:
+        self.state.tell(GpusRead(view))
 
     def _desk(self, name: str) -> Callable[..., Any]:
         def note(claim: Any, gpus: Any = None) -> str:

@@ -15,7 +15,9 @@ from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, LocatedGpu
 from draco.agent.plugin import device_plugins
 from draco.agent.plugin.device_plugins import PROBE_S, DevicePlugins, counted
 from draco.agent.publish.offering import Offering
+from draco.agent.state.changes import DevicePluginsSeen
 from draco.agent.state.facts import OtherAllocator
+from draco.agent.state.node import NodeState
 from draco.kube.connect.client import Client
 from draco.resources.api.core import NodeResources
 from draco.resources.names import TAINT_DEVICE_PLUGIN
@@ -90,18 +92,18 @@ class Folder:
         self.clock = ManualClock()
         self.changes = 0
         nobody = cast("Client", None)
-        self.plugins = DevicePlugins(
-            nobody, node="node-0", folder=path, changed=self._changed, clock=self.clock, check_s=1.0
-        )
+        self.state = NodeState()
+        self.state.on(DevicePluginsSeen, self._changed)
+        self.plugins = DevicePlugins(nobody, self.state, node="node-0", folder=path, clock=self.clock, check_s=1.0)
 
-    def _changed(self, _found: OtherAllocator) -> None:
+    def _changed(self, _change: DevicePluginsSeen) -> None:
         self.changes += 1
 
     def look(self, node: NodeResources | None = None) -> OtherAllocator | None:
         if node is not None:
             self.plugins._allocatable = counted(node)
         asyncio.run(self.plugins.look())
-        return self.plugins.found
+        return self.state.facts.device_plugins
 
     @contextmanager
     def listening(self, name: str) -> Iterator[None]:

@@ -16,7 +16,9 @@ from draco.agent.plugin.api import registration_pb2
 from draco.agent.plugin.registration import Plugin, sockets
 from draco.agent.plugin.unix_sockets import SocketFile, identity, listener
 from draco.agent.plugin.wire import REGISTRATION, unary
+from draco.agent.state.changes import ConflictSeen
 from draco.agent.state.facts import PluginConflict
+from draco.agent.state.node import NodeState
 from draco.kube.clock import SystemClock
 from tests.agents import channel, eventually
 from tests.doubles.draplugin import RecordingPlugin
@@ -30,9 +32,9 @@ class Served:
     def __init__(self, root: Path) -> None:
         self.conflicts: list[PluginConflict | None] = []
         self.where = sockets(root, DRIVER)
-        self.plugin = Plugin(
-            self.where, driver=DRIVER, services=[], clock=SystemClock(), check_s=0.02, on_conflict=self.conflicts.append
-        )
+        self.state = NodeState()
+        self.state.on(ConflictSeen, lambda change: self.conflicts.append(change.conflict))
+        self.plugin = Plugin(self.where, self.state, driver=DRIVER, services=[], clock=SystemClock(), check_s=0.02)
 
     @property
     def registration(self) -> Path:
@@ -81,9 +83,9 @@ def other() -> RecordingPlugin:
 
 
 async def until_conflict(served: Served) -> PluginConflict:
-    await eventually(lambda: served.plugin.conflict)
-    assert served.plugin.conflict
-    return served.plugin.conflict
+    await eventually(lambda: served.state.facts.conflict)
+    assert served.state.facts.conflict
+    return served.state.facts.conflict
 
 
 async def test_one_that_comes_later_by_a_socket_of_its_own_is_named_and_we_register_again(
@@ -106,7 +108,7 @@ async def test_one_that_comes_later_by_a_socket_of_its_own_is_named_and_we_regis
 
             await eventually(registered_twice)
             assert (await served.info()).name == DRIVER
-        await eventually(lambda: served.plugin.conflict is None)
+        await eventually(lambda: served.state.facts.conflict is None)
         assert [conflict is not None for conflict in served.conflicts] == [True, False]
 
 
@@ -124,7 +126,7 @@ async def test_one_that_puts_its_sockets_in_the_place_of_ours_keeps_them_and_we_
             assert info.endpoint != str(served.where.service), "kubelet would call the other one"
             assert listener(Path(info.endpoint)) == os.getpid()
             assert [identity(path) for path in (served.where.registration, served.where.service)] == theirs
-        await eventually(lambda: served.plugin.conflict is None)
+        await eventually(lambda: served.state.facts.conflict is None)
     assert names(root) == []
 
 
@@ -140,7 +142,7 @@ async def test_to_one_that_was_there_first_we_give_way_until_it_is_gone(root: Pa
         task = asyncio.create_task(late.plugin.run())
         await until_conflict(late)
     await eventually(late.where.registration.exists)
-    assert late.plugin.conflict is None
+    assert late.state.facts.conflict is None
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
@@ -153,7 +155,7 @@ async def test_of_two_agents_that_begin_at_the_same_moment_the_later_one_gives_w
     one.plugin._rivals.since_s, two.plugin._rivals.since_s = 1.0, 2.0
     tasks = [asyncio.create_task(served.plugin.run()) for served in (two, one)]
     assert (await until_conflict(two)).gives_way
-    await eventually(lambda: one.plugin.conflict is None and one.plugin.serving.is_set())
+    await eventually(lambda: one.state.facts.conflict is None and one.plugin.serving.is_set())
     assert (await one.info()).name == DRIVER
     for task in tasks:
         task.cancel()
@@ -175,7 +177,7 @@ async def test_where_others_have_all_paths_it_says_so_and_goes_on_when_they_end(
         for server in mute:
             server.close()
             await server.wait_closed()
-        await eventually(lambda: served.plugin.conflict is None)
+        await eventually(lambda: served.state.facts.conflict is None)
         assert (await served.info()).endpoint == str(where.service)
 
 

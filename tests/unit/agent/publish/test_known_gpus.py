@@ -15,6 +15,7 @@ from draco.agent.publish.slices import device
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint, LoadedRecord
 from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.state.node import NodeState
 from draco.health.table import HealthState
 from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus
 from draco.resources.api.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
@@ -185,7 +186,7 @@ def a_view(*gpus: Gpu) -> HardwareView:
 
 async def test_a_name_is_on_record_before_anybody_is_told_of_it(tmp_path: Path) -> None:
     files, path = FullCopyOnWriteDisk(), tmp_path / "checkpoint.json"
-    known = KnownGpus(a_record(path, files), in_thread=at_once)
+    known = KnownGpus(a_record(path, files), NodeState(), in_thread=at_once)
     known.tell()
     known.record()
     await known.view(a_view(A))
@@ -195,20 +196,20 @@ async def test_a_name_is_on_record_before_anybody_is_told_of_it(tmp_path: Path) 
     assert "has no device name yet, as it cannot be recorded: No space left" in view.unidentified[0].message
     files.refused.clear()
     assert [one.gpu.device for one in (await known.view(a_view(A, B))).gpus] == ["gpu-0", "gpu-1"]
-    again = KnownGpus(a_record(path), in_thread=at_once)
+    again = KnownGpus(a_record(path), NodeState(), in_thread=at_once)
     again.tell()
     assert [one.gpu.device for one in (await again.view(a_view(at(A, 1), at(B, 0)))).gpus] == ["gpu-0", "gpu-1"]
 
 
 async def test_without_names_there_are_no_gpus(tmp_path: Path) -> None:
-    view = await KnownGpus(a_record(tmp_path / "checkpoint.json"), in_thread=at_once).view(a_view(A))
+    view = await KnownGpus(a_record(tmp_path / "checkpoint.json"), NodeState(), in_thread=at_once).view(a_view(A))
     assert (view.driver, view.gpus) == (None, ())
     assert "does not know yet under which names" in view.fault
 
 
 async def test_nothing_is_written_over_a_record_that_is_being_rebuilt(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.json"
-    known = KnownGpus(a_record(path), in_thread=at_once)
+    known = KnownGpus(a_record(path), NodeState(), in_thread=at_once)
     known.tell([KnownGpu(uuid=A.uuid, device="gpu-3")])
     assert [one.gpu.device for one in (await known.view(a_view(A))).gpus] == ["gpu-3"]
     assert not path.exists()

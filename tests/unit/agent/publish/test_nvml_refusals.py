@@ -31,6 +31,7 @@ from draco.agent.record.checkpoint import Checkpoint, LoadedRecord
 from draco.agent.record.contents import PreparedClaim
 from draco.agent.report.node_status import NodeReport, status
 from draco.agent.state.facts import NodeFacts, PublishedPool
+from draco.agent.state.node import NodeState
 from draco.health.table import HealthState
 from draco.kube.clock import SystemClock
 from draco.mig.keeping import KeptInstances
@@ -130,7 +131,7 @@ async def an_agent(folder: Path, *, refuses: tuple[str, int] = ("", 0)) -> Async
     async def at_once(work: Callable[[], Any]) -> Any:
         return work()
 
-    known = KnownGpus(record, in_thread=at_once)
+    known = KnownGpus(record, NodeState(), in_thread=at_once)
     known.tell()
     known.record()
     monitor = HardwareMonitor(
