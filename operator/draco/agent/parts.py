@@ -10,8 +10,7 @@ from draco.agent.claims.cdi import CdiFolder, NodeFiles
 from draco.agent.claims.leftovers import Leftovers
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.claims.work import ClaimWork
-from draco.agent.containers.common_edits import CommonEdits
-from draco.agent.containers.refreshing import EditsRefresh
+from draco.agent.containers.common_edits import CommonEdits, EditsRefresh
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.fault_record import FAULTS, FaultRecord, driver_load

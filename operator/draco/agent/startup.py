@@ -170,7 +170,7 @@ class Startup:
             with_spec=self._cdi.uids(),
             by_spec=by_spec,
             by_old_spec=self._cdi.claims_before_boot(),
-            before=damage.before.claims,
+            before=damage.before.claims.values(),
             kubelet_denies=lambda uid: recovery.kubelet_denies(self._kubelet_dir, uid),
         )
         uuids = rebuilding.instance_uuids(
@@ -178,7 +178,7 @@ class Startup:
         )
         there = [one for located in view.gpus for one in located.gpu.instances]
         instances = rebuilding.merged_instances(
-            damage.before.instances,
+            damage.before.instances.values(),
             rebuilding.instances_of(by_spec, boot_id=self._boot_id),
             rebuilding.adopted(there, uuids, boot_id=self._boot_id),
         )

@@ -12,7 +12,7 @@ import pytest
 
 from draco.agent.files import Files
 from draco.agent.record import checkpoint
-from draco.agent.record.checkpoint import Checkpoint, LoadedRecord
+from draco.agent.record.checkpoint import Checkpoint, RecordState
 from draco.cli import run
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
@@ -85,7 +85,7 @@ async def test_names_outlive_a_record_that_is_lost_or_of_an_earlier_version(node
         await node.unprepare(first)
         assert await uuids(node) == before
     found = checkpoint.load(node.checkpoint, Files())
-    assert isinstance(found, LoadedRecord)
+    assert isinstance(found, RecordState)
     record = Checkpoint(node.checkpoint, Files(), boot_id="")
     record.restore(found)
     record.remember([])

@@ -144,7 +144,7 @@ class Bench:
     def checkpoint(self) -> list[PreparedClaim]:
         """The claims that the agent holds prepared."""
         text = self.on_node("cat", f"/var/lib/kubelet/plugins/{DRIVER}/checkpoint.json")
-        return checkpoint.read(text.encode()).claims
+        return list(checkpoint.read(text.encode()).claims.values())
 
     def prepared(self, name: str) -> bool:
         """Whether the agent holds the claim prepared, with its spec in place."""

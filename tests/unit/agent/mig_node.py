@@ -17,7 +17,7 @@ from draco.agent.mig.instance_manager import FindHolder, InstanceManager
 from draco.agent.mig.inventory import MigInventory
 from draco.agent.mig.layout import LayoutApplier
 from draco.agent.mig.users import DeviceUsers
-from draco.agent.record.checkpoint import Checkpoint, LoadedRecord
+from draco.agent.record.checkpoint import Checkpoint, RecordState
 from draco.agent.record.contents import InstanceState, PreparedClaim
 from draco.mig.keeping import KeptInstances
 from draco.resources.api.claims import ResourceClaim
@@ -87,9 +87,9 @@ class MigNode:
         self.layouts = LayoutApplier(self.record, self.mig, self.steps, self.instances)
         self.nvml.open()
         found = recovery.read_record(record, self.files)
-        assert isinstance(found, LoadedRecord), found
+        assert isinstance(found, RecordState), found
         self.record.restore(found)
-        self.forgotten = rebuilding.forgotten(found.claims, self.cdi.claims())
+        self.forgotten = rebuilding.forgotten(found.claims.values(), self.cdi.claims())
         self.gpus = self.scan()
         self.at_first = self.mig.divisions
         self.left_open = {one.gpu for one in self.record.instances.values() if one.state is not InstanceState.MADE}

@@ -37,7 +37,7 @@ BOOT = "draco.dev/boot-id"
 CHECKSUM = "draco.dev/checksum"
 """Annotations of a spec: the claim as it is on record, the boot in which that was so, and a checksum over both."""
 FORMAT = "draco.dev/format"
-"""Annotation: the FORMAT_VERSION of the agent that wrote the spec; earlier ones wrote none."""
+"""Annotation: the FORMAT_VERSION of the agent that wrote the spec."""
 FORMAT_VERSION = 2
 """To be counted up when specs give anything that an agent of this version would not expect and take away."""
 
@@ -254,7 +254,7 @@ class CdiFolder:
         whole = content == _encoded(found)  # else there is something in it that we never wrote
         as_wanted = msgspec.structs.replace(
             found,
-            annotations={FORMAT: wanted.annotations[FORMAT], **found.annotations},
+            annotations=found.annotations,
             container_edits=msgspec.structs.replace(wanted.container_edits, device_nodes=edits.device_nodes),
         )
         return whole and as_wanted == wanted

@@ -94,14 +94,11 @@ def _as_it_is(claim: PreparedClaim, device: PreparedDevice, gpu: Gpu, hardware: 
 
 
 def moved(before: PreparedClaim, now: PreparedClaim) -> str:
-    """Which GPU of a claim has another minor number or PCI address than on record, as a sentence; "" when none has.
-
-    An address that is not on record is of an earlier version.
-    """
+    """Which GPU of a claim has another minor number or PCI address than on record, as a sentence; "" when none has."""
     for old, new in zip(before.devices, now.devices, strict=True):
         if old.minor != new.minor:
             return f"GPU {old.gpu} has moved from /dev/nvidia{old.minor} to /dev/nvidia{new.minor}."
-        if old.pci_bus_id and old.pci_bus_id != new.pci_bus_id:
+        if old.pci_bus_id != new.pci_bus_id:
             return f"GPU {old.gpu} has moved from PCI address {old.pci_bus_id} to {new.pci_bus_id}."
     return ""
 

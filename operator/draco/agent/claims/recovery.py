@@ -35,23 +35,22 @@ class Damaged(msgspec.Struct, frozen=True):
 
     sentence: str
     moved_to: Path
-    before: checkpoint.LoadedRecord
+    before: checkpoint.RecordState
 
 
 class RecoveryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done at start, for the log. `hindered` says, as sentences, what could not be made again or settled."""
+    """What was done at start, for the log."""
 
     undone: list[ClaimUid] = []
     rewritten: list[ClaimUid] = []
     without_gpu: list[ClaimUid] = []
     without_instance: list[ClaimUid] = []
     without_node: list[ClaimUid] = []
-    hindered: list[str] = []
     swept: list[ClaimUid] = []
     rebooted: bool = False
 
 
-def read_record(path: Path, files: Files) -> checkpoint.LoadedRecord | Damaged:
+def read_record(path: Path, files: Files) -> checkpoint.RecordState | Damaged:
     """The record as it was left, or, when it cannot be trusted, how it was lost; then it has been set aside.
 
     Raises OSError when the disk does not let it be set aside: nothing may be recorded over it.
@@ -59,8 +58,7 @@ def read_record(path: Path, files: Files) -> checkpoint.LoadedRecord | Damaged:
     try:
         return checkpoint.load(path, files)
     except CheckpointDamaged as error:
-        before = checkpoint.LoadedRecord("", []) if error.before is None else error.before
-        return Damaged(str(error), checkpoint.set_aside(path, files), before)
+        return Damaged(str(error), checkpoint.set_aside(path, files), error.before or checkpoint.RecordState())
 
 
 def kubelet_denies(kubelet_dir: Path, uid: ClaimUid) -> bool:
@@ -101,13 +99,12 @@ def converge(
         swept = _retract(record, cdi, _judged(record, cdi, instances, gpus))
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
         _record(record, [located(claim, by_uuid) for claim in _kept(record)], boot_id=boot_id)
-    hindered = instances.restore([gpu.uuid for gpu in gpus if not gone(gpu)])
+    instances.restore([gpu.uuid for gpu in gpus if not gone(gpu)])
     with record.lock:
         done = respec(record, cdi, instances, gpus=gpus)
     return msgspec.structs.replace(
         done,
         undone=undone,
-        hindered=hindered,
         rebooted=rebooted,
         swept=[uid for uid in dict.fromkeys([*swept, *done.swept]) if uid not in done.rewritten],
     )

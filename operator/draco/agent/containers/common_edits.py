@@ -1,10 +1,14 @@
 """The edits that every container gets now: the toolkit's, or our own and the reason for that.
 
 Owns which of both hold, and when they are found out again: at start, and when another driver or toolkit is installed. The
-toolkit is never asked while kubelet waits: until its first answer, ours hold. All methods block; `current` on a few files only.
+toolkit is never asked while kubelet waits: until its first answer, ours hold. All methods of `CommonEdits` block;
+`current` on a few files only.
 """
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,6 +18,10 @@ from draco.agent.containers import driver_files, toolkit
 from draco.agent.containers.edits import ContainerEdits
 from draco.agent.containers.toolkit import Program, ToolkitFailed
 from draco.agent.hardware.driver_root import DriverRoot, InstalledDriver
+from draco.agent.state.changes import EditsFound, GpusRead
+from draco.agent.state.node import NodeState
+from draco.agent.threads import DaemonExecutor
+from draco.kube.clock import Clock
 
 log = structlog.get_logger()
 
@@ -131,3 +139,36 @@ class CommonEdits:
             return True
         seen = self._root.view / Path(path).relative_to(self._root.host)
         return seen.exists() or seen.is_symlink()
+
+
+class EditsRefresh:
+    """Finds the edits out again whenever another driver was read.
+
+    In a thread of its own: asking the toolkit may take seconds, and must keep no process from ending.
+    """
+
+    def __init__(self, edits: CommonEdits, state: NodeState, *, clock: Clock) -> None:
+        self._edits = edits
+        self._state = state
+        self._clock = clock
+        self._woken = asyncio.Event()
+
+    def gpus_read(self, _change: GpusRead) -> None:
+        """The driver may be another."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Find out until cancelled."""
+        executor = DaemonExecutor("edits", monotonic=self._clock.monotonic)
+        try:
+            while True:
+                await self._woken.wait()
+                self._woken.clear()
+                version = self._state.facts.view.driver_version
+                # Files go as they are read while another driver is installed: the next reading tells.
+                with suppress(OSError):
+                    if version != "" and await executor.run(partial(self._edits.outdated, version)):
+                        await executor.run(partial(self._edits.refresh, version))
+                        self._state.tell(EditsFound(self._edits.problem))
+        finally:
+            executor.close()

@@ -4,7 +4,7 @@ What claims have of a GPU stays published, and so do its counters, when it is ab
 left: the look that missed it comes before the view in which it is absent. Else it would be everybody's as a whole meanwhile.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -23,8 +23,17 @@ class KnownDivisions:
 
     def of(self, gpus: Iterable[Gpu], divisions: Mapping[GpuUuid, GpuMigView]) -> Mapping[GpuUuid, GpuMigView]:
         """How each of these GPUs is divided; `divisions` as of the last look."""
-        self._before = known_of(gpus, divisions, self._before, self._remains)
-        return self._before
+        found = {}
+        for gpu in gpus:
+            division = divisions.get(gpu.uuid)
+            if division is None and not gpu.absent:
+                division = self._before.get(gpu.uuid)
+            if (division is None or division.board is None) and (left := self._remains(gpu)):
+                division = left if division is None else _filled(division, left)
+            if division is not None:
+                found[gpu.uuid] = division
+        self._before = found
+        return found
 
     def _remains(self, gpu: Gpu) -> GpuMigView | None:
         """How a GPU is divided, as far as the record tells; None where it does not know its board."""
@@ -32,25 +41,6 @@ class KnownDivisions:
         board = gpu.board or (known.last.board if known and known.last else None)
         made = remains(msgspec.structs.replace(gpu, board=board), self._record.claims.values())
         return made if board is not None or gpu.absent else None
-
-
-def known_of(
-    gpus: Iterable[Gpu],
-    divisions: Mapping[GpuUuid, GpuMigView],
-    before: Mapping[GpuUuid, GpuMigView],
-    remains: Callable[[Gpu], GpuMigView | None],
-) -> dict[GpuUuid, GpuMigView]:
-    """How GPUs are divided; `before` is what came of this the last time, `remains` what claims on record have of a GPU."""
-    found = {}
-    for gpu in gpus:
-        division = divisions.get(gpu.uuid)
-        if division is None and not gpu.absent:
-            division = before.get(gpu.uuid)
-        if (division is None or division.board is None) and (left := remains(gpu)):
-            division = left if division is None else _filled(division, left)
-        if division is not None:
-            found[gpu.uuid] = division
-    return found
 
 
 def _filled(division: GpuMigView, left: GpuMigView) -> GpuMigView:

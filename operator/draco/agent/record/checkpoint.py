@@ -32,7 +32,7 @@ from draco.resources.names import ClaimUid, GpuUuid
 class CheckpointDamaged(AgentError):
     """The record of prepared claims cannot be trusted. `before` is what it said before the damage, if that is known."""
 
-    def __init__(self, sentence: str, *, before: "LoadedRecord | None" = None) -> None:
+    def __init__(self, sentence: str, *, before: "RecordState | None" = None) -> None:
         super().__init__(sentence)
         self.before = before
 
@@ -73,17 +73,19 @@ class _Change(msgspec.Struct, kw_only=True, omit_defaults=True):
     gpus: list[_KnownGpu] | None = None
 
 
-class _State(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything on record at one time."""
+class RecordState(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything on record at one time, and the boot in which it was recorded ("" when there was no file)."""
 
     boot_id: str = ""
     claims: dict[ClaimUid, PreparedClaim] = {}
     instances: dict[PlacementKey, OwnedInstance] = {}
     gpus: dict[GpuUuid, KnownGpu] = {}
+    position: Position | None = None
+    """Of what was read from the file: where the journal goes on; None when the next change rewrites it."""
 
-    def after(self, change: _Change) -> "_State":
+    def after(self, change: _Change) -> "RecordState":
         """The state that a change leads to."""
-        before = _State() if change.whole else self
+        before = RecordState() if change.whole else self
         claims = {**before.claims, **{claim.uid: claim for claim in change.put}}
         instances = {**before.instances, **{one.key: one for one in change.own}}
         for uid in change.drop:
@@ -92,7 +94,7 @@ class _State(msgspec.Struct, frozen=True, kw_only=True):
             instances.pop(key, None)
         boot_id = before.boot_id if change.boot_id is None else change.boot_id
         gpus = before.gpus if change.gpus is None else {one.uuid: one.known() for one in change.gpus}
-        return _State(boot_id=boot_id, claims=claims, instances=instances, gpus=gpus)
+        return RecordState(boot_id=boot_id, claims=claims, instances=instances, gpus=gpus)
 
     def as_change(self) -> _Change:
         """The change that leads here from anywhere."""
@@ -113,20 +115,15 @@ class Checkpoint:
     `boot_id` is the boot in which the minor numbers on record were right; "" when nothing was ever recorded.
     """
 
-    def __init__(self, path: Path, files: Files, *, boot_id: str, claims: Iterable[PreparedClaim] = ()) -> None:
+    def __init__(self, path: Path, files: Files, *, boot_id: str) -> None:
         self.lock = threading.RLock()
         self._journal = Journal(path, files)
-        self._state = _State(boot_id=boot_id, claims={claim.uid: claim for claim in claims})
+        self._state = RecordState(boot_id=boot_id)
         self._last_users: dict[GpuUuid | PlacementKey, PreparedClaim] = {}
 
-    def restore(self, loaded: "LoadedRecord") -> None:
+    def restore(self, loaded: RecordState) -> None:
         """Take up what was on disk."""
-        self._state = _State(
-            boot_id=loaded.boot_id,
-            claims={claim.uid: claim for claim in loaded.claims},
-            instances={one.key: one for one in loaded.instances},
-            gpus={one.uuid: one for one in loaded.gpus},
-        )
+        self._state = msgspec.structs.replace(loaded, position=None)
         self._journal.go_on(loaded.position)
 
     @property
@@ -177,7 +174,7 @@ class Checkpoint:
         with self.lock:
             self._make(change, self._state.after(change))
 
-    def _make(self, change: _Change, after: _State, append: Callable[..., bool] | None = None) -> None:
+    def _make(self, change: _Change, after: RecordState, append: Callable[..., bool] | None = None) -> None:
         if after == self._state:
             return
         reserve = _reserve(after) if _takes_more(change) else 0
@@ -186,7 +183,7 @@ class Checkpoint:
             self._rewrite(after)
         self._take(after)
 
-    def _take(self, after: _State) -> None:
+    def _take(self, after: RecordState) -> None:
         """Go on from this state, and remember who had the devices of claims that are not on record any more."""
         for uid, claim in self._state.claims.items():
             if uid in after.claims or claim.state is PreparationState.PREPARING:
@@ -231,7 +228,7 @@ class Checkpoint:
             self._rewrite(after)
             self._take(after)
 
-    def _rewrite(self, state: _State) -> None:
+    def _rewrite(self, state: RecordState) -> None:
         self._journal.rewrite(msgspec.json.encode(state.as_change()), keep_free=_reserve(state))
 
 
@@ -249,39 +246,28 @@ def _takes_more(change: _Change) -> bool:
     return claims or instances or change.gpus is not None
 
 
-def _reserve(state: _State) -> int:
+def _reserve(state: RecordState) -> int:
     """Bytes that giving up everything takes at most: each claim and instance is put once more, and forgotten."""
     held = [*state.claims.values(), *state.instances.values()]
     return len(msgspec.json.encode(held)) + 512 * len(held)
 
 
-class LoadedRecord(msgspec.Struct, frozen=True):
-    """What the file said, and the boot in which it was recorded ("" when there was no file)."""
-
-    boot_id: str
-    claims: list[PreparedClaim]
-    instances: list[OwnedInstance] = []
-    gpus: list[KnownGpu] = []
-    position: Position | None = None
-    """Where the journal goes on; None when the next change rewrites it."""
-
-
-def load(path: Path, files: Files) -> LoadedRecord:
+def load(path: Path, files: Files) -> RecordState:
     """Read the record. No file means no claims; CheckpointDamaged when it is not whole or not of a version we know."""
     what = f"The record of prepared claims {path}"
     try:
         content = files.read(path)
     except FileNotFoundError:
-        return LoadedRecord("", [])
+        return RecordState()
     except OSError as error:
         raise CheckpointDamaged(f"{what} cannot be read: {error.strerror}.") from error
     return read(content, what)
 
 
-def read(content: bytes, what: str = "The record of prepared claims") -> LoadedRecord:
+def read(content: bytes, what: str = "The record of prepared claims") -> RecordState:
     """What the bytes of a record say; CheckpointDamaged when they are not whole or not of a version we know."""
     found = journal.read(content)
-    state = _State()
+    state = RecordState()
     damage = found.damage
     for entry in found.entries:
         try:
@@ -289,16 +275,9 @@ def read(content: bytes, what: str = "The record of prepared claims") -> LoadedR
         except journal.UNREADABLE as error:
             damage = f"has an entry that this agent does not understand ({error})"
             break
-    loaded = LoadedRecord(
-        state.boot_id,
-        list(state.claims.values()),
-        list(state.instances.values()),
-        list(state.gpus.values()),
-        None if damage else found.position,
-    )
     if damage:
-        raise CheckpointDamaged(f"{what} {damage}.", before=loaded)
-    return loaded
+        raise CheckpointDamaged(f"{what} {damage}.", before=state)
+    return msgspec.structs.replace(state, position=found.position)
 
 
 def set_aside(path: Path, files: Files) -> Path:

@@ -50,17 +50,9 @@ class OwnedInstance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         """Where it stands."""
         return PlacementKey(self.gpu, self.profile_id, self.start)
 
-    @property
-    def mask(self) -> int:
-        """The memory units it takes, one bit each."""
-        return unit_mask(self.start, self.size)
-
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The part of a GPU that a device is. `uuid`, `gi` and `ci` are those of the instance, once it is made.
-
-    `profile` is the profile's name; "" on records of an earlier version.
-    """
+    """The part of a GPU that a device is. `uuid`, `gi` and `ci` are those of the instance, once it is made."""
 
     profile_id: int
     start: int

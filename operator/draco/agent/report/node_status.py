@@ -10,20 +10,19 @@ import structlog
 
 from draco import __version__
 from draco.agent.hardware.faults import DRIVER_HANGS, DRIVER_MISMATCH
-from draco.agent.hardware.gpus import device_name, position
+from draco.agent.hardware.gpus import Gpu, GpuMigView, device_name, position
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.health_service import reports
 from draco.agent.plugin.registration import RegistrationState
 from draco.agent.publish.slices import memory, unpublishable
 from draco.agent.report import mig_report
-from draco.agent.report.gpu_notes import notes
 from draco.agent.state.facts import NodeFacts
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.discovery import PARTITIONABLE, Features
 from draco.kube.errors import AlreadyExists, NotFound
 from draco.kube.queue import WorkQueue, run_workers
-from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus, UnidentifiedGpuStatus
+from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus, MigState, UnidentifiedGpuStatus
 from draco.resources.api.health import GpuFaultStatus
 from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta, OwnerReference, all_timed
 from draco.resources.kinds import GPU_NODES, NODES
@@ -44,6 +43,10 @@ FIGURES_S = 30.0
 """How seldom it is written when nothing but how often and when something was seen has changed."""
 FAULTS_PER_GPU = 64
 ABSENT_S = 60.0
+JOINING = (
+    "it is being registered with its NVLink fabric and takes no new claim until that is done; if it takes minutes, look into "
+    "the fabric manager's log (`journalctl -u nvidia-fabricmanager`)."
+)
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +108,25 @@ def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
             msgspec.structs.replace(one, observed_generation=generation) for one in _conditions(node_report, gpus)
         ],
     )
+
+
+def notes(gpu: Gpu, division: GpuMigView | None, *, wanted: bool) -> list[str]:
+    """What is said of a GPU beside its health, to follow its name and a colon. `wanted`: a MigPolicy has the GPU."""
+    found = [one.message for one in gpu.unread]
+    if gpu.joining:
+        found.append(JOINING)
+    if division is not None and not wanted and _left_in_mig_mode(gpu, division):
+        found.append(
+            "its MIG mode is on, it has no instances and no MigPolicy has it, so it takes no claim; turn the mode off "
+            f"(`nvidia-smi -i {gpu.uuid} -mig 0`) and reset it (`nvidia-smi --gpu-reset -i {gpu.uuid}`), or select it with a "
+            "MigPolicy."
+        )
+    return found
+
+
+def _left_in_mig_mode(gpu: Gpu, division: GpuMigView) -> bool:
+    """Whether it is of no use to anybody until a person resets it. Where the mode ends without a reset, Prepare turns it off."""
+    return division.enabled and not division.held and division.state is MigState.READY and gpu.mig_needs_reset
 
 
 def without_figures(said: GpuNodeStatus) -> GpuNodeStatus:

@@ -62,7 +62,7 @@ class Desk:
         self.record = Checkpoint(self.path, self.files, boot_id="")
         self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED)
         found = recovery.read_record(self.path, self.files)
-        assert isinstance(found, checkpoint.LoadedRecord)
+        assert isinstance(found, checkpoint.RecordState)
         self.record.restore(found)
         seen = list(GPUS.values()) if gpus is None else gpus
         self.converged = recovery.converge(

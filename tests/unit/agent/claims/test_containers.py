@@ -453,15 +453,6 @@ def test_what_no_agent_wrote_is_not_left(root: DriverRoot, tmp_path: Path) -> No
     assert not folder.is_current(CLAIM)
 
 
-def test_a_spec_of_an_agent_that_did_not_say_its_format_is_good(root: DriverRoot, tmp_path: Path) -> None:
-    folder = a_folder(root, tmp_path)
-    folder.write(CLAIM)
-    written: Any = json.loads(folder.path(CLAIM.uid).read_text())
-    del written["annotations"][cdi.FORMAT]
-    folder.path(CLAIM.uid).write_bytes(msgspec.json.format(msgspec.json.encode(written), indent=1))
-    assert folder.is_current(CLAIM)
-
-
 @pytest.mark.parametrize(
     ("was", "becomes"),
     [

@@ -154,7 +154,7 @@ class Lost:
         try:
             loaded = checkpoint.read(content)
         except CheckpointDamaged as damage:
-            before = damage.before or checkpoint.LoadedRecord("", [])
+            before = damage.before or checkpoint.RecordState()
             claims = rebuilding.rebuilt(
                 api,
                 driver=NVIDIA_DRIVER,
@@ -162,17 +162,17 @@ class Lost:
                 gpus=self.node.named,
                 with_spec=[] if reboot else self.node.cdi.uids(),
                 by_spec=by_spec,
-                before=before.claims,
+                before=before.claims.values(),
                 kubelet_denies=lambda uid: uid in denied,
             )
             instances = rebuilding.merged_instances(
-                before.instances, rebuilding.instances_of(by_spec, boot_id=self.node.boot)
+                before.instances.values(), rebuilding.instances_of(by_spec, boot_id=self.node.boot)
             )
         else:
-            fresh = rebuilding.forgotten(loaded.claims, by_spec)
-            claims = [*loaded.claims, *fresh]
+            fresh = rebuilding.forgotten(loaded.claims.values(), by_spec)
+            claims = [*loaded.claims.values(), *fresh]
             instances = rebuilding.merged_instances(
-                rebuilding.instances_of(fresh, boot_id=self.node.boot), loaded.instances
+                rebuilding.instances_of(fresh, boot_id=self.node.boot), loaded.instances.values()
             )
         return {claim.uid: claim for claim in claims}, {one.key: one for one in instances}
 

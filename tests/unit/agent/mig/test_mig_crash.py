@@ -197,9 +197,7 @@ def essence(photo: Photo) -> str:
             for part in (instance, *instance["compute"]):
                 part.pop("serial")
     written = photo.files.get("state/checkpoint.json")
-    record = None if written is None else msgspec.to_builtins(checkpoint.read(written))
-    if record:
-        record.pop("position")
+    record = None if written is None else msgspec.to_builtins(checkpoint.read(written).as_change())
     specs = sorted((name, content.decode()) for name, content in photo.files.items() if name.startswith("cdi"))
     text = json.dumps([gpus, record, specs, sorted(photo.told), photo.unsure, photo.boot, bool(photo.bare)])
     numbers: dict[str, str] = {}

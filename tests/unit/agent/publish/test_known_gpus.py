@@ -13,7 +13,7 @@ from draco.agent.hardware.monitor import HardwareView
 from draco.agent.publish.device_names import KnownGpus, bound, given, published, remembered, reported, shown
 from draco.agent.publish.slices import device
 from draco.agent.record import checkpoint
-from draco.agent.record.checkpoint import Checkpoint, LoadedRecord
+from draco.agent.record.checkpoint import Checkpoint, RecordState
 from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.state.node import NodeState
 from draco.health.table import HealthState
@@ -171,7 +171,7 @@ def a_record(path: Path, files: FullCopyOnWriteDisk | None = None) -> Checkpoint
     files = files or FullCopyOnWriteDisk()
     record = Checkpoint(path, files, boot_id="")
     found = checkpoint.load(path, files)
-    assert isinstance(found, LoadedRecord)
+    assert isinstance(found, RecordState)
     record.restore(found)
     return record
 

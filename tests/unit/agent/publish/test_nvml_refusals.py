@@ -27,7 +27,7 @@ from draco.agent.mig.inventory import MigInventory
 from draco.agent.plugin.registration import RegistrationState
 from draco.agent.publish.device_names import KnownGpus
 from draco.agent.publish.offering import Offering
-from draco.agent.record.checkpoint import Checkpoint, LoadedRecord
+from draco.agent.record.checkpoint import Checkpoint, RecordState
 from draco.agent.record.contents import PreparedClaim
 from draco.agent.report.node_status import NodeReport, status
 from draco.agent.state.facts import NodeFacts, PublishedPool
@@ -115,7 +115,7 @@ async def an_agent(folder: Path, *, refuses: tuple[str, int] = ("", 0)) -> Async
     edge = NvmlInstances(nvml)
     record = Checkpoint(folder / "state" / "checkpoint.json", files, boot_id="")
     found = recovery.read_record(folder / "state" / "checkpoint.json", files)
-    assert isinstance(found, LoadedRecord)
+    assert isinstance(found, RecordState)
     record.restore(found)
     inventory = MigInventory(record, edge, boot_id="boot", monotonic=lambda: 0.0)
     instances = ClaimInstances(

@@ -8,7 +8,7 @@ import pytest
 from draco.agent.files import Files
 from draco.agent.hardware.gpus import KnownGpu
 from draco.agent.record import checkpoint, journal
-from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged, LoadedRecord
+from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged, RecordState
 from draco.agent.record.contents import InstanceState, OwnedInstance, PreparationState, PreparedClaim, PreparedDevice
 from draco.resources.names import ClaimUid, GpuUuid
 from tests.builders import a_gpu
@@ -28,7 +28,7 @@ def an_instance(start: int) -> OwnedInstance:
     )
 
 
-def a_record(path: Path) -> tuple[Checkpoint, list[LoadedRecord]]:
+def a_record(path: Path) -> tuple[Checkpoint, list[RecordState]]:
     """A record with a few changes, and what it said after each."""
     record = Checkpoint(path, Files(), boot_id="")
     said = []
@@ -45,17 +45,20 @@ def a_record(path: Path) -> tuple[Checkpoint, list[LoadedRecord]]:
     return record, said
 
 
-def told(record: Checkpoint) -> LoadedRecord:
-    return LoadedRecord(
-        record.boot_id, list(record.claims.values()), list(record.instances.values()), list(record.known.values())
+def told(record: Checkpoint) -> RecordState:
+    return RecordState(
+        boot_id=record.boot_id,
+        claims=dict(record.claims),
+        instances=dict(record.instances),
+        gpus=dict(record.known),
     )
 
 
-def said_by(content: bytes) -> LoadedRecord:
+def said_by(content: bytes) -> RecordState:
     return msgspec.structs.replace(checkpoint.read(content), position=None)
 
 
-def believed(content: bytes) -> tuple[LoadedRecord | None, bool]:
+def believed(content: bytes) -> tuple[RecordState | None, bool]:
     """What bytes say, or said before they were damaged; and whether they count as whole."""
     try:
         return said_by(content), True
@@ -89,7 +92,7 @@ def test_every_single_byte_flipped_is_noticed_or_changes_nothing(tmp_path: Path)
             harmed = bytearray(content)
             harmed[at] ^= flip
             found, whole = believed(bytes(harmed))
-            assert (found == said[-1]) if whole else (found in [LoadedRecord("", []), *said]), f"byte {at} ^ {flip:#x}"
+            assert (found == said[-1]) if whole else (found in [RecordState(), *said]), f"byte {at} ^ {flip:#x}"
 
 
 def test_a_file_that_lost_its_end_is_damaged_wherever_it_was_cut(tmp_path: Path) -> None:
@@ -130,7 +133,7 @@ def test_after_an_error_of_the_disk_the_file_is_written_anew(tmp_path: Path) -> 
     with pytest.raises(OSError, match="Input/output error"):
         record.put(a_prepared_claim("two"))
     assert list(record.claims) == ["one"]
-    assert said_by(path.read_bytes()).claims == [a_prepared_claim("one")]
+    assert said_by(path.read_bytes()).claims == {"one": a_prepared_claim("one")}
     record.put(a_prepared_claim("three"))
     assert len(files.written) == 2
     assert said_by(path.read_bytes()) == told(record)

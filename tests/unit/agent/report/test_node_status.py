@@ -19,8 +19,7 @@ from draco.agent.hardware.monitor import HardwareView
 from draco.agent.metrics import AgentMetrics
 from draco.agent.plugin.health_service import reports
 from draco.agent.plugin.registration import RegistrationState
-from draco.agent.report.gpu_notes import JOINING
-from draco.agent.report.node_status import NodeReport, status
+from draco.agent.report.node_status import JOINING, NodeReport, status
 from draco.agent.state.facts import NodeFacts, PublishedPool, WantedNode
 from draco.health.table import HealthState
 from draco.kube.discovery import Features
