@@ -19,9 +19,10 @@ import click
 import msgspec
 
 from benchmarks.table import Row, tell
-from draco.agent.claims.cdi import CdiFolder, NodeFiles
+from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.files import Files
+from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.record.checkpoint import Checkpoint
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
@@ -82,7 +83,7 @@ class Side:
 def measure(folder: Path, rounds: int) -> tuple[Side, Side]:
     """Draco's agent and the peer, in turn."""
     files, gpus = Files(), {f"gpu-{minor}": a_gpu(minor) for minor in range(HELD + 1)}
-    cdi = CdiFolder(folder / "cdi", files, driver=NVIDIA_DRIVER, node=NodeFiles())
+    cdi = CdiFolder(folder / "cdi", files, driver=NVIDIA_DRIVER, node=Capabilities())
     record = Checkpoint(folder / "state" / "checkpoint.json", files, boot_id="boot")
     preparer = ClaimPreparer(record, cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED)
     for number in range(HELD):

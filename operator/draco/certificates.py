@@ -132,7 +132,7 @@ class Certificate:
 
     def load(self) -> None:
         """Show the certificate in the folder. Raises CertificateUnusable."""
-        self._seen = self._state()
+        self._seen = [_stamp(file) for file in self._files]
         try:
             # Load it into another context first: a certificate without its key must not spoil the one in use.
             validity = examine(*self._files, name=self._name)
@@ -146,7 +146,7 @@ class Certificate:
 
     def reload(self) -> None:
         """Show the certificate in the folder; keep the previous one if it is unusable."""
-        if self._state() == self._seen:
+        if [_stamp(file) for file in self._files] == self._seen:
             return
         try:
             self.load()
@@ -198,9 +198,6 @@ class Certificate:
                 "the authority that signs the API server's client certificate for webhooks"
             ) from error
         self.context.verify_mode = ssl.CERT_REQUIRED
-
-    def _state(self) -> list[tuple[int, int, int] | None]:
-        return [_stamp(file) for file in self._files]
 
 
 def examine(file: Path, key: Path, *, name: str) -> Validity:

@@ -396,7 +396,7 @@ def _records() -> list[str]:
 
 
 def _specs() -> list[str]:
-    made = cdi.spec(a_prepared_claim("claim"), "gpu.nvidia.com", cdi.NodeFiles(), ContainerEdits(), boot_id="boot")
+    made = cdi.spec(a_prepared_claim("claim"), "gpu.nvidia.com", Capabilities(), ContainerEdits(), boot_id="boot")
     return [text_of(msgspec.json.encode(made))]
 
 

@@ -6,7 +6,7 @@ change is `wakes`'s, and `app` starts and stops them.
 
 from typing import Final
 
-from draco.agent.claims.cdi import CdiFolder, NodeFiles
+from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.leftovers import Leftovers
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.claims.work import ClaimWork
@@ -75,6 +75,7 @@ class AgentParts:
             hook_folder=settings.state_folder,
             loaded=lambda: self.state.facts.view.driver_version,
         )
+        self._capabilities: Final = Capabilities(settings.proc_root, settings.device_root)
         self.edits_refresh: Final = EditsRefresh(self.common_edits, self.state, clock=clock)
         self._cdi: Final = CdiFolder(
             settings.cdi_dir,
@@ -82,7 +83,7 @@ class AgentParts:
             driver=settings.driver,
             boot_id=self._boot_id,
             common=self.common_edits,
-            node=NodeFiles(device_root=settings.device_root, proc=settings.proc_root),
+            node=self._capabilities,
         )
         # The GPUs: their instances, names and health
         self._create_instances()
@@ -129,7 +130,7 @@ class AgentParts:
         settings, clock = self._settings, self._clock
         edge = NvmlInstances(self._nvml)
         holders = Holders(settings.proc_root, own=own_pid(settings.proc_root))
-        holder = HolderSearch(holders, Capabilities(settings.proc_root, settings.device_root))
+        holder = HolderSearch(holders, self._capabilities)
         self.inventory = MigInventory(
             self.checkpoint,
             edge,

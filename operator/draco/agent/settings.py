@@ -20,7 +20,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `kubelet_dir` has kubelet's `plugins` and `plugins_registry`; its path must be the same for kubelet and for the agent.
     `state_dir` (default: the driver's folder below `plugins`) must survive reboots; `cdi_dir` need not. For `device_root` see
-    `cdi.NodeFiles`. `driver_root` is where the node has the NVIDIA driver, `driver_root_view` the same folder as the agent sees
+    `Capabilities`. `driver_root` is where the node has the NVIDIA driver, `driver_root_view` the same folder as the agent sees
     it, if that differs; without it NVML is found by the linker, and containers get nothing of the driver. `sysfs_root` and
     `proc_root` are where the node's /sys and /proc are seen; without its processes in it nobody can say who holds an instance.
     `listen` is host and port of the HTTP endpoints, None for none; where there are `metrics`, these are served there instead,

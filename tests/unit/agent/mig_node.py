@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from draco.agent.claims import rebuilding, recovery
-from draco.agent.claims.cdi import CdiFolder, NodeFiles
+from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.files import Files
+from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.gpus import Gpu, Use
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_instances import NvmlInstances
@@ -81,7 +82,7 @@ class MigNode:
             users=DeviceUsers(self.record, Holders(proc or folder / "proc"), monotonic=lambda: self.now_s),
         )
         self.cdi = CdiFolder(
-            folder / "cdi", self.files, driver=NVIDIA_DRIVER, node=NodeFiles(proc=folder / "proc"), boot_id=boot
+            folder / "cdi", self.files, driver=NVIDIA_DRIVER, node=Capabilities(proc=folder / "proc"), boot_id=boot
         )
         self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=self.instances)
         self.layouts = LayoutApplier(self.record, self.mig, self.steps, self.instances)

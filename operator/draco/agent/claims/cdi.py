@@ -59,32 +59,6 @@ class CdiSpec(msgspec.Struct, frozen=True, rename="camel"):
     container_edits: ContainerEdits
 
 
-class NodeFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the node has what containers need.
-
-    `device_root` is "/" but where device nodes are kept elsewhere (tests, simulated nodes). `proc` is where the
-    agent sees the node's /proc.
-    """
-
-    device_root: Path = Path("/")
-    proc: Path = Path("/proc")
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What opens instances on this node."""
-        return Capabilities(self.proc, self.device_root)
-
-    @property
-    def nodes(self) -> DeviceNodes:
-        """What opens GPUs on this node."""
-        return DeviceNodes(self.proc, self.device_root)
-
-    def node(self, path: str) -> DeviceNode:
-        """The device node that containers see as `path`."""
-        on_host = self.nodes.on_host(path)
-        return DeviceNode(path) if str(on_host) == path else DeviceNode(path, str(on_host))
-
-
 def device_name(device: str, uid: ClaimUid) -> str:
     """A device's name in the spec of its claim. It starts with a letter, as specs before 0.5.0 require."""
     return f"{device}-{uid}"
@@ -100,7 +74,9 @@ def kind(driver: str) -> str:
     return f"k8s.{driver}/claim"
 
 
-def spec(claim: PreparedClaim, driver: str, node: NodeFiles, common: ContainerEdits, *, boot_id: str = "") -> CdiSpec:
+def spec(
+    claim: PreparedClaim, driver: str, node: Capabilities, common: ContainerEdits, *, boot_id: str = ""
+) -> CdiSpec:
     """The spec of a claim, from what is on record for it and what every container gets of the node.
 
     Its annotations say what is on record, for when the record is lost. A device that the claim got twice (administrative access)
@@ -114,21 +90,26 @@ def spec(claim: PreparedClaim, driver: str, node: NodeFiles, common: ContainerEd
         devices=[
             CdiDevice(device_name(name, claim.uid), _device_edits(device, node)) for name, device in devices.items()
         ],
-        container_edits=msgspec.structs.replace(common, device_nodes=[node.node(path) for path in node.nodes.shared()]),
+        container_edits=msgspec.structs.replace(common, device_nodes=_device_nodes(node.nodes.shared(), node.nodes)),
     )
 
 
-def _device_edits(device: PreparedDevice, node: NodeFiles) -> ContainerEdits:
+def _device_edits(device: PreparedDevice, node: Capabilities) -> ContainerEdits:
     """For a partition also what opens its instance; without the nodes of others a container sees no more of the GPU."""
     part = device.partition
     opening = [capabilities.path(number) for number in device.capabilities]
     for path in opening:
-        node.capabilities.ensure(path)
-    paths = [node.nodes.gpu(device.minor), *opening]
+        node.ensure(path)
     return ContainerEdits(
         env=[f"{variable(device.device)}={device.gpu if part is None else part.uuid}"],
-        device_nodes=[node.node(path) for path in paths],
+        device_nodes=_device_nodes([node.nodes.gpu(device.minor), *opening], node.nodes),
     )
+
+
+def _device_nodes(paths: Iterable[str], nodes: DeviceNodes) -> list[DeviceNode]:
+    """The device nodes that containers see under these paths."""
+    where = {path: str(nodes.on_host(path)) for path in paths}
+    return [DeviceNode(path, "" if on_host == path else on_host) for path, on_host in where.items()]
 
 
 def _annotations(claim: PreparedClaim, boot_id: str) -> dict[str, str]:
@@ -181,34 +162,21 @@ class CdiFolder:
         files: Files,
         *,
         driver: str,
-        node: NodeFiles,
+        node: Capabilities,
         common: CommonEdits | None = None,
         boot_id: str = "",
     ) -> None:
-        self._common = common or CommonEdits(None, hook_folder=folder)
+        self.common = common or CommonEdits(None, hook_folder=folder)
         self._folder = folder
         self._files = files
         self._driver = driver
-        self._node = node
+        self.node = node
         self._boot_id = boot_id
         self._prefix = f"draco-{driver}-"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What opens instances on this node."""
-        return self._node.capabilities
 
     def path(self, uid: ClaimUid) -> Path:
         """The spec file of a claim."""
         return self._folder / f"{self._prefix}{uid}.json"
-
-    def lacking(self) -> str:
-        """Why a container that started now would find no driver that works, as sentences; "" when it would."""
-        return self._common.lacking()
-
-    def without_cuda(self) -> str:
-        """Why a container that started now could not compute with the driver that works; "" when it could."""
-        return self._common.without_cuda()
 
     def write(self, claim: PreparedClaim) -> None:
         """Write the claim's spec; OSError when the disk refuses, and as `spec` does. Then there is none."""
@@ -221,7 +189,7 @@ class CdiFolder:
         downgrade, is for claims to come, so that no container of a pod is restarted with less than it was started with. While
         no driver that works can be given, a spec keeps the files that it names: the runtime says which of them is gone.
         """
-        return self._says(claim, complete=not self.lacking())
+        return self._says(claim, complete=not self.common.lacking())
 
     def opens_its_devices(self, claim: PreparedClaim) -> bool:
         """Whether the claim's spec is there and opens its devices, and no others; files of the driver may be gone."""
@@ -245,7 +213,7 @@ class CdiFolder:
         if VOID not in edits.env:
             return False
         if complete:
-            if not self._common.all_there(edits):
+            if not self.common.all_there(edits):
                 return False
             if gives_cuda(wanted.container_edits) and not gives_cuda(edits):
                 return False  # it is from before there was a driver
@@ -307,7 +275,7 @@ class CdiFolder:
         ]
 
     def _spec(self, claim: PreparedClaim) -> CdiSpec:
-        return spec(claim, self._driver, self._node, self._common.current(), boot_id=self._boot_id)
+        return spec(claim, self._driver, self.node, self.common.current(), boot_id=self._boot_id)
 
 
 def _encoded(one: CdiSpec) -> bytes:

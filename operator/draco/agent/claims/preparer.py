@@ -38,7 +38,7 @@ def node_hardware(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances
     return NodeHardware(
         gpus={gpu.uuid: gpu for gpu in gpus},
         instances=instances.observed(),
-        numbers=cdi.capabilities.reported_once(),
+        numbers=cdi.node.reported_once(),
     )
 
 
@@ -234,7 +234,7 @@ class ClaimPreparer:
             raise PrepareError(_disk(known, "prepared", error)) from error
 
     def _refuse_without_driver(self, claim: PreparedClaim) -> None:
-        if lacking := self._cdi.lacking() or self._cdi.without_cuda():
+        if lacking := self._cdi.common.lacking() or self._cdi.common.without_cuda():
             raise PrepareError(f"Claim {claim} cannot be prepared: {lacking}")
 
     def _withdraw(self, claim: PreparedClaim) -> None:

@@ -123,7 +123,7 @@ def respec(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, *, gpu
         record.change(put=moved)
     rewritten, without_node = [], []
     for uid, now in judged.there.items():
-        if not cdi.is_current(now) and not cdi.lacking():
+        if not cdi.is_current(now) and not cdi.common.lacking():
             try:
                 cdi.write(now)
             except CapabilityUnknown:

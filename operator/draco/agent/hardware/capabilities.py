@@ -30,11 +30,14 @@ def path(number: int) -> str:
 
 
 class Capabilities:
-    """Looks below `proc`, where the node's /proc is seen; makes missing nodes below `device_root`."""
+    """Looks below `proc`, where the node's /proc is seen; makes missing nodes below `device_root`.
+
+    That is "/" but where device nodes are kept elsewhere (tests, simulated nodes). `nodes` are those of the GPUs.
+    """
 
     def __init__(self, proc: Path = Path("/proc"), device_root: Path = Path("/")) -> None:
         self._proc = proc
-        self._nodes = DeviceNodes(proc, device_root)
+        self.nodes = DeviceNodes(proc, device_root)
 
     def paths(self, minor: int, gi: int, ci: int | None) -> tuple[str, ...]:
         """The nodes of a GPU instance and of a compute instance in it, as containers see them. CapabilityUnknown."""
@@ -61,7 +64,7 @@ class Capabilities:
         """Make a node that is missing; see `DeviceNodes.ensure`. CapabilityUnknown."""
         number, remedy = int(node.rpartition("nvidia-cap")[2]), f"nvidia-modprobe -f /proc/{TABLE}"
         try:
-            self._nodes.ensure(node, names=("nvidia-caps",), minor=number, mode=MODE, remedy=remedy)
+            self.nodes.ensure(node, names=("nvidia-caps",), minor=number, mode=MODE, remedy=remedy)
         except DeviceNodeMissing as error:
             raise CapabilityUnknown(str(error)) from error
 

@@ -36,17 +36,13 @@ FIGURES_S = 60.0
 """What is only counted is written that seldom: a program can cause faults as fast as it likes."""
 
 
-class _Version(msgspec.Struct, kw_only=True):
-    version: int
-
-
 class _Record(msgspec.Struct, kw_only=True):
     version: int
-    ledger: FaultLedger = FaultLedger()
+    ledger: msgspec.Raw
 
 
-_version = msgspec.json.Decoder(_Version)
-_decoder = msgspec.json.Decoder(_Record)
+_record = msgspec.json.Decoder(_Record)
+_ledger = msgspec.json.Decoder(FaultLedger)
 
 
 class FaultNews(NamedTuple):
@@ -152,10 +148,10 @@ class FaultRecord:
             log.warning("faults.forgotten", path=str(self._path), error=str(error))
             return FaultLedger()
         try:
-            version = read(_version, content).version
-            if version == VERSION:
-                return read(_decoder, content).ledger
-            problem = f"version {version} is of another release; this one writes {VERSION}"
+            found = read(_record, content)
+            if found.version == VERSION:
+                return read(_ledger, found.ledger)
+            problem = f"version {found.version} is of another release; this one writes {VERSION}"
         except msgspec.DecodeError as broken:
             problem = str(broken)
         with suppress(OSError):
@@ -171,7 +167,8 @@ class FaultRecord:
             if fresh == self._written or (at is not None and (self._now() - at).total_seconds() < FIGURES_S):
                 return
         try:
-            self._files.write(self._path, msgspec.json.encode(_Record(version=VERSION, ledger=fresh)))
+            record = _Record(version=VERSION, ledger=msgspec.Raw(msgspec.json.encode(fresh)))
+            self._files.write(self._path, msgspec.json.encode(record))
         except OSError as error:
             if str(error) != self._said:
                 log.warning("faults.not_kept", path=str(self._path), error=str(error))

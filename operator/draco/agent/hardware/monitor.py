@@ -393,13 +393,9 @@ class HardwareMonitor:
         """The view while a call hangs. Of the GPU it is about, and of all if that is not known, nobody can say how it is."""
         hit = {located.gpu.uuid for located in view.gpus if hang.function and hang.gpu in ("", located.gpu.uuid)}
         gpus = tuple(
-            msgspec.structs.replace(located, gpu=_hanging(located.gpu, self._said))
+            msgspec.structs.replace(located, gpu=with_fault(located.gpu, GpuFault(DRIVER_HANGS, self._said)))
             if located.gpu.uuid in hit and located.gpu.fault is None
             else located
             for located in view.gpus
         )
         return msgspec.structs.replace(view, gpus=gpus, fault=self._said, hang=hang)
-
-
-def _hanging(gpu: Gpu, sentence: str) -> Gpu:
-    return with_fault(gpu, GpuFault(DRIVER_HANGS, sentence))

@@ -101,8 +101,5 @@ def _fabric(info: Any) -> FabricReading:
             "(`journalctl -u nvidia-fabricmanager`), then reset the GPU or reboot the node."
         )
     cluster = bytes(info.clusterUuid)
-    return FabricReading(_place(cluster, int(info.cliqueId)) if any(cluster) else None)
-
-
-def _place(cluster: bytes, clique: int) -> FabricPlace:
-    return FabricPlace(cluster=str(uuid.UUID(bytes=cluster)), clique=clique)
+    place = FabricPlace(cluster=str(uuid.UUID(bytes=cluster)), clique=int(info.cliqueId))
+    return FabricReading(place if any(cluster) else None)

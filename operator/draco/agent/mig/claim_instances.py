@@ -149,9 +149,7 @@ class ClaimInstances:
             may_be_divided = not self._inventory.never_divided(device.gpu)
             try:
                 with self._inventory.lock:  # a look between plan and step may no longer find what the plan speaks of
-                    if may_be_divided and (
-                        self._inventory.divided(device.gpu) or self._inventory.seen_divided(device.gpu)
-                    ):
+                    if may_be_divided and self._inventory.divided(device.gpu):
                         self._manager.settle(device.gpu)
                         self._undivide(intent, device)
                 if intent.state is PreparationState.PREPARING:

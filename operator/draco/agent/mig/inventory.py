@@ -143,15 +143,11 @@ class MigInventory:
         return self._seen[uuid]
 
     def divided(self, uuid: GpuUuid) -> bool:
-        """Whether a GPU is in MIG mode at this moment. NvmlError when it does not say."""
+        """Whether a GPU is in MIG mode at this moment, or was when that was last read. NvmlError when it does not say."""
         with self._mig.lock:
-            mode = self._mig.mode(uuid)
-            return mode is not None and mode.enabled
-
-    def seen_divided(self, uuid: GpuUuid) -> bool:
-        """Whether a GPU was in MIG mode when that was last read."""
-        seen = self._seen.get(uuid)
-        return seen is not None and seen.mode is not None and seen.mode.enabled
+            seen = self._seen.get(uuid)
+            modes = (self._mig.mode(uuid), None if seen is None else seen.mode)
+            return any(mode is not None and mode.enabled for mode in modes)
 
     def never_divided(self, uuid: GpuUuid) -> bool:
         """Whether the last look says that a GPU has no MIG mode. One that could not be looked at may be in it."""

@@ -10,7 +10,7 @@ Owns the file, and what holds. Follows no GpuNode and does nothing on GPUs: that
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import structlog
@@ -35,8 +35,6 @@ from draco.resources.names import (
 )
 
 log = structlog.get_logger()
-
-T = TypeVar("T")
 
 LAST_SPEC = "wanted.json"
 NOTHING = GpuNodeSpec()
@@ -82,7 +80,7 @@ class SpecMemory:
         node_uid = await self._node_uid()
         recorded = await self._in_thread(self._read)
         if recorded is None:
-            published = await self._persistently(self._slices)
+            published = await persistently("wanted.unknown", self._slices, clock=self._clock)
             mine = [one for one in published if node_uid in {owner.uid for owner in one.metadata.owner_references}]
             spec = as_published(own_slices(mine, self._node))
             self.last = LastSpec(node_uid=node_uid, spec=spec, published=spec != NOTHING)
@@ -131,14 +129,14 @@ class SpecMemory:
             return None
 
     async def _node_uid(self) -> str:
-        return (await self._persistently(lambda: self._client.get(NODES, ObjectKey("", self._node)))).metadata.uid
+        key = ObjectKey("", self._node)
+        return (
+            await persistently("wanted.unknown", lambda: self._client.get(NODES, key), clock=self._clock)
+        ).metadata.uid
 
     async def _slices(self) -> list[ResourceSlice]:
         ours = f"spec.nodeName={self._node},spec.driver={self._driver}"
         return await self._client.list(SLICES, field_selector=ours)
-
-    async def _persistently(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        return await persistently("wanted.unknown", attempt, clock=self._clock)
 
 
 def in_effect(last: GpuNodeSpec, said: GpuNodeSpec, forgotten: Collection[str] = ()) -> GpuNodeSpec:

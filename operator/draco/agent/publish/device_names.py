@@ -44,6 +44,7 @@ from draco.resources.names import (
     gpu_name,
 )
 from draco.resources.quantity import Quantity
+from draco.resources.semver import SemVer
 from draco.resources.texts import counted
 
 UNREPORTED = "The agent does not know yet under which names it published this node's GPUs; it waits for the API server."
@@ -73,7 +74,7 @@ def _published(device: Device) -> KnownGpu | None:
     address = said.get(STANDARD_PCI_BUS_ID)
     if not address:  # published by somebody who said less: the name is what counts
         return known
-    major, minor = _capability(str(said.get("cudaComputeCapability", "")))
+    capability = SemVer.read(str(said.get("cudaComputeCapability", "")))
     amount = device.capacity.get("memory")
     memory = None if amount is None else Quantity.read(amount.value)
     mode, numa_node = said.get("addressingMode"), said.get(STANDARD_NUMA_NODE)
@@ -85,8 +86,8 @@ def _published(device: Device) -> KnownGpu | None:
         product_name=str(said.get("productName", "")),
         brand=str(said.get("brand", "")),
         architecture=str(said.get("architecture", "")),
-        compute_major=major,
-        compute_minor=minor,
+        compute_major=None if capability is None else capability.major,
+        compute_minor=None if capability is None else capability.minor,
         memory_bytes=None if memory is None else memory.value(),
         pci_bus_id=str(address),
         addressing_mode=None if mode is None else str(mode),
@@ -97,14 +98,6 @@ def _published(device: Device) -> KnownGpu | None:
         pcie_root=None if (root := said.get(STANDARD_PCIE_ROOT)) is None else str(root),
         numa_node=numa_node if isinstance(numa_node, int) else None,
     )
-
-
-def _capability(version: str) -> tuple[int | None, int | None]:
-    """Both numbers of a compute capability that was published as 9.0.0; None for what is not."""
-    match version.split("."):
-        case [major, minor, _] if major.isdecimal() and minor.isdecimal():
-            return int(major), int(minor)
-    return None, None
 
 
 def reported(node: GpuNode | None) -> list[KnownGpu]:

@@ -13,11 +13,12 @@ import msgspec
 import pytest
 
 from draco.agent.claims import cdi, rebuilding, recovery
-from draco.agent.claims.cdi import CdiFolder, NodeFiles
+from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.containers.common_edits import CommonEdits
 from draco.agent.errors import PrepareError
 from draco.agent.files import TEMPORARY, Files
+from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.record import checkpoint
@@ -58,7 +59,7 @@ class Desk:
         self.files = files or FullDisk()
         self.path = folder / "state" / "checkpoint.json"
         self.cdi_dir = folder / "cdi"
-        self.cdi = CdiFolder(self.cdi_dir, self.files, driver=NVIDIA_DRIVER, node=NodeFiles(**node), common=common)
+        self.cdi = CdiFolder(self.cdi_dir, self.files, driver=NVIDIA_DRIVER, node=Capabilities(**node), common=common)
         self.record = Checkpoint(self.path, self.files, boot_id="")
         self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED)
         found = recovery.read_record(self.path, self.files)
@@ -121,7 +122,7 @@ def test_a_claim_is_not_prepared_with_a_driver_that_has_no_cuda(tmp_path: Path) 
 
 def test_a_claim_is_on_record_as_an_intent_before_its_spec_is_written(tmp_path: Path) -> None:
     files = Writes()
-    cdi = CdiFolder(tmp_path / "cdi", files, driver=NVIDIA_DRIVER, node=NodeFiles())
+    cdi = CdiFolder(tmp_path / "cdi", files, driver=NVIDIA_DRIVER, node=Capabilities())
     record = Checkpoint(tmp_path / "checkpoint.json", files, boot_id=BOOT)
     ClaimPreparer(record, cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED).prepare(ONE, GPUS)
     assert [name for name, _ in files.written] == ["checkpoint.json", cdi.path(uid(ONE)).name, "checkpoint.json"]

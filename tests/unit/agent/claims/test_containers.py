@@ -10,10 +10,11 @@ import msgspec
 import pytest
 
 from draco.agent.claims import cdi
-from draco.agent.claims.cdi import CdiFolder, NodeFiles
+from draco.agent.claims.cdi import CdiFolder
 from draco.agent.containers import driver_files, toolkit
 from draco.agent.containers.common_edits import VOID, CommonEdits
 from draco.agent.containers.edits import ContainerEdits
+from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.record.contents import Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
@@ -332,7 +333,7 @@ CLAIM = PreparedClaim(
 
 def a_folder(root: DriverRoot, tmp_path: Path) -> CdiFolder:
     common = CommonEdits(root, hook_folder=tmp_path)
-    return CdiFolder(tmp_path / "cdi", FullDisk(), driver=NVIDIA_DRIVER, node=NodeFiles(), common=common)
+    return CdiFolder(tmp_path / "cdi", FullDisk(), driver=NVIDIA_DRIVER, node=Capabilities(), common=common)
 
 
 def test_a_partition_gets_of_the_driver_what_a_whole_gpu_gets(root: DriverRoot, tmp_path: Path) -> None:
@@ -358,11 +359,11 @@ def test_a_claims_edits_stay_when_the_agent_finds_others(root: DriverRoot, tmp_p
 def test_a_spec_from_before_there_was_a_driver_is_made_good(root: DriverRoot, tmp_path: Path) -> None:
     shutil.rmtree(root.view / "usr")
     folder = a_folder(root, tmp_path)
-    assert "has no NVIDIA driver below /driver now" in folder.lacking()
+    assert "has no NVIDIA driver below /driver now" in folder.common.lacking()
     folder.write(CLAIM)
     assert folder.is_current(CLAIM)
     a_driver(root.view)
-    assert folder.lacking() == ""
+    assert folder.common.lacking() == ""
     assert not folder.is_current(CLAIM)
     folder.write(CLAIM)
     assert f"libcuda.so.{VERSION}" in folder.path(CLAIM.uid).read_text()
@@ -372,12 +373,12 @@ def test_while_the_files_do_not_go_with_the_loaded_driver_a_spec_stays_and_nobod
     root: DriverRoot, tmp_path: Path
 ) -> None:
     common = CommonEdits(root, hook_folder=tmp_path, loaded=lambda: VERSION)
-    folder = CdiFolder(tmp_path / "cdi", FullDisk(), driver=NVIDIA_DRIVER, node=NodeFiles(), common=common)
+    folder = CdiFolder(tmp_path / "cdi", FullDisk(), driver=NVIDIA_DRIVER, node=Capabilities(), common=common)
     folder.write(CLAIM)
     for path in list((root.view / FOLDER).glob(f"**/*.so.{VERSION}")):
         path.unlink()
     a_driver(root.view, version="595.58.03")
-    assert "Reload the driver or reboot the node." in folder.lacking()
+    assert "Reload the driver or reboot the node." in folder.common.lacking()
     assert folder.is_current(CLAIM)
     assert not common.outdated(VERSION)
     other = msgspec.structs.replace(CLAIM, devices=[msgspec.structs.replace(CLAIM.devices[0], minor=7)])

@@ -23,9 +23,10 @@ import pytest
 from draco.agent import files
 from draco.agent.claims import cdi, rebuilding, recovery
 from draco.agent.claims import preparer as prepare
-from draco.agent.claims.cdi import CdiFolder, NodeFiles
+from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.files import Files
+from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.record import checkpoint, journal
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState
@@ -50,7 +51,7 @@ class Node:
     def __init__(self, folder: Path) -> None:
         local = Files()
         path = folder / "state" / "checkpoint.json"
-        self.cdi = CdiFolder(folder / "cdi", local, driver=NVIDIA_DRIVER, node=NodeFiles())
+        self.cdi = CdiFolder(folder / "cdi", local, driver=NVIDIA_DRIVER, node=Capabilities())
         self.record = Checkpoint(path, local, boot_id="")
         self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED)
         found = recovery.read_record(path, local)

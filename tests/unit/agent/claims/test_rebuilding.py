@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from draco.agent.claims import rebuilding, recovery
-from draco.agent.claims.cdi import CLAIM, CdiFolder, NodeFiles, annotated
+from draco.agent.claims.cdi import CLAIM, CdiFolder, annotated
 from draco.agent.files import Files
+from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.gpus import Instance, PlacementKey
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import CheckpointDamaged
@@ -345,7 +346,7 @@ def test_a_claim_that_never_reported_is_known_by_its_spec_of_an_earlier_boot_whi
     )
     assert {claim.uid: claim for claim in found} == lost.prepared
     next_boot = CdiFolder(
-        tmp_path / "cdi", Files(), driver=NVIDIA_DRIVER, node=NodeFiles(proc=tmp_path / "proc"), boot_id="next"
+        tmp_path / "cdi", Files(), driver=NVIDIA_DRIVER, node=Capabilities(proc=tmp_path / "proc"), boot_id="next"
     )
     assert next_boot.claims() == []
     assert next_boot.claims_before_boot() == specs

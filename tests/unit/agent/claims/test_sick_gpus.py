@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from draco.agent.claims.cdi import CdiFolder, NodeFiles
+from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.errors import PrepareError
 from draco.agent.files import Files
+from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.faults import with_fault
 from draco.agent.hardware.gpus import GpuFault
 from draco.agent.record.checkpoint import Checkpoint
@@ -26,7 +27,7 @@ SICK = WELL | {"gpu-1": with_fault(a_gpu(1), FAULT), "gpu-2": with_fault(a_gpu(2
 class Desk:
     def __init__(self, folder: Path) -> None:
         self.record = Checkpoint(folder / "checkpoint.json", Files(), boot_id="")
-        self.cdi = CdiFolder(folder / "cdi", Files(), driver=NVIDIA_DRIVER, node=NodeFiles())
+        self.cdi = CdiFolder(folder / "cdi", Files(), driver=NVIDIA_DRIVER, node=Capabilities())
         self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED)
 
 

@@ -11,11 +11,12 @@ import msgspec
 import pytest
 
 from draco.agent.claims import recovery
-from draco.agent.claims.cdi import CdiFolder, NodeFiles
+from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.presence import NodeHardware, as_it_is, located, moved
 from draco.agent.containers.common_edits import CommonEdits
 from draco.agent.containers.edits import ContainerEdits
 from draco.agent.errors import DeviceMissing, PrepareError
+from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.hardware.gpus import Gpu, GpuFault, Instance
 from draco.agent.hardware.monitor import HardwareView
@@ -184,7 +185,7 @@ def test_a_spec_whose_driver_is_replaced_while_it_is_judged_stays_until_it_can_b
     root = DriverRoot(Path("/driver"), node.folder / "driver")
     a_driver(root.view)
     common = CommonEdits(root, hook_folder=node.folder, loaded=lambda: VERSION)
-    files = NodeFiles(proc=node.folder / "proc")
+    files = Capabilities(proc=node.folder / "proc")
     node.cdi = CdiFolder(node.folder / "cdi", node.files, driver=NVIDIA_DRIVER, node=files, common=common)
     node.cdi.write(node.prepare(WHOLE))
     all_there = common.all_there
@@ -197,7 +198,7 @@ def test_a_spec_whose_driver_is_replaced_while_it_is_judged_stays_until_it_can_b
     monkeypatch.setattr(common, "all_there", and_then_the_packages_are_upgraded)
     (root.view / FOLDER / f"libcuda.so.{VERSION}").unlink()
     done = look(node)
-    assert "Reload the driver or reboot the node." in node.cdi.lacking()
+    assert "Reload the driver or reboot the node." in node.cdi.common.lacking()
     assert opened(node, WHOLE) == ["/dev/nvidia0"]
     assert (done.swept, done.rewritten) == ([], [])
 

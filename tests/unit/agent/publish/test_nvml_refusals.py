@@ -14,9 +14,10 @@ import pynvml
 import pytest
 
 from draco.agent.claims import recovery
-from draco.agent.claims.cdi import CdiFolder, NodeFiles
+from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.files import Files
+from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.fault_record import FaultRecord
 from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
@@ -125,7 +126,9 @@ async def an_agent(folder: Path, *, refuses: tuple[str, int] = ("", 0)) -> Async
         keeping=lambda _uuid: KeptInstances(),
         monotonic=lambda: 0.0,
     )
-    cdi = CdiFolder(folder / "cdi", files, driver=NVIDIA_DRIVER, node=NodeFiles(proc=folder / "proc"), boot_id="boot")
+    cdi = CdiFolder(
+        folder / "cdi", files, driver=NVIDIA_DRIVER, node=Capabilities(proc=folder / "proc"), boot_id="boot"
+    )
     desk = ClaimPreparer(record, cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=instances)
 
     async def at_once(work: Callable[[], Any]) -> Any:
