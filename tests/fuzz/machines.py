@@ -289,7 +289,7 @@ def capabilities(text: str) -> str:
     table.parent.mkdir(parents=True, exist_ok=True)
     table.write_bytes(raw(text))
     try:
-        return str(Capabilities(folder() / "caps", folder()).numbers(0, 1, 0))
+        return str(Capabilities(folder() / "caps", folder()).paths(0, 1, 0))
     except CapabilityUnknown as error:
         return sentence(error)
 

@@ -5,9 +5,9 @@ settings, can run in one process and one event loop.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -33,8 +33,6 @@ from draco.kube.errors import ApiError
 from draco.resources.kinds import GPU_NODES
 
 log = structlog.get_logger()
-
-T = TypeVar("T")
 
 REFUSAL_S = 5.0
 """How long an agent that does not start tries to say so."""
@@ -210,10 +208,7 @@ class Agent:
 
     async def _publish(self) -> None:
         """Publish, if the cluster can take it. Kubelet is served meanwhile: what it gives up needs no API server."""
-        features = await self._persistently(
-            "features.unknown",
-            lambda: discover(self._client, node_name=self._settings.node_name, driver=self._settings.driver),
-        )
+        features = await persistently("features.unknown", self._discover, clock=self._clock)
         self.parts.state.tell(FeaturesSeen(features))
         self._asked.set()
         for missing in features.missing:
@@ -221,7 +216,7 @@ class Agent:
                 raise ClusterUnsuited(f"{missing.consequence} {missing.remedy}")
             if missing.name in ("device status", PARTITIONABLE):
                 self._log.warning("feature.missing", feature=missing.name, consequence=missing.consequence)
-        follows = await self._persistently("features.unknown", lambda: serves(self._client, GPU_NODES))
+        follows = await persistently("features.unknown", lambda: serves(self._client, GPU_NODES), clock=self._clock)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.parts.publisher.run(), name="publisher")
             offering = self.parts.offers.run(recovered=self.parts.startup.recovered, follows=follows)
@@ -233,7 +228,7 @@ class Agent:
         while True:
             before = features
             features = await until_changed(
-                lambda: discover(self._client, node_name=self._settings.node_name, driver=self._settings.driver),
+                self._discover,
                 before,
                 clock=self._clock,
                 every_s=self._settings.rediscover_s,
@@ -243,8 +238,8 @@ class Agent:
             self._log.warning("cluster.changed", changes=differences(before, features))
             self.parts.state.tell(FeaturesSeen(features))
 
-    async def _persistently(self, event: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        return await persistently(event, attempt, clock=self._clock)
+    async def _discover(self) -> Features:
+        return await discover(self._client, node_name=self._settings.node_name, driver=self._settings.driver)
 
     def _lacking(self) -> list[str]:
         """What keeps the agent from being ready. One that stands by is ready: what happens next is that the other one ends."""

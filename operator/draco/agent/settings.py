@@ -16,24 +16,17 @@ from draco.resources.names import NVIDIA_DRIVER
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How one agent works. Times in seconds.
+    """How one agent works. Times in seconds. Of what has an option, `process` says what it is.
 
-    `kubelet_dir` has kubelet's `plugins` and `plugins_registry`; its path must be the same for kubelet and for the agent.
-    `state_dir` (default: the driver's folder below `plugins`) must survive reboots; `cdi_dir` need not. For `device_root` see
-    `Capabilities`. `driver_root` is where the node has the NVIDIA driver, `driver_root_view` the same folder as the agent sees
-    it, if that differs; without it NVML is found by the linker, and containers get nothing of the driver. `sysfs_root` and
-    `proc_root` are where the node's /sys and /proc are seen; without its processes in it nobody can say who holds an instance.
-    `listen` is host and port of the HTTP endpoints, None for none; where there are `metrics`, these are served there instead,
-    over TLS.
-    The GPUs are read every `rescan_s`, and every `probe_s` while a fault needs some readings without it to be over.
-    `event_wait_s` is how long NVML is asked for events at a time, and so how long stopping may take; 0 reads the GPUs at
-    intervals only. `nvml_limit_s` is how late a reading may be before NVML counts as hanging. `prepare_deadline_s` must be
-    below kubelet's 45; `health_timeout_s` is after how long without news kubelet calls a device Unknown. Every `rediscover_s`
-    the agent finds out again what the cluster can do; a change is looked at again after each of some `confirm_s` before it
-    counts. `takes_over`: where another agent of Draco serves the node, stand by until it ends, for `stand_by_s` at most,
-    instead of refusing to start. In `namespace` the agent renews its Lease, "" for none, as `lease_holder` ("": the node's name);
-    one that is not renewed for `lease_duration_s` has its GPUs fenced. A prepared claim that is gone from the API server is given
-    up when it is still gone `confirm_gone_s` later, and no process of it runs.
+    `kubelet_dir` must have the same path for kubelet and for the agent. `state_dir` must survive reboots; `cdi_dir` need not. In
+    `proc_root` nobody can say who holds an instance if the node's processes are not in it. The GPUs are read every `probe_s`
+    while a fault needs some readings without it to be over. `event_wait_s` is how long NVML is asked for events at a time, and so how
+    long stopping may take; 0 reads the GPUs at intervals only. `nvml_limit_s` is how late a reading may be before NVML counts as
+    hanging. `prepare_deadline_s` must be below kubelet's 45; `health_timeout_s` is after how long without news kubelet calls a
+    device Unknown. Every `rediscover_s` the agent finds out again what the cluster can do; a change is looked at again after each
+    of some `confirm_s` before it counts. An agent stands by for `stand_by_s` at most. `lease_holder` "" is the node's name. A
+    prepared claim that is gone from the API server is given up when it is still gone `confirm_gone_s` later, and no process of it
+    runs.
     """
 
     node_name: str
@@ -68,11 +61,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def installed(self) -> DriverRoot | None:
         """Where the driver is searched."""
-        return (
-            None
-            if self.driver_root is None
-            else DriverRoot(self.driver_root, self.driver_root_view or self.driver_root, self.proc_root)
-        )
+        root = self.driver_root
+        return None if root is None else DriverRoot(root, self.driver_root_view or root, self.proc_root)
 
     @property
     def state_folder(self) -> Path:

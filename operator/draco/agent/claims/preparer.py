@@ -11,8 +11,8 @@ spec gets it back, since kubelet will ask again. Where partitions are in a claim
 spec, and destroyed between spec and record, in steps that are on record too (`mig.claim_instances`).
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import msgspec
@@ -104,14 +104,12 @@ class ClaimPreparer:
         known = self._checkpoint.claims.get(uid)
         divided = known is not None and _divided(known)
         with self._lock([True]) if divided else self._checkpoint.lock:
-            try:
+            with _on_disk(known or uid, "unprepared"):
                 self._cdi.remove(uid)
                 if known is not None and divided:
                     self._instances.release(known)
                 elif known is not None:
                     self._checkpoint.drop(uid)
-            except OSError as error:
-                raise PrepareError(_disk(known or uid, "unprepared", error)) from error
             return known
 
     # The way of a claim through Prepare
@@ -128,11 +126,10 @@ class ClaimPreparer:
     def _taken_back(self, claim: PreparedClaim) -> bool:
         """Whether a claim that kubelet gave up under its own processes has its instances again."""
         try:
-            return self._instances.take_back(claim)
+            with _on_disk(claim, "prepared"):
+                return self._instances.take_back(claim)
         except NvmlError as error:
             raise PrepareError(f"Claim {claim} cannot be prepared: {error} Kubelet tries again.") from error
-        except OSError as error:
-            raise PrepareError(_disk(claim, "prepared", error)) from error
 
     def _plan(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> ClaimPlan:
         return plan_prepare(
@@ -149,16 +146,14 @@ class ClaimPreparer:
         self._refuse_without_driver(intent)
         acquired = self._acquire(intent)
         try:
-            checks.verify(intent, _by_uuid(gpus))
-            checks.whole(intent)
-            prepared = self._opened(msgspec.structs.replace(acquired.claim, state=PreparationState.PREPARED), gpus)
-            self._checkpoint.put(prepared)
+            with _on_disk(intent, "prepared"):
+                checks.verify(intent, _by_uuid(gpus))
+                checks.whole(intent)
+                prepared = self._opened(msgspec.structs.replace(acquired.claim, state=PreparationState.PREPARED), gpus)
+                self._checkpoint.put(prepared)
         except PrepareError:
             self._undo(acquired)
             raise
-        except OSError as error:
-            self._undo(acquired)
-            raise PrepareError(_disk(intent, "prepared", error)) from error
         if _divided(prepared):
             self._instances.shown()
         return prepared
@@ -189,10 +184,8 @@ class ClaimPreparer:
         """The intent on record, and with it whatever has to be made or moved for it."""
         if _divided(intent):
             return self._instances.acquire(intent)
-        try:
+        with _on_disk(intent, "recorded"):
             self._checkpoint.intend(intent)
-        except OSError as error:
-            raise PrepareError(_disk(intent, "recorded", error)) from error
         return AcquiredInstances(intent, ())
 
     def _opened(self, claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
@@ -207,12 +200,8 @@ class ClaimPreparer:
     def _restore(self, known: PreparedClaim) -> list[str]:
         """Make again what the claim has lost since it was prepared; what hinders."""
         gpus = {device.gpu for device in known.devices if device.partition is not None}
-        if not gpus:
-            return []
-        try:
+        with _on_disk(known, "prepared"):
             return self._instances.restore(gpus)
-        except OSError as error:
-            raise PrepareError(_disk(known, "prepared", error)) from error
 
     def _seen(self, known: PreparedClaim, gpus: Mapping[str, Gpu], hindrances: Iterable[str]) -> PreparedClaim:
         """A prepared claim as it is now."""
@@ -223,15 +212,13 @@ class ClaimPreparer:
 
     def _respec(self, known: PreparedClaim, now: PreparedClaim) -> None:
         """Record and spec as a prepared claim is now. No spec is left that says anything else."""
-        try:
+        with _on_disk(known, "prepared"):
             if now != known:
                 self._cdi.remove(known.uid)
                 self._checkpoint.put(now)
             if not self._cdi.is_current(now):
                 self._refuse_without_driver(now)
                 self._cdi.write(now)
-        except OSError as error:
-            raise PrepareError(_disk(known, "prepared", error)) from error
 
     def _refuse_without_driver(self, claim: PreparedClaim) -> None:
         if lacking := self._cdi.common.lacking() or self._cdi.common.without_cuda():
@@ -239,10 +226,8 @@ class ClaimPreparer:
 
     def _withdraw(self, claim: PreparedClaim) -> None:
         """What opened a device that is gone may open somebody else's at any time."""
-        try:
+        with _on_disk(claim, "taken back"):
             self._cdi.remove(claim.uid)
-        except OSError as error:
-            raise PrepareError(_disk(claim, "taken back", error)) from error
 
     def _undo(self, acquired: AcquiredInstances) -> None:
         """Leave nothing of a failed prepare. What the disk does not even let us undo is undone at the next start."""
@@ -269,5 +254,10 @@ def _by_uuid(gpus: Mapping[str, Gpu]) -> dict[GpuUuid, Gpu]:
     return {gpu.uuid: gpu for gpu in gpus.values()}
 
 
-def _disk(claim: PreparedClaim | ClaimUid, what: str, error: OSError) -> str:
-    return f"Claim {claim} cannot be {what}: {advice(error)}; kubelet tries again."
+@contextmanager
+def _on_disk(claim: PreparedClaim | ClaimUid, what: str) -> Iterator[None]:
+    """Refuse what the disk refuses: a claim cannot be prepared, say, or unprepared."""
+    try:
+        yield
+    except OSError as error:
+        raise PrepareError(f"Claim {claim} cannot be {what}: {advice(error)}; kubelet tries again.") from error

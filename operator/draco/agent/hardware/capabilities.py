@@ -41,14 +41,10 @@ class Capabilities:
 
     def paths(self, minor: int, gi: int, ci: int | None) -> tuple[str, ...]:
         """The nodes of a GPU instance and of a compute instance in it, as containers see them. CapabilityUnknown."""
-        return tuple(map(path, self.numbers(minor, gi, ci)))
-
-    def numbers(self, minor: int, gi: int, ci: int | None) -> tuple[int, ...]:
-        """The device numbers of the same."""
-        return self.reported_once()(minor, gi, ci)
+        return tuple(map(path, self.reported_once()(minor, gi, ci)))
 
     def reported_once(self) -> Callable[[int, int, int | None], tuple[int, ...]]:
-        """`numbers` from one reading of the driver's table, made at the first call; for callers that need many."""
+        """Tells the device numbers of the same, from one reading of the driver's table, made at the first call."""
 
         @cache
         def table() -> Mapping[str, str]:

@@ -1,6 +1,8 @@
 """GPUs on which making instances fails again and again: when one is given a rest, and for how long.
 
-Owns the count and the times. What is not made meanwhile is the callers' to say.
+One failure may be an accident, and is over with a clean list. A GPU that fails twice in a row looks as free as any other, and
+the scheduler would send it one pod after the other: it is given a rest instead, each longer than the last, until something is
+made on it. Owns the count and the times. What is not made meanwhile is the callers' to say.
 """
 
 from collections.abc import Callable
@@ -22,12 +24,7 @@ class _Series(NamedTuple):
 
 
 class Failures:
-    """GPUs on which making instances fails again and again: how often, and until when that counts. `monotonic` in seconds.
-
-    One failure may be an accident, and is over with a clean list. A GPU that fails twice in a row looks as free as any other, and
-    the scheduler would send it one pod after the other: it is given a rest instead, each longer than the last, until something is
-    made on it.
-    """
+    """How often that was, by GPU, and until when it counts. `monotonic` in seconds."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
