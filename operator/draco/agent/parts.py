@@ -58,12 +58,7 @@ class AgentParts:
     """Everything that one node's agent is made of."""
 
     def __init__(self, settings: AgentSettings, client: Client, nvml: Nvml, *, clock: Clock, files: Files) -> None:
-        self._settings: Final = settings
-        self._client: Final = client
-        self._nvml: Final = nvml
-        self._clock: Final = clock
-        self._files: Final = files
-        self._boot_id: Final = checkpoint.boot_id(settings.proc_root)
+        boot_id = checkpoint.boot_id(settings.proc_root)
         self.state: Final = NodeState()
         self.sockets: Final = sockets(settings.kubelet_dir, settings.driver)
         self.metrics: Final = AgentMetrics()
@@ -75,22 +70,94 @@ class AgentParts:
             hook_folder=settings.state_folder,
             loaded=lambda: self.state.facts.view.driver_version,
         )
-        self._capabilities: Final = Capabilities(settings.proc_root, settings.device_root)
+        capabilities = Capabilities(settings.proc_root, settings.device_root)
         self.edits_refresh: Final = EditsRefresh(self.common_edits, self.state, clock=clock)
-        self._cdi: Final = CdiFolder(
+        cdi = CdiFolder(
             settings.cdi_dir,
             files,
             driver=settings.driver,
-            boot_id=self._boot_id,
+            boot_id=boot_id,
             common=self.common_edits,
-            node=self._capabilities,
+            node=capabilities,
         )
         # The GPUs: their instances, names and health
-        self._create_instances()
-        self._create_hardware()
+        edge = NvmlInstances(nvml)
+        holders = Holders(settings.proc_root, own=own_pid(settings.proc_root))
+        holder = HolderSearch(holders, capabilities)
+        self.inventory: Final = MigInventory(
+            self.checkpoint,
+            edge,
+            boot_id=boot_id,
+            monotonic=clock.monotonic,
+            shown=lambda divisions: self.state.tell_from_thread(InstancesSeen(divisions)),
+        )
+        manager = InstanceManager(self.checkpoint, edge, self.inventory, holder=holder)
+        self.instances: Final = ClaimInstances(
+            self.checkpoint,
+            self.inventory,
+            manager,
+            keeping=self._keeping,
+            monotonic=clock.monotonic,
+            users=DeviceUsers(self.checkpoint, holders, monotonic=clock.monotonic),
+        )
+        memory = SpecMemory(
+            client,
+            node=settings.node_name,
+            driver=settings.driver,
+            path=settings.state_folder / LAST_SPEC,
+            files=files,
+            in_thread=self.threads.on_record,
+            clock=clock,
+        )
+        self.keeper: Final = MigKeeper(
+            client,
+            self.state,
+            node=settings.node_name,
+            memory=memory,
+            layouts=LayoutApplier(self.checkpoint, self.inventory, manager, self.instances),
+            divisions=lambda: self.inventory.divisions,
+            on_gpu=lambda uuid, work: self.threads.with_driver(work, {uuid}),
+            clock=clock,
+        )
+        self.known: Final = KnownGpus(self.checkpoint, self.state, in_thread=self.threads.on_record)
+        self.faults: Final = FaultRecord(
+            settings.state_folder / FAULTS,
+            files,
+            boot_id=boot_id,
+            driver_load=lambda: driver_load(settings.sysfs_root),
+            now=clock.now,
+        )
+        self.hardware: Final = HardwareMonitor(
+            nvml,
+            SysfsPcieRoots(settings.sysfs_root),
+            faults=self.faults,
+            divided=self.inventory.look,
+            named=self.known.view,
+            mismatch=self.common_edits.mismatch,
+            clock=clock,
+            rescan_s=settings.rescan_s,
+            retry_s=settings.nvml_retry_s,
+            event_wait_s=settings.event_wait_s,
+            limit_s=settings.nvml_limit_s,
+            probe_s=settings.probe_s,
+        )
+        self.hardware.subscribe(lambda view: self.state.tell(GpusRead(view)))
         self.health: Final = HealthService(pool=settings.node_name, timeout_s=settings.health_timeout_s)
         # What is written to the API server
-        self._create_publishing()
+        self.publisher: Final = SlicePublisher(
+            client, self.state, node=settings.node_name, driver=settings.driver, clock=clock
+        )
+        self.device_plugins: Final = DevicePlugins(
+            client,
+            self.state,
+            node=settings.node_name,
+            folder=settings.kubelet_dir / "device-plugins",
+            clock=clock,
+            check_s=settings.socket_check_s,
+        )
+        self.offers: Final = Offers(
+            self.state, self.publisher, self.keeper, KnownDivisions(self.checkpoint), clock=clock
+        )
         self.events: Final = EventRecorder(
             client,
             controller=FIELD_MANAGER_AGENT,
@@ -110,8 +177,67 @@ class AgentParts:
             clock=clock,
         )
         # Kubelet's claims
-        self._create_claims()
-        self._create_plugin()
+        self.startup: Final = Startup(
+            client,
+            self.state,
+            self.checkpoint,
+            cdi,
+            self.instances,
+            known=self.known,
+            hardware=self.hardware,
+            threads=self.threads,
+            events=self.node_events,
+            settings=settings,
+            files=files,
+            boot_id=boot_id,
+            clock=clock,
+        )
+        preparer = ClaimPreparer(
+            self.checkpoint,
+            cdi,
+            driver=settings.driver,
+            pool=settings.node_name,
+            instances=self.instances,
+            leftovers=lambda: {uid: one.clause for uid, one in self.state.facts.leftovers.items()},
+        )
+        self.work: Final = ClaimWork(
+            preparer, self.checkpoint, self.instances, self.threads, self.state, driver=settings.driver
+        )
+        self.leftovers: Final = Leftovers(
+            client,
+            self.state,
+            self.checkpoint,
+            self.work,
+            driver=settings.driver,
+            tell=self.node_events.tell,
+            clock=clock,
+            confirm_s=settings.confirm_gone_s,
+        )
+        self.service: Final = DraService(
+            client,
+            self.state,
+            self.work,
+            driver=settings.driver,
+            opened=self.startup.trusted,
+            hanging=lambda: self.threads.hanging,
+            metrics=self.metrics,
+            clock=clock,
+            deadline_s=settings.prepare_deadline_s,
+        )
+        watch = {"NodeWatchResources": self.health.watch}
+        self.plugin: Final = Plugin(
+            self.sockets,
+            self.state,
+            driver=settings.driver,
+            services=[
+                handlers(DRA_V1, self.service.behaviours()),
+                handlers(HEALTH_V1, watch),
+                handlers(HEALTH_V1, watch, name=HEALTH_V1ALPHA1),
+            ],
+            clock=clock,
+            check_s=settings.socket_check_s,
+            on_stopping=self.health.close,
+        )
         self.readiness: Final = Readiness(
             self.state,
             self.checkpoint,
@@ -124,178 +250,22 @@ class AgentParts:
         self.node_reporter: Final = NodeReporter(
             client, node=settings.node_name, node_report=self.readiness.node_report, clock=clock
         )
-        self.lease: Final = self._agent_lease()
-
-    def _create_instances(self) -> None:
-        settings, clock = self._settings, self._clock
-        edge = NvmlInstances(self._nvml)
-        holders = Holders(settings.proc_root, own=own_pid(settings.proc_root))
-        holder = HolderSearch(holders, self._capabilities)
-        self.inventory = MigInventory(
-            self.checkpoint,
-            edge,
-            boot_id=self._boot_id,
-            monotonic=clock.monotonic,
-            shown=lambda divisions: self.state.tell_from_thread(InstancesSeen(divisions)),
-        )
-        manager = InstanceManager(self.checkpoint, edge, self.inventory, holder=holder)
-        self.instances = ClaimInstances(
-            self.checkpoint,
-            self.inventory,
-            manager,
-            keeping=self._keeping,
-            monotonic=clock.monotonic,
-            users=DeviceUsers(self.checkpoint, holders, monotonic=clock.monotonic),
-        )
-        memory = SpecMemory(
-            self._client,
-            node=settings.node_name,
-            driver=settings.driver,
-            path=settings.state_folder / LAST_SPEC,
-            files=self._files,
-            in_thread=self.threads.on_record,
-            clock=clock,
-        )
-        self.keeper = MigKeeper(
-            self._client,
-            self.state,
-            node=settings.node_name,
-            memory=memory,
-            layouts=LayoutApplier(self.checkpoint, self.inventory, manager, self.instances),
-            divisions=lambda: self.inventory.divisions,
-            on_gpu=lambda uuid, work: self.threads.with_driver(work, {uuid}),
-            clock=clock,
+        self.lease: Final = (
+            AgentLease(
+                client,
+                self.state,
+                node=settings.node_name,
+                namespace=settings.namespace,
+                holder=settings.lease_holder or settings.node_name,
+                driver=settings.driver,
+                duration_s=settings.lease_duration_s,
+                hindrance=self.readiness.hindrance,
+                clock=clock,
+            )
+            if settings.namespace
+            else None
         )
 
     def _keeping(self, uuid: GpuUuid) -> KeptInstances:
         division = self.inventory.divisions.get(uuid)
         return keeping((self.state.facts.wanted.gpus or {}).get(uuid), division.board if division else None)
-
-    def _create_hardware(self) -> None:
-        settings = self._settings
-        self.known = KnownGpus(
-            self.checkpoint,
-            self.state,
-            in_thread=self.threads.on_record,
-        )
-        self.faults = FaultRecord(
-            settings.state_folder / FAULTS,
-            self._files,
-            boot_id=self._boot_id,
-            driver_load=lambda: driver_load(settings.sysfs_root),
-            now=self._clock.now,
-        )
-        self.hardware = HardwareMonitor(
-            self._nvml,
-            SysfsPcieRoots(settings.sysfs_root),
-            faults=self.faults,
-            divided=self.inventory.look,
-            named=self.known.view,
-            mismatch=self.common_edits.mismatch,
-            clock=self._clock,
-            rescan_s=settings.rescan_s,
-            retry_s=settings.nvml_retry_s,
-            event_wait_s=settings.event_wait_s,
-            limit_s=settings.nvml_limit_s,
-            probe_s=settings.probe_s,
-        )
-        self.hardware.subscribe(lambda view: self.state.tell(GpusRead(view)))
-
-    def _create_publishing(self) -> None:
-        settings = self._settings
-        self.publisher = SlicePublisher(
-            self._client, self.state, node=settings.node_name, driver=settings.driver, clock=self._clock
-        )
-        self.device_plugins = DevicePlugins(
-            self._client,
-            self.state,
-            node=settings.node_name,
-            folder=settings.kubelet_dir / "device-plugins",
-            clock=self._clock,
-            check_s=settings.socket_check_s,
-        )
-        self.offers = Offers(
-            self.state, self.publisher, self.keeper, KnownDivisions(self.checkpoint), clock=self._clock
-        )
-
-    def _create_claims(self) -> None:
-        settings = self._settings
-        self.startup = Startup(
-            self._client,
-            self.state,
-            self.checkpoint,
-            self._cdi,
-            self.instances,
-            known=self.known,
-            hardware=self.hardware,
-            threads=self.threads,
-            events=self.node_events,
-            settings=settings,
-            files=self._files,
-            boot_id=self._boot_id,
-            clock=self._clock,
-        )
-        preparer = ClaimPreparer(
-            self.checkpoint,
-            self._cdi,
-            driver=settings.driver,
-            pool=settings.node_name,
-            instances=self.instances,
-            leftovers=lambda: {uid: one.clause for uid, one in self.state.facts.leftovers.items()},
-        )
-        self.work = ClaimWork(
-            preparer, self.checkpoint, self.instances, self.threads, self.state, driver=settings.driver
-        )
-        self.leftovers = Leftovers(
-            self._client,
-            self.state,
-            self.checkpoint,
-            self.work,
-            driver=settings.driver,
-            tell=self.node_events.tell,
-            clock=self._clock,
-            confirm_s=settings.confirm_gone_s,
-        )
-
-    def _create_plugin(self) -> None:
-        settings = self._settings
-        self.service = DraService(
-            self._client,
-            self.state,
-            self.work,
-            driver=settings.driver,
-            opened=self.startup.trusted,
-            hanging=lambda: self.threads.hanging,
-            metrics=self.metrics,
-            clock=self._clock,
-            deadline_s=settings.prepare_deadline_s,
-        )
-        watch = {"NodeWatchResources": self.health.watch}
-        self.plugin = Plugin(
-            self.sockets,
-            self.state,
-            driver=settings.driver,
-            services=[
-                handlers(DRA_V1, self.service.behaviours()),
-                handlers(HEALTH_V1, watch),
-                handlers(HEALTH_V1, watch, name=HEALTH_V1ALPHA1),
-            ],
-            clock=self._clock,
-            check_s=settings.socket_check_s,
-            on_stopping=self.health.close,
-        )
-
-    def _agent_lease(self) -> AgentLease | None:
-        if not self._settings.namespace:
-            return None
-        return AgentLease(
-            self._client,
-            self.state,
-            node=self._settings.node_name,
-            namespace=self._settings.namespace,
-            holder=self._settings.lease_holder or self._settings.node_name,
-            driver=self._settings.driver,
-            duration_s=self._settings.lease_duration_s,
-            hindrance=self.readiness.hindrance,
-            clock=self._clock,
-        )

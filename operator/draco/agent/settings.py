@@ -18,15 +18,15 @@ from draco.resources.names import NVIDIA_DRIVER
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How one agent works. Times in seconds. Of what has an option, `process` says what it is.
 
-    `kubelet_dir` must have the same path for kubelet and for the agent. `state_dir` must survive reboots; `cdi_dir` need not. In
-    `proc_root` nobody can say who holds an instance if the node's processes are not in it. The GPUs are read every `probe_s`
-    while a fault needs some readings without it to be over. `event_wait_s` is how long NVML is asked for events at a time, and so how
-    long stopping may take; 0 reads the GPUs at intervals only. `nvml_limit_s` is how late a reading may be before NVML counts as
-    hanging. `prepare_deadline_s` must be below kubelet's 45; `health_timeout_s` is after how long without news kubelet calls a
-    device Unknown. Every `rediscover_s` the agent finds out again what the cluster can do; a change is looked at again after each
-    of some `confirm_s` before it counts. An agent stands by for `stand_by_s` at most. `lease_holder` "" is the node's name. A
-    prepared claim that is gone from the API server is given up when it is still gone `confirm_gone_s` later, and no process of it
-    runs.
+    `kubelet_dir` must have the same path for kubelet and for the agent. `state_dir` must survive reboots; `cdi_dir` need not.
+    In `proc_root` nobody can say who holds an instance if the node's processes are not in it. The GPUs are read every
+    `probe_s` while a fault needs some readings without it to be over. `event_wait_s` is how long NVML is asked for events at a
+    time, and so how long stopping may take; 0 reads the GPUs at intervals only. `nvml_limit_s` is how late a reading may be
+    before NVML counts as hanging. `prepare_deadline_s` must be below kubelet's 45; `health_timeout_s` is after how long
+    without news kubelet calls a device Unknown. Every `rediscover_s` the agent finds out again what the cluster can do; a
+    change is looked at again after each of some `confirm_s` before it counts. An agent stands by for `stand_by_s` at most.
+    `lease_holder` "" is the node's name. A prepared claim that is gone from the API server is given up when it is still gone
+    `confirm_gone_s` later, and no process of it runs.
     """
 
     node_name: str
