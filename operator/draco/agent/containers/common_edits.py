@@ -1,4 +1,4 @@
-"""The edits that every container gets now: the toolkit's, or our own and the reason for that.
+"""The edits that every container gets now: the toolkit's, or our own with the reason.
 
 Owns which of both hold, and when they are found out again: at start, and when another driver or toolkit is installed. The
 toolkit is never asked while kubelet waits: until its first answer, ours hold. All methods of `CommonEdits` block;
@@ -35,7 +35,7 @@ def gives_cuda(edits: ContainerEdits) -> bool:
 
 
 class _Found(NamedTuple):
-    """The edits that were found for an installed driver of a version, by the programs of the toolkit that there were."""
+    """The edits for an installed driver and its version, from these programs of the toolkit."""
 
     driver: InstalledDriver
     version: str
@@ -44,9 +44,9 @@ class _Found(NamedTuple):
 
 
 class CommonEdits:
-    """What containers get of the driver below `root`; nothing where that is None. `hook_folder` is one that the node sees too.
+    """What containers get of the driver below `root`; nothing if that is None. The node must see `hook_folder` too.
 
-    `loaded` is the version of the loaded kernel modules, "" where that is not known.
+    `loaded` is the version of the loaded kernel modules, "" if unknown.
     """
 
     def __init__(self, root: DriverRoot | None, *, hook_folder: Path, loaded: Callable[[], str] = lambda: "") -> None:
@@ -55,12 +55,12 @@ class CommonEdits:
         self._hook_folder = hook_folder
         self._found: _Found | None = None
         self.problem: str | None = None
-        """Why the edits are our own, as a sentence; "" when they are the toolkit's, None as long as that is not known."""
+        """Why the edits are our own, as a sentence; "" if they are the toolkit's, None while that is unknown."""
 
     def current(self) -> ContainerEdits:
-        """The edits as they can be made now: a container does not start if one file of them is gone.
+        """The edits that work now: a container does not start if a file of them is missing.
 
-        Those of a driver that was replaced are not used, nor what is left of them: our own hold until the toolkit is asked again.
+        Edits of a replaced driver are not used, even in part: our own apply until the toolkit is asked again.
         """
         driver, last = self._driver(), self._found
         found = last.edits if last is not None and last.driver == driver else self._own(driver)
@@ -69,12 +69,12 @@ class CommonEdits:
         return ContainerEdits(env=list(dict.fromkeys([*found.env, VOID])), hooks=hooks, mounts=mounts)
 
     def all_there(self, edits: ContainerEdits) -> bool:
-        """Whether everything is there that these edits, perhaps written by an earlier version, need of the node."""
+        """Whether the node has every file of these edits, which an earlier version may have written."""
         paths = [*(each.path for each in edits.hooks), *(each.host_path for each in edits.mounts)]
         return all(map(self._there, paths))
 
     def lacking(self) -> str:
-        """Why a container that started now would find no driver that works, as sentences; "" when it would."""
+        """Why a container that starts now would find no working driver, as sentences; "" if it would find one."""
         if self._root is None:
             return ""
         if self._driver() is None:
@@ -84,25 +84,25 @@ class CommonEdits:
         return why and f"{why} Kubelet tries again."
 
     def mismatch(self, loaded: str) -> str:
-        """Why no container could use a GPU with the files that are there, as a sentence; "" when they go with what is loaded."""
+        """Why no container could use a GPU with the installed files, as a sentence; "" if they match what is loaded."""
         driver = self._driver()
         return "" if driver is None else driver.mismatch(loaded)
 
     def without_cuda(self) -> str:
-        """Why no container could compute with the driver that is there, as a sentence; "" when it could."""
+        """Why no container could compute with the installed driver, as a sentence; "" if it could."""
         if self._root is None or gives_cuda(self.current()):
             return ""
         return f"The NVIDIA driver below {self._root.host} has no libcuda.so: install all of it. Kubelet tries again."
 
     def outdated(self, driver_version: str) -> bool:
-        """Whether they have to be found out again, now that the driver has this version, and the node these programs."""
+        """Whether the edits must be determined again for this driver version and the node's programs."""
         if self._root is None or self.mismatch(driver_version):
             return False
         now = (self._driver(), driver_version, toolkit.programs(self._root))
         return self._found is None or (self._found.driver, self._found.version, self._found.programs) != now
 
     def refresh(self, driver_version: str) -> None:
-        """Find them out again."""
+        """Determine the edits again."""
         driver = self._driver()
         if self._root is None or driver is None:
             return
@@ -115,7 +115,9 @@ class CommonEdits:
             f"NVIDIA's container toolkit could not be asked what containers need: {why}. They get what the agent finds of the "
             "driver on its own; install the NVIDIA Container Toolkit on the node, or repair it."
         )
-        self._found = _Found(driver, driver_version, programs, found)  # one write: `current` reads it in other threads
+        self._found = _Found(
+            driver, driver_version, programs, found
+        )  # one assignment: other threads read it in `current`
         log.info("edits.found", driver=driver_version, mounts=len(found.mounts), problem=self.problem)
 
     def _own(self, driver: InstalledDriver | None) -> ContainerEdits:
@@ -132,7 +134,7 @@ class CommonEdits:
         return None if self._root is None else next(self._root.installed(), None)
 
     def _there(self, path: str) -> bool:
-        """Whether the node has a file. What the agent does not see is taken to be there."""
+        """Whether the node has a file. Files that the agent cannot see count as present."""
         if self._root is None or Path(path).is_relative_to(self._hook_folder):
             return Path(path).exists()
         if not Path(path).is_relative_to(self._root.host):

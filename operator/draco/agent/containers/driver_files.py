@@ -1,7 +1,7 @@
 """Finds what containers need of an installed driver: the same files that NVIDIA's toolkit finds, without it.
 
-Owns the list of files, and what is done where no `nvidia-cdi-hook` is there to tell the container's linker of them. Only looks.
-Source: what nvidia-ctk 1.20.1 writes for a driver root.
+Owns the list of files, and the substitute for a missing `nvidia-cdi-hook`, which tells the container's linker of them. Only
+reads. Source: what nvidia-ctk 1.20.1 writes for a driver root.
 """
 
 import re
@@ -13,17 +13,17 @@ from draco.agent.containers.edits import READ_ONLY, SOCKET, ContainerEdits, Hook
 from draco.agent.hardware.driver_root import InstalledDriver, resolved
 
 CUDA_IMAGES_FOLDER: Final = "/usr/local/nvidia/lib64"
-"""On the library path of CUDA images: they find there what their linker was not told of."""
+"""On the library path of CUDA images, so libraries are found there without the linker's cache."""
 PROGRAMS: Final = (
     *("nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-debugdump", "nvidia-imex", "nvidia-imex-ctl"),
     *("nvidia-persistenced", "nvidia-smi"),
 )
 PROGRAM_FOLDERS: Final = ("usr/local/nvidia/bin", "usr/bin", "bin", "usr/local/bin")
-"""The first is where a driver lies that is all below one folder: what is in another may be a script that starts that."""
+"""The first is that of a driver that is all below one folder: programs elsewhere may be scripts that start its own."""
 SOCKETS: Final = ("run/nvidia-fabricmanager/socket", "run/nvidia-persistenced/socket", "tmp/nvidia-mps")
 _UNVERSIONED: Final = re.compile(r"libnvidia-egl-(gbm|wayland|wayland2)\.so\.\d+(\.\d+)+")
 _BY_NAME: Final = re.compile(r"lib(cuda|cudadebugger|nvcuvid|nvidia-[a-z0-9-]+|nvoptix)\.so(\.[0-9]+)+")
-"""Libraries of a driver whose files do not say its version."""
+"""Driver libraries whose file names lack its version."""
 _SETTINGS: Final = (
     ("usr/share/glvnd/egl_vendor.d/10_nvidia.json", "/usr/share/glvnd/egl_vendor.d/10_nvidia.json"),
     ("usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json", ""),
@@ -33,7 +33,7 @@ _SETTINGS: Final = (
     ("etc/vulkan/implicit_layer.d/nvidia_layers.json", "/etc/vulkan/implicit_layer.d/nvidia_layers.json"),
     ("usr/share/vulkan/implicit_layer.d/nvidia_layers.json", "/etc/vulkan/implicit_layer.d/nvidia_layers.json"),
 )
-"""Files that tell EGL and Vulkan of the driver, and where containers look for them; "" is the same place."""
+"""Files that register the driver with EGL and Vulkan, and their path in containers; "" is the same path."""
 _LINKS: Final = (
     ("libcuda.so.1", "libcuda.so"),
     ("libnvidia-opticalflow.so.1", "libnvidia-opticalflow.so"),
@@ -41,7 +41,7 @@ _LINKS: Final = (
 
 
 def edits(driver: InstalledDriver, hook: Path | None) -> ContainerEdits:
-    """What containers get of this driver. `hook` is the node's path of `nvidia-cdi-hook`, None where there is none."""
+    """What containers get of this driver. `hook` is the node's path of `nvidia-cdi-hook`, None without one."""
     libraries = sorted(_libraries(driver))
     mounts = [
         *(_mount(driver, each) for each in libraries),
@@ -86,7 +86,7 @@ def _settings(driver: InstalledDriver) -> Iterator[Mount]:
 
 
 def _under_other_names(driver: InstalledDriver, libraries: Iterable[Path]) -> Iterator[Mount]:
-    """Without the hook: each library under the names that programs ask for, where they may look for it on their own."""
+    """Without the hook: each library under the names that programs look up, on paths that they search."""
     there = set(libraries)
     for folder in dict.fromkeys(each.parent for each in libraries):
         for name in sorted(path.name for path in folder.iterdir()):
@@ -100,7 +100,7 @@ def _under_other_names(driver: InstalledDriver, libraries: Iterable[Path]) -> It
 
 
 def _hooks(driver: InstalledDriver, hook: Path, folders: list[str], libraries: list[Path]) -> Iterator[Hook]:
-    """What every release of the hook knows: a container whose hook fails does not start."""
+    """Only what every release of the hook supports: a container whose hook fails does not start."""
     beside = {each.name.split(".so.")[0]: _inside(driver, each.parent) for each in libraries}
     links = [
         word
@@ -118,7 +118,6 @@ def _hook(hook: Path, *args: str) -> Hook:
 
 
 def _mount(driver: InstalledDriver, path: Path, options: list[str] = READ_ONLY) -> Mount:
-    """A file under the path that it has below the driver's root."""
     return Mount(str(driver.host / path.relative_to(driver.view)), str(_inside(driver, path)), options)
 
 

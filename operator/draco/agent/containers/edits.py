@@ -1,14 +1,10 @@
-"""Edits of a container, as CDI specs have them.
-
-Owns the structs, whose names and defaults are the specification's. Writes no files.
-Source: Container Device Interface specification.
-"""
+"""Edits of a container. Names and defaults of the structs are those of the Container Device Interface specification."""
 
 import msgspec
 
 READ_ONLY = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
 SOCKET = ["nosuid", "nodev", "rbind", "rprivate", "noexec"]
-"""Options of mounts, as NVIDIA's toolkit has them: a program that dials a socket must be able to write to it."""
+"""Mount options of NVIDIA's toolkit: connecting to a socket needs write permission."""
 
 
 class DeviceNode(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -27,7 +23,7 @@ class Mount(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Hook(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A program of the node that is run before the container's own."""
+    """A program of the node that runs before the container's own."""
 
     hook_name: str
     path: str

@@ -1,8 +1,8 @@
 """Asks NVIDIA's container toolkit what containers need: `nvidia-ctk cdi generate`.
 
-Owns which of its programs are used and how their answer is read. The node's own toolkit comes first, run with the node's root as
-its root, for it fits the node; then the one that the agent's image carries. It is another process: it asks NVML, which may
-hang, and its memory is given back. How long it may take, and how much it may say, is bounded.
+Owns which of its programs run and how their answer is read. The node's own toolkit comes first, in the node's root, because it
+matches the node; then the one in the agent's image. It runs as another process, because it calls NVML, which may hang, and so
+that its memory is freed. Its time and output are bounded.
 """
 
 import os
@@ -28,13 +28,13 @@ MOST_BYTES: Final = 4 << 20
 CTK: Final = "nvidia-ctk"
 HOOK: Final = "nvidia-cdi-hook"
 FOLDERS: Final = ("usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit", "opt/nvidia/toolkit")
-"""Where a node has the toolkit: from a package, or from the GPU operator."""
+"""Folders of the toolkit on a node: from a package, or from the GPU operator."""
 MODES: Final = ("nvml", "management")
-"""How it looks: by all GPUs, with what graphics need; and without asking NVML, where that fails."""
+"""Detection modes: by all GPUs, including graphics files; and without NVML, if the first fails."""
 
 
 class ToolkitFailed(DracoError):
-    """The toolkit is not there, or did not answer."""
+    """The toolkit is missing, or did not answer."""
 
 
 class _Generated(msgspec.Struct, rename="camel"):
@@ -42,7 +42,7 @@ class _Generated(msgspec.Struct, rename="camel"):
 
 
 class Program(NamedTuple):
-    """A program that the node has: one that is repaired is another file under the same name, or may be run now."""
+    """A program of the node. A repair shows in its inode, or in its change time if it was made executable."""
 
     path: str
     inode: int
@@ -61,9 +61,9 @@ def programs(root: DriverRoot) -> tuple[Program, ...]:
 
 
 def hook(root: DriverRoot, *, keep_in: Path) -> Path | None:
-    """The node's path of the program that CDI's hooks run; one that the image carries is copied to `keep_in`, which both see.
+    """The node's path of the program for CDI hooks; one from the image is copied to `keep_in`, which node and agent see.
 
-    OSError when it cannot be.
+    None if there is none. OSError if it cannot be copied.
     """
     for folder in FOLDERS:
         if (root.view / folder / HOOK).is_file():
@@ -82,7 +82,7 @@ def hook(root: DriverRoot, *, keep_in: Path) -> Path | None:
 
 
 def edits(root: DriverRoot, driver: InstalledDriver, *, hook: Path | None) -> ContainerEdits:
-    """What the toolkit adds to every container, by a hook that the node has. Raises ToolkitFailed."""
+    """What the toolkit adds to every container, with this hook of the node. Raises ToolkitFailed."""
     if hook is None:
         raise ToolkitFailed(f"there is no {HOOK} on the node and none in the image")
     failed = []
@@ -123,7 +123,7 @@ def _run(command: list[str]) -> bytes:
         except subprocess.TimeoutExpired as error:
             raise ToolkitFailed(f"{CTK} did not answer within {DEADLINE_S:.0f} s") from error
         finally:
-            process.kill()  # one that has ended does not mind
+            process.kill()  # no effect on one that has ended
     if process.returncode != 0:
         said = complaint.decode(errors="replace").strip().splitlines()
         raise ToolkitFailed(f"{CTK} failed ({reason_of(said[-1]) if said else f'exit status {process.returncode}'})")
@@ -131,7 +131,7 @@ def _run(command: list[str]) -> bytes:
 
 
 def _said_by(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """What a process writes until it ends, to its output and to its errors. Raises TimeoutExpired."""
+    """A process's output and errors until it ends. Raises TimeoutExpired."""
     deadline = time.monotonic() + DEADLINE_S
     said = {stream.fileno(): bytearray() for stream in (process.stdout, process.stderr) if stream is not None}
     with selectors.DefaultSelector() as selector:
@@ -153,7 +153,7 @@ def _said_by(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 
 
 def _read(answer: bytes, seen: Path, driver: InstalledDriver) -> ContainerEdits:
-    """Its common edits with the node's own paths. Device nodes are ours to give: which ones depends on the claim."""
+    """Its common edits with the node's own paths. Device nodes are left out: they depend on the claim."""
     try:
         generated = msgspec.json.decode(answer, type=_Generated).container_edits
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
@@ -175,7 +175,7 @@ def _read(answer: bytes, seen: Path, driver: InstalledDriver) -> ContainerEdits:
 
 
 def _unusable(edits: ContainerEdits) -> Iterator[str]:
-    """What keeps every container with these edits from starting."""
+    """What would keep every container with these edits from starting."""
     yield from (f"the variable {each!r}" for each in edits.env if not each.partition("=")[1] or each.startswith("="))
     yield from (f"a hook {each.hook_name!r} without a path" for each in edits.hooks if not each.path.startswith("/"))
     for mount in edits.mounts:
@@ -185,7 +185,7 @@ def _unusable(edits: ContainerEdits) -> Iterator[str]:
 
 
 def _needed(driver: InstalledDriver) -> set[str]:
-    """Libraries of this driver without which a container can do nothing; whose names tell its version, and so it from another."""
+    """Libraries of this driver that every container needs; their names contain its version, which excludes another driver's."""
     cuda = driver.nvml.with_name(f"libcuda.so.{driver.version}")
     return {each.name for each in (driver.nvml, cuda) if driver.version and each.is_file()}
 

@@ -1,1 +1,1 @@
-"""What NVML and the kernel say of this node's GPUs, and what has happened to them. Only here is pynvml called."""
+"""The node's GPUs as NVML and the kernel report them, and their history. The only room that calls pynvml."""

@@ -1,8 +1,8 @@
 """The device nodes that open one instance of a GPU: /dev/nvidia-caps/nvidia-cap<N>.
 
-Owns where N comes from, and that the node exists before a container refers to it. Beside the node of the GPU itself a
-container needs one for the GPU instance and one for the compute instance; with those of others missing it sees no more than its
-own. The driver tells the numbers below /proc/driver, and leaves making the nodes to somebody with the rights.
+Owns where N comes from, and that the node exists before a container refers to it. Besides the GPU's own node a container needs
+one for the GPU instance and one for the compute instance; without those of other instances it sees only its own. The driver lists
+the numbers below /proc/driver and leaves creating the nodes to others.
 """
 
 import re
@@ -16,12 +16,12 @@ from draco.agent.hardware.device_nodes import DeviceNodeMissing, DeviceNodes
 TABLE = "driver/nvidia-caps/mig-minors"
 """Lines such as `gpu0/gi1/ci0/access 13`; GPUs by their minor numbers."""
 ONE = "driver/nvidia/capabilities/gpu{minor}/mig/gi{gi}/{ci}access"
-"""The same, a file for each that exists now, with a line such as `DeviceFileMinor: 13`."""
+"""The same as one file per existing instance, with a line such as `DeviceFileMinor: 13`."""
 MODE = 0o444
 
 
 class CapabilityUnknown(PrepareError):
-    """The driver does not tell which node opens an instance, or the node cannot be made."""
+    """The driver does not report which node opens an instance, or the node cannot be created."""
 
 
 def path(number: int) -> str:
@@ -57,7 +57,7 @@ class Capabilities:
         return numbers
 
     def ensure(self, node: str) -> None:
-        """Make a node that is missing; see `DeviceNodes.ensure`. CapabilityUnknown."""
+        """Create a missing node; see `DeviceNodes.ensure`. Raises CapabilityUnknown."""
         number, remedy = int(node.rpartition("nvidia-cap")[2]), f"nvidia-modprobe -f /proc/{TABLE}"
         try:
             self.nodes.ensure(node, names=("nvidia-caps",), minor=number, mode=MODE, remedy=remedy)

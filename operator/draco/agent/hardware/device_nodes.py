@@ -1,9 +1,9 @@
 """The device nodes by which containers open GPUs: /dev/nvidia<N>, and those that all GPUs share.
 
-Owns that a node exists before a container refers to it. NVIDIA's driver leaves making them to programs such as nvidia-smi and
-nvidia-modprobe, which nobody may have run since the node booted; so what is missing is made here, with the numbers that the
-kernel lists. Where the kernel lists none of NVIDIA's devices, and the node has no node of them either, its GPUs are opened by
-something else, as under WSL2, and nothing is asked of it.
+Owns that a node exists before a container refers to it. NVIDIA's driver leaves creating them to programs such as nvidia-smi and
+nvidia-modprobe, which may not have run since boot; so missing nodes are created here, with the numbers that the kernel lists. If
+the kernel lists no NVIDIA device and the node has no such nodes, its GPUs are opened differently, as under WSL2, and nothing is
+required.
 """
 
 import os
@@ -18,42 +18,42 @@ from draco.agent.errors import PrepareError
 REQUIRED: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 """Shared by all GPUs; no container can compute without them."""
 OPTIONAL: Final = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-"""The same, for profilers and displays: given where the node has them or they can be made."""
+"""Shared too, for profilers and displays: given if they exist or can be created."""
 _MODE: Final = 0o666
 _FRONTENDS: Final = ("nvidia", "nvidia-frontend")
-"""The kernel's name for GPUs and what belongs to them; before 550 it was the second."""
+"""The kernel's names for GPUs and shared devices; drivers before 550 use the second."""
 _SHARED: Final[Mapping[str, tuple[tuple[str, ...], int]]] = {
     "/dev/nvidiactl": (("nvidiactl", *_FRONTENDS), 255),
     "/dev/nvidia-modeset": (("nvidia-modeset", *_FRONTENDS), 254),
     "/dev/nvidia-uvm": (("nvidia-uvm",), 0),
     "/dev/nvidia-uvm-tools": (("nvidia-uvm",), 1),
 }
-"""By which of its names the kernel lists the major number, and the minor number."""
+"""The kernel's possible names of the major number, and the minor number."""
 
 
 class DeviceNodeMissing(PrepareError):
-    """A device node that containers need is not there, and cannot be made."""
+    """A device node that containers need is missing and cannot be created."""
 
 
 class DeviceNodes:
-    """Looks at the kernel's list below `proc`, and at the nodes below `device_root`, where it makes those that are missing."""
+    """Reads the kernel's list below `proc`; creates missing nodes below `device_root`."""
 
     def __init__(self, proc: Path, device_root: Path) -> None:
         self._proc = proc
         self._device_root = device_root
 
     def on_host(self, path: str) -> Path:
-        """Where the node has what containers see as `path`."""
+        """The node's path of what containers see as `path`."""
         return self._device_root / path.removeprefix("/")
 
     def gpu(self, minor: int) -> str:
-        """The node of a GPU, as containers see it, which is there. DeviceNodeMissing."""
+        """The node of a GPU, as containers see it, created if missing. Raises DeviceNodeMissing."""
         path = f"/dev/nvidia{minor}"
         self.ensure(path, names=_FRONTENDS, minor=minor, remedy=f"nvidia-modprobe -c {minor}")
         return path
 
     def shared(self) -> list[str]:
-        """The nodes that all GPUs share, as far as there are any. DeviceNodeMissing for one that no container can do without."""
+        """The existing nodes that all GPUs share. Raises DeviceNodeMissing for a required one."""
         for path in REQUIRED:
             names, minor = _SHARED[path]
             remedy = "nvidia-modprobe -u -c 0" if "uvm" in path else "nvidia-modprobe"
@@ -64,10 +64,10 @@ class DeviceNodes:
         return [path for path in (*REQUIRED, *OPTIONAL) if self.on_host(path).exists()]
 
     def ensure(self, path: str, *, names: tuple[str, ...], minor: int, remedy: str, mode: int = _MODE) -> None:
-        """Have a node: make it, if need be, with the major number that the kernel lists by one of these names.
+        """Ensure that a node exists, with the major number that the kernel lists under one of these names.
 
-        DeviceNodeMissing where it cannot be made, with the command that makes it. Where nothing is known of nodes at all,
-        nothing is done.
+        Raises DeviceNodeMissing, with the command that creates it, if it cannot be created. Does nothing on a machine without
+        NVIDIA device nodes.
         """
         why = self._make(path, names, minor, mode)
         if why and self._has_any():
@@ -77,7 +77,7 @@ class DeviceNodes:
             )
 
     def _make(self, path: str, names: tuple[str, ...], minor: int, mode: int) -> str:
-        """Make a node that is missing; why it cannot be, "" when it is there."""
+        """Create a missing node; returns why it cannot be, "" if it exists."""
         on_host = self.on_host(path)
         if on_host.exists():
             return ""
@@ -88,7 +88,7 @@ class DeviceNodes:
         try:
             on_host.parent.mkdir(parents=True, exist_ok=True)
             os.mknod(on_host, mode | stat.S_IFCHR, os.makedev(major, minor))
-            if mode & 0o022:  # which the umask takes away
+            if mode & 0o022:  # the umask removes these bits
                 on_host.chmod(mode)
         except FileExistsError:
             return ""
@@ -103,7 +103,6 @@ class DeviceNodes:
         )
 
     def _majors(self) -> dict[str, int]:
-        """The kernel's devices by name."""
         try:
             text = (self._proc / "devices").read_text(errors="replace")
         except OSError:

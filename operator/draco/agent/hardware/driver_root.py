@@ -1,9 +1,8 @@
 """Where the node's NVIDIA driver is installed: on the host, by the GPU operator's driver container, or by a cloud's installer.
 
-Owns the layouts that are searched. Only looks; what is found is loaded by `nvml_library` and given to containers by CDI specs.
-
-The agent sees the node's files below a folder of its own (in a pod, `/driver-root`). Links that are absolute, as Debian's
-alternatives are, mean the node's files too, so they are followed inside that folder.
+Owns the searched layouts. Only reads: `nvml_library` loads what is found, and CDI specs give it to containers. The agent sees the
+node's files below its own folder (in a pod, `/driver-root`). Absolute links, such as Debian's alternatives, refer to the node's
+files too, so they are resolved inside that folder.
 """
 
 import os
@@ -16,23 +15,23 @@ import msgspec
 
 NVML: Final = "libnvidia-ml.so.1"
 ROOTS: Final = ("", "run/nvidia/driver", "home/kubernetes/bin/nvidia")
-"""Below the folder that was named: itself; the GPU operator's driver container; Google's driver installer."""
+"""Below the named folder: itself; the GPU operator's driver container; Google's driver installer."""
 FOLDERS: Final = (
     *("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib"),
     *("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "usr/local/nvidia/lib64"),
 )
-"""Where a root has its libraries; those of 64 bits come first where a distribution has both."""
+"""Library folders of a root; 64-bit ones come first where a distribution has both."""
 LOADED: Final = "driver/nvidia/version"
-"""Below /proc: which version of the kernel modules is loaded, as a line of text."""
+"""File below /proc with the version of the loaded kernel modules, as a line of text."""
 _VERSION: Final = re.compile(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)")
 _LOADED_VERSION: Final = re.compile(r"NVRM version:.*?\s(\d+(?:\.\d+)+)\s")
-_MOST_LINKS: Final = 40  # as the kernel follows
+_MOST_LINKS: Final = 40  # the kernel's limit
 
 
 class InstalledDriver(msgspec.Struct, frozen=True):
-    """A driver that was found. `host` is its root as the node names it, `view` the same folder as the agent sees it.
+    """An installed driver. `host` is its root on the node, `view` the same folder as the agent sees it.
 
-    `folder` has its libraries, below either. `nvml` is the file that holds NVML, as the agent sees it, after all links.
+    `folder` has its libraries, below either. `nvml` is the resolved file of NVML, as the agent sees it.
     """
 
     host: Path
@@ -42,14 +41,14 @@ class InstalledDriver(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> str:
-        """The version that the name of its NVML tells; "" where that tells none."""
+        """The version in the file name of its NVML; "" if that has none."""
         match = _VERSION.fullmatch(self.nvml.name)
         return match[1] if match else ""
 
     def mismatch(self, loaded: str) -> str:
-        """Why no container could use a GPU with these files, as a sentence; "" when they go with the loaded version, or may.
+        """Why no container could use a GPU with these files, as a sentence; "" if they match the loaded version, or may.
 
-        So it is when packages were upgraded without a reload: a program that had opened NVML by then goes on with the old files.
+        This happens when packages are upgraded without a reload: a program that has opened NVML continues with the old files.
         """
         if not (loaded and self.version) or self.version == loaded:
             return ""
@@ -60,17 +59,14 @@ class InstalledDriver(msgspec.Struct, frozen=True):
 
 
 class DriverRoot(msgspec.Struct, frozen=True):
-    """The folder to search: as the node names it, and as the agent sees it. `proc` is where the node's /proc is seen."""
+    """The folder to search: on the node, and as the agent sees it. `proc` is where the node's /proc is mounted."""
 
     host: Path
     view: Path
     proc: Path = Path("/proc")
 
     def installed(self) -> Iterator[InstalledDriver]:
-        """Every NVML that is there, the most likely first.
-
-        That is what goes with the loaded modules: packages of another version may be left beside a driver container.
-        """
+        """Every installed NVML, first that of the loaded modules: other packages may be left beside a driver container."""
         loaded = loaded_version(self.proc)
         others = []
         for driver in self._found():
@@ -89,13 +85,13 @@ class DriverRoot(msgspec.Struct, frozen=True):
                     yield InstalledDriver(self.host / root, view, folder, file)
 
     def searched(self) -> str:
-        """Where that is, as part of a sentence."""
+        """The searched paths, as part of a sentence."""
         roots = [str(self.host / root) for root in ROOTS]
         return f"{', '.join(FOLDERS[:-1])} and {FOLDERS[-1]} below {', '.join(roots[:-1])} and {roots[-1]}"
 
 
 def loaded_version(proc: Path) -> str:
-    """The version of the loaded kernel modules, proprietary or open; "" where none are loaded, or none that tell it."""
+    """The version of the loaded kernel modules, proprietary or open; "" if none are loaded or the version is unreadable."""
     try:
         match = _LOADED_VERSION.match((proc / LOADED).read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -104,7 +100,7 @@ def loaded_version(proc: Path) -> str:
 
 
 def resolved(path: Path, root: Path) -> Path | None:
-    """Where a path leads for a process whose root folder is `root`; None if nowhere. It may not lead out of there."""
+    """Resolve a path for a process whose root folder is `root`; None if it does not exist. It cannot leave the root."""
     pending = list(reversed(path.relative_to(root).parts))
     at = root
     links = 0
@@ -115,7 +111,7 @@ def resolved(path: Path, root: Path) -> Path | None:
             continue
         following = at / name
         try:
-            target = os.readlink(following)  # noqa: PTH115 - a text, perhaps with .. in it
+            target = os.readlink(following)  # noqa: PTH115 - as text, since it may contain ..
         except OSError:
             at = following
             continue

@@ -1,9 +1,9 @@
-"""Keeps the ledger of faults on disk for the next run of the agent: NVML reports an XID only once.
+"""Persists the ledger of faults for the next run of the agent: NVML reports an XID only once.
 
-Owns the file and the ledger of this node's GPUs; what is in it, and when something is over, is decided in `draco.health.ledger`,
-what a fault means for a GPU in `faults`. Used by the thread that reads NVML; what policies say may be told from any other. A file
-that cannot be read or written costs what is remembered over a restart, and nothing else: it is said, and what NVML answers now
-still counts. What another release wrote is set aside, and never guessed at.
+Owns the file and the ledger of this node's GPUs. `draco.health.ledger` decides what it contains and when a fault is over,
+`faults` what one means for a GPU. Only the thread that reads NVML uses it; any thread may set what policies say. A file that
+cannot be read or written loses only what was remembered over a restart: that is logged, and NVML's current answers still count. A
+file of another release is set aside, never interpreted.
 """
 
 from collections import deque
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 FAULTS = "faults.json"
 VERSION = 2
 FIGURES_S = 60.0
-"""What is only counted is written that seldom: a program can cause faults as fast as it likes."""
+"""How often mere counts are written: a program can cause faults at any rate."""
 
 
 class _Record(msgspec.Struct, kw_only=True):
@@ -53,14 +53,11 @@ class FaultNews(NamedTuple):
     message: str
     over: bool
     grave: bool
-    """Whether more is done about it than to record it."""
+    """Whether its effect is more than being recorded."""
 
 
 def driver_load(sysfs_root: Path) -> str:
-    """Names this load of the NVIDIA kernel module; "" where that is unknown.
-
-    Sysfs numbers its folders in the order in which they come into being, and gives no number twice.
-    """
+    """Identifies this load of the kernel module (sysfs never reuses an inode number); "" if unknown."""
     try:
         return str((sysfs_root / "module" / "nvidia").stat().st_ino)
     except OSError:
@@ -68,7 +65,7 @@ def driver_load(sysfs_root: Path) -> str:
 
 
 class FaultRecord:
-    """The ledger of one node's GPUs. `driver_load` names the load of the driver, `now` is the time."""
+    """The ledger of one node's GPUs. `driver_load` identifies the load of the driver, `now` is the time."""
 
     def __init__(
         self,
@@ -95,27 +92,27 @@ class FaultRecord:
 
     @property
     def ending(self) -> bool:
-        """Whether a fault needs only some more readings without it to be over, of which a few come soon enough."""
+        """Whether a fault needs only a few more readings without it to be over."""
         known = self._ledger
         return known is not None and any(
             one.clean and self._clean(one) <= _SOON and severity(one.kind.effect) for one in known.entries
         )
 
     def happened(self, event: GpuEvent, place: InstancePlace | None = None) -> None:
-        """Remember what an event means. `place` is the instance that it is about."""
+        """Record an event. `place` is the instance that it concerns."""
         if event.kind is not EventKind.XID or event.gpu is None:
             return
         self._keep(ledgers.heard(self._known(), event.gpu, event.data, place=place, load=self._load(), now=self._now()))
 
     def reloaded(self) -> None:
-        """The driver was reloaded during this session."""
+        """Record a reload of the driver during this session."""
         self._keep(ledgers.reloaded(self._known()))
 
     def look(self, gpus: Sequence[Gpu]) -> list[Gpu]:
-        """The GPUs as NVML shows them now, each with the faults that count; what is over is forgotten."""
+        """Record a reading; returns the GPUs with the faults that count. Faults that are over are dropped."""
         load = self._load()
         before = ledgers.forgotten(ledgers.loaded(self._known(), load), self.forgotten - {gpu.uuid for gpu in gpus})
-        while self.repaired:  # told once: the operator may have ended the request before this reading
+        while self.repaired:  # once only: the operator may end the request before the next reading
             one = self.repaired.popleft()
             before = ledgers.repaired(before, GpuUuid(one.uuid), one.until)
         readings = [gpu.reading for gpu in gpus]
@@ -123,7 +120,7 @@ class FaultRecord:
         return self.judge(gpus)
 
     def judge(self, gpus: Iterable[Gpu]) -> list[Gpu]:
-        """The same by what is known already, without a new look."""
+        """The GPUs with the faults that are recorded already, without a new reading."""
         known, overrides = self._known(), self.overrides
         return [judged(gpu, known, overrides) for gpu in gpus]
 
@@ -177,7 +174,7 @@ class FaultRecord:
         self._written, self._written_at, self._said = fresh, self._now(), ""
 
     def _tell(self, before: FaultLedger, fresh: FaultLedger) -> None:
-        """Say what begins to count, and what is over. What has not been seen often enough yet does not count."""
+        """Report faults that begin to count or are over. A fault that has not been seen often enough does not count yet."""
         known = {one.key for one in before.entries if one.certain}
         left = {one.key for one in fresh.entries}
         for one in fresh.entries:
@@ -199,4 +196,4 @@ class FaultRecord:
 
 
 _SOON = 10
-"""So many readings are waited for at a quicker pace."""
+"""The most readings for which the faster pace is used."""

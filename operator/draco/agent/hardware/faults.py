@@ -1,7 +1,7 @@
-"""What the ledger of faults means for a GPU as the rest of the agent sees it.
+"""What the ledger of faults means for a GPU.
 
-Owns the names of the faults that NVML's answers stand for, and how a GPU's fault, faults and health follow from its ledger. What
-each fault means, and when it is over, is in `draco.health`.
+Owns the fault names for NVML's answers, and how a GPU's fault, faults and health follow from its ledger. `draco.health` knows
+what each fault means and when it is over.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,13 +25,13 @@ THERMAL_SLOWDOWN = "ThermalSlowdown"
 FABRIC_FAILED = "FabricFailed"
 UNREADABLE = "Unreadable"
 DRIVER_HANGS = "DriverHangs"
-"""The fault of a GPU about which a call hangs, and why the GPUs are not readable then."""
+"""The fault of a GPU about which a call hangs, and the reason why GPUs are unreadable then."""
 DRIVER_MISMATCH = "DriverMismatch"
-"""The fault of all GPUs while the driver's files are of another version than its loaded modules."""
+"""The fault of all GPUs while the driver's files and its loaded modules have different versions."""
 
 
 class Recovery(StrEnum):
-    """The faults that stand for what NVML's recovery action asks for, and ceases to ask for when it was done."""
+    """The faults for NVML's recovery actions, which NVML requests until they are done."""
 
     RESET = "NeedsReset"
     REBOOT = "NeedsReboot"
@@ -41,11 +41,11 @@ class Recovery(StrEnum):
     BUS_RESET = "NeedsBusReset"
     SYSTEM_REBOOT = "NeedsSystemReboot"
     UNKNOWN = "NeedsRecovery"
-    """One that this release has no word for."""
+    """An action that this release does not know."""
 
 
 def judged(gpu: Gpu, ledger: FaultLedger, overrides: Iterable[FaultOverride] = ()) -> Gpu:
-    """The GPU with the faults that the ledger has of it, and its health. One that is not read now keeps that for its fault."""
+    """The GPU with its recorded faults and its health. One that is not readable now keeps its current fault."""
     faults = judge(ledger.of(gpu.uuid), overrides)
     if gpu.fault is not None and (gpu.absent or gpu.minor < 0):
         name = gpu.fault.name
@@ -57,20 +57,20 @@ def judged(gpu: Gpu, ledger: FaultLedger, overrides: Iterable[FaultOverride] = (
 
 
 def with_fault(gpu: Gpu, fault: GpuFault) -> Gpu:
-    """A GPU that takes no new work for a reason that comes before what the ledger has."""
+    """A GPU that takes no new work for a reason that outranks its ledger."""
     [found] = judge([LedgerEntry(gpu=gpu.uuid, name=fault.name, message=fault.message, failing=2**31 - 1)])
     health = GpuHealth(found.health, fault.message)
     return msgspec.structs.replace(gpu, fault=fault, faults=(found, *gpu.faults), health=health)
 
 
 def with_sign(gpu: Gpu, sign: Sign) -> Gpu:
-    """A GPU that a reading has shown one thing more of."""
+    """A GPU with one more sign from its reading."""
     before = gpu.reading
     return msgspec.structs.replace(gpu, seen=msgspec.structs.replace(before, signs=(*before.signs, sign)))
 
 
 def only_sign(gpu: Gpu, sign: Sign) -> Gpu:
-    """A GPU of which a reading has shown this, and nothing of the rest."""
+    """A GPU whose reading shows only this, and says nothing else."""
     unasked = FAMILIES - {kind_of(sign.name).family, FaultFamily.UNREADABLE}
     return msgspec.structs.replace(gpu, seen=GpuReading(gpu=gpu.uuid, signs=(sign,), unasked=unasked))
 

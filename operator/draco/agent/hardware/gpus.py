@@ -1,7 +1,7 @@
-"""What the agent knows about one GPU: identity, health, events, its instances and who holds them, as plain structs.
+"""What the agent knows about one GPU: identity, health, events, instances and their holders, as plain structs.
 
-Owns the shapes only. `nvml` and `nvml_instances` fill them, `mig.ownership` decides whose an instance is; everything else in the
-agent reads them without knowing NVML.
+Owns the structs only. `nvml` and `nvml_instances` fill them, `mig.ownership` decides whose an instance is; the rest of the agent
+reads them without NVML.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ from draco.resources.names import GpuUuid
 
 Use = InstanceUse
 _HOPPER = 9
-"""Compute capability, first number."""
+"""First number of the compute capability."""
 
 
 class PlacementKey(NamedTuple):
-    """A place on a GPU, and what would stand there. Two instances never have the same one at one time."""
+    """A placement on a GPU. Two instances never share one."""
 
     gpu: GpuUuid
     profile_id: int
@@ -32,7 +32,7 @@ class PlacementKey(NamedTuple):
 
     @property
     def place(self) -> PlacementId:
-        """The same on any GPU."""
+        """The placement without its GPU."""
         return PlacementId(self.profile_id, self.start)
 
     def __str__(self) -> str:
@@ -40,10 +40,10 @@ class PlacementKey(NamedTuple):
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU instance that exists now, with the compute instance in it.
+    """A GPU instance that exists now, with its compute instance.
 
-    `ci` and `uuid` are None when it has no compute instance: then it is no MIG device and no tool lists it, but it takes its
-    units. `parts` counts its compute instances; ours have one that spans them.
+    `ci` and `uuid` are None without a compute instance: it is no MIG device then and no tool lists it, but it takes its units.
+    `parts` counts its compute instances; ours have one that spans them.
     """
 
     gpu: GpuUuid
@@ -57,7 +57,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> PlacementKey:
-        """Where it stands."""
+        """Its placement."""
         return PlacementKey(self.gpu, self.profile_id, self.start)
 
     @property
@@ -67,7 +67,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldInstance(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance and whose it is. `claims` are "namespace/name"; `holder` says who keeps it from being destroyed."""
+    """An instance and its owner. `claims` are "namespace/name"; `holder` is what keeps it from being destroyed."""
 
     instance: Instance
     use: Use
@@ -76,9 +76,9 @@ class HeldInstance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuMigView(msgspec.Struct, frozen=True, kw_only=True):
-    """How one GPU is divided, and whose each part is. `message` says why it is not Ready, or what it has no room for.
+    """How one GPU is divided, with owners. `message` says why it is not Ready, or what has no room.
 
-    `missing` are places whose instance a prepared claim needs and that do not have it.
+    `missing` are places where a prepared claim needs an instance and has none.
     """
 
     gpu: GpuUuid
@@ -93,22 +93,22 @@ class GpuMigView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def instances(self) -> tuple[Instance, ...]:
-        """Everything that exists."""
+        """All existing instances."""
         return tuple(one.instance for one in self.held)
 
     @property
     def foreign(self) -> tuple[HeldInstance, ...]:
-        """What somebody else made: it is never touched, and what overlaps it cannot be had."""
+        """Instances that somebody else made: they are never touched, and overlapping placements are unavailable."""
         return tuple(one for one in self.held if one.use is Use.FOREIGN)
 
     @property
     def dirty(self) -> bool:
-        """Whether nothing new may be placed here until a clean look."""
+        """Whether nothing new may be placed here until a clean reading."""
         return self.state is MigState.DIRTY
 
 
 class GpuHealth(msgspec.Struct, frozen=True):
-    """How a GPU is; `message` is one sentence, empty when it is healthy."""
+    """A GPU's health; `message` is one sentence, empty if it is healthy."""
 
     state: HealthState
     message: str = ""
@@ -122,30 +122,30 @@ ABSENT = "Absent"
 
 
 class GpuFault(msgspec.Struct, frozen=True):
-    """What keeps a GPU from new work. `name` is one word for machines, such as Lost, Absent or Xid79; `message` a sentence."""
+    """Why a GPU takes no new work. `name` is one word for machines, such as Lost, Absent or Xid79; `message` a sentence."""
 
     name: str
     message: str
 
 
 class FabricPlace(msgspec.Struct, frozen=True):
-    """Where a GPU is in an NVLink fabric of several nodes: GPUs of one cluster and one clique reach each other."""
+    """A GPU's place in a multi-node NVLink fabric: GPUs of one cluster and clique reach each other."""
 
     cluster: str
     clique: int
 
 
 class LinkEnds(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a GPU's NVLinks lead: to switches, and to GPUs, by PCI address as sysfs writes it."""
+    """Where a GPU's NVLinks lead: to switches, and to GPUs, by PCI address as in sysfs."""
 
     switched: bool = False
     gpus: tuple[str, ...] = ()
 
 
 class UnreadFact(msgspec.Struct, frozen=True):
-    """What NVML does not tell of a GPU or of the driver, by the name under which it is published, and why, as a sentence.
+    """What NVML does not report of a GPU or of the driver, by its published name, and why, as a sentence.
 
-    `lacking`: there is no such thing on this board or with this driver. Else it is only not known now.
+    `lacking`: this board or driver does not have it. Otherwise it is only unknown now.
     """
 
     name: str
@@ -154,7 +154,7 @@ class UnreadFact(msgspec.Struct, frozen=True):
 
 
 class DriverInfo(msgspec.Struct, frozen=True):
-    """Versions of the node's driver as NVML writes them, "" for what it does not tell; `cuda_driver_version` is `major.minor`."""
+    """The driver's versions as NVML writes them, "" if not reported; `cuda_driver_version` is `major.minor`."""
 
     driver_version: str
     cuda_driver_version: str
@@ -165,26 +165,25 @@ class DriverInfo(msgspec.Struct, frozen=True):
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One whole GPU, with what is published about it.
 
-    `board` is what it can be divided into, None where it cannot be; `instances` are those that it had when it was read.
-    `faults` is its ledger, the worst first, and `fault` the worst of those that keep new work away from all of it. `seen`
-    is what the last reading said, before the ledger was asked.
-    `device` is the name it is published under, which stays with its UUID (`device_names`); "" for one that has none yet.
-    `links` is None while it is not known where its NVLinks lead: a GPU that is divided does not say.
-    Of the fields without which it is still a GPU, None and "" mean that there is nothing to know, or that it is not known;
-    `unread` says which. `joining`: it is still being registered with its NVLink fabric; until then CUDA fails on it.
+    `board` is what it can be divided into, None if it cannot be; `instances` are those of the last reading. `faults` are those of
+    its ledger, the worst first, and `fault` the worst one that keeps new work from all of it. `seen` is the last reading, before
+    the ledger was updated. `device` is its published name, which stays with its UUID (`device_names`); "" for one without a name
+    yet. `links` is None while it is unknown where its NVLinks lead: a divided GPU does not report that. For optional fields, None
+    and "" mean that the GPU lacks it or that it is unknown; `unread` says which. `joining`: it is being registered with its
+    NVLink fabric; until then CUDA fails on it.
     """
 
     uuid: GpuUuid
     device: str = ""
     index: int
-    minor: int  # the device node is /dev/nvidia<minor>; it can change over a reboot. -1: not known now
+    minor: int  # the device node is /dev/nvidia<minor>; may change over a reboot. -1: unknown now
     product_name: str
     brand: str
     architecture: str
     compute_major: int | None
     compute_minor: int | None
     memory_bytes: int | None
-    pci_bus_id: str  # as sysfs writes it: 0000:3b:00.0
+    pci_bus_id: str  # as in sysfs: 0000:3b:00.0
     numa_node: int | None = None
     mig_capable: bool = False
     mig_enabled: bool = False
@@ -193,49 +192,43 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     fabric: FabricPlace | None = None
     joining: bool = False
     links: LinkEnds | None = None
-    addressing_mode: str | None = None  # None: the driver does not say; "None": it says that there is none
+    addressing_mode: str | None = None  # None: not reported; "None": the driver says that there is none
     health: GpuHealth = HEALTHY
-    fault: GpuFault | None = None  # it takes no new work while there is one; claims that have it keep it
+    fault: GpuFault | None = None  # set: it takes no new work; claims that have it keep it
     faults: tuple[JudgedFault, ...] = ()
     seen: GpuReading | None = None
     unread: tuple[UnreadFact, ...] = ()
 
     @property
     def reading(self) -> GpuReading:
-        """What the last reading said of its health: nothing is wrong, where it said nothing."""
+        """The health of the last reading; without one, nothing is wrong."""
         return self.seen or GpuReading(gpu=self.uuid)
 
     @property
     def absent(self) -> bool:
-        """Whether NVML no longer lists it: its fields are those that were read last."""
+        """Whether NVML no longer lists it: its fields are from the last reading."""
         return self.fault is not None and self.fault.name == ABSENT
 
     @property
     def mig_needs_reset(self) -> bool:
-        """Whether MIG mode changes only by a reset of the GPU: so it is before Hopper. Source: NVIDIA's MIG user guide.
-
-        Of a GPU that does not tell its generation nothing is promised.
-        """
+        """Whether MIG mode changes only with a reset: before Hopper, or unknown. Source: NVIDIA's MIG user guide."""
         return self.compute_major is None or self.compute_major < _HOPPER
 
     @property
     def cuda_compute_capability(self) -> str:
-        """As a semantic version, e.g. `9.0.0`; "" if it is not known."""
+        """As a semantic version, e.g. `9.0.0`; "" if unknown."""
         return "" if self.compute_major is None else f"{self.compute_major}.{self.compute_minor or 0}.0"
 
 
 class GpuLocation(NamedTuple):
-    """Where a GPU is: its minor number, and its PCI address as sysfs writes it."""
+    """A GPU's minor number, and its PCI address as in sysfs."""
 
     minor: int
     pci_bus_id: str
 
 
 class KnownGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A GPU that this node has, or had: the name that stays with it, and how it was when it was last read.
-
-    `last` is None when nothing but the name is known. `pcie_root` and `numa_node` are as they are published.
-    """
+    """A GPU that this node has or had, with its permanent name. `last` is None if nothing else is known."""
 
     uuid: GpuUuid
     device: str
@@ -245,10 +238,7 @@ class KnownGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UnidentifiedGpu(msgspec.Struct, frozen=True):
-    """A GPU of which NVML has not told, since the session was opened, what it takes to give it to anybody; and why.
-
-    `uuid` is "" where not even that is known.
-    """
+    """A GPU that cannot be identified in this session, and why. `uuid` is "" if unknown too."""
 
     index: int
     message: str
@@ -269,11 +259,11 @@ _FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "links": ("links",),
     }
 )
-"""The fields of a GPU by the fact that they are."""
+"""The fields of a GPU by the name of the fact."""
 
 
 def as_told_before(gpu: Gpu, before: Gpu | None) -> Gpu:
-    """The GPU with what is only not known now as it was before. What the board does not have stays out."""
+    """The GPU with facts that are unknown now taken from before. Facts that the board lacks stay out."""
     if before is None:
         return gpu
     fields = [field for one in gpu.unread if not one.lacking for field in _FIELDS.get(one.name, ())]
@@ -281,7 +271,7 @@ def as_told_before(gpu: Gpu, before: Gpu | None) -> Gpu:
 
 
 class EventKind(StrEnum):
-    """What an event is about."""
+    """The kind of an event."""
 
     XID = "Xid"  # data: the XID
     CORRECTED_ECC = "CorrectedEcc"
@@ -290,11 +280,11 @@ class EventKind(StrEnum):
     MIG_CHANGED = "MigChanged"
     POISON = "Poison"
     UNAVAILABLE = "Unavailable"
-    LOST = "Lost"  # found while waiting: the GPU does not answer any more
+    LOST = "Lost"  # found while waiting: the GPU no longer answers
 
 
 class GpuEvent(msgspec.Struct, frozen=True):
-    """Something happened to a GPU, or to one of its instances. `gpu` is None when NVML could not say which."""
+    """An event of a GPU, or of one of its instances. `gpu` is None if NVML did not report which."""
 
     kind: EventKind
     gpu: GpuUuid | None
@@ -304,7 +294,7 @@ class GpuEvent(msgspec.Struct, frozen=True):
 
 
 class LocatedGpu(msgspec.Struct, frozen=True):
-    """A GPU and where it sits in the machine; None is unknown."""
+    """A GPU and its place in the machine; None is unknown."""
 
     gpu: Gpu
     pcie_root: str | None = None
@@ -312,12 +302,12 @@ class LocatedGpu(msgspec.Struct, frozen=True):
 
 
 def device_name(gpu: Gpu) -> str:
-    """The name a whole GPU is published under: its own, or the one it is given if nobody else has it."""
+    """The published name of a whole GPU: its own, or the one that it gets if it is free."""
     return gpu.device or f"gpu-{gpu.minor}"
 
 
 def position(gpu: Gpu) -> tuple[int, str]:
-    """Where a GPU stands among those of its node, in all lists: by the number in its name."""
+    """Sort key of a GPU among those of its node: the number in its name."""
     name = device_name(gpu)
     number = name.rpartition("-")[2]
     return (int(number) if number.isdecimal() else 0, name)

@@ -1,12 +1,10 @@
-"""The node's GPUs as they are now: one thread that reads NVML, and the latest view for everybody else.
+"""The node's current GPUs: one thread that reads NVML, and the latest view for everybody else.
 
-Owns the NVML session, its thread, and when it is read: at start, at intervals, and when NVML reports an event; and what sysfs
-says of where a GPU sits, of which NVML knows neither the PCIe root complex nor, on most boards, the NUMA node. Decides nothing:
-it tells its subscribers that the view is new. Claims change instances in a thread of their own; the session's lock keeps the two
-apart.
-
-A call of the driver may never return. So the thread is watched: when it is late, the view says which call hangs and since when,
-the GPU it is about takes no new work, and nothing that is known of the others is given up.
+Owns the NVML session, its thread, and when it reads: at start, at intervals, and when NVML reports an event; and a GPU's place
+from sysfs, because NVML knows neither its PCIe root complex nor, on most boards, its NUMA node. Decides nothing: it tells its
+subscribers that the view is new. Claims change instances in another thread; the session's lock keeps the two apart. A call of the
+driver may never return. So the thread is watched: if it is late, the view says which call hangs and since when, the GPU concerned
+takes no new work, and the knowledge about the others is kept.
 """
 
 import asyncio
@@ -43,19 +41,13 @@ _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
 class SysfsPcieRoots:
-    """Asks sysfs where a device sits by its address, e.g. `0000:1b:00.0`.
-
-    `sysfs_root` is what /sys is to the agent, which may be mounted elsewhere in a container.
-    """
+    """Reads a device's place by its PCI address, e.g. `0000:1b:00.0`, from the sysfs mounted at `sysfs_root`."""
 
     def __init__(self, sysfs_root: Path = Path("/sys")) -> None:
         self._devices = sysfs_root / "bus" / "pci" / "devices"
 
     def root(self, pci_bus_id: str) -> str | None:
-        """Value of resource.kubernetes.io/pcieRoot, e.g. `pci0000:15`, or None when it is not known.
-
-        It is the first component of the device's real path that is a root complex.
-        """
+        """resource.kubernetes.io/pcieRoot, e.g. `pci0000:15`: the first root complex in the device's path. None if unknown."""
         try:
             place = (self._devices / pci_bus_id).resolve(strict=True)
         except (OSError, RuntimeError):
@@ -63,7 +55,7 @@ class SysfsPcieRoots:
         return next((part for part in place.parts if _ROOT.fullmatch(part)), None)
 
     def numa_node(self, pci_bus_id: str) -> int | None:
-        """NUMA node, or None when the machine has none, for which the kernel writes -1, or does not say."""
+        """The NUMA node; None if the machine has none (the kernel's -1), or it is unknown."""
         try:
             node = int((self._devices / pci_bus_id / "numa_node").read_text())
         except (OSError, ValueError):
@@ -77,11 +69,11 @@ T = TypeVar("T")
 
 
 _CLOSING_S = 5.0
-"""So long a session that is to be ended is waited for; a call that hangs is left behind."""
+"""How long to wait for a session to end; a hanging call is left behind."""
 
 
 class HardwareView(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPUs at one moment, absent ones included. `fault` says why they could not be read; the rest is from before."""
+    """The GPUs at one moment, absent ones included. `fault` says why they could not be read; the rest is older then."""
 
     driver: DriverInfo | None = None
     gpus: tuple[LocatedGpu, ...] = ()
@@ -89,33 +81,33 @@ class HardwareView(msgspec.Struct, frozen=True, kw_only=True):
     fault: str = ""
     read_at: datetime | None = None
     hang: NvmlCall | None = None
-    """NVML does not answer: which call. `fault` says it in a sentence."""
+    """The call that hangs; `fault` has the sentence."""
     mismatch: str = ""
-    """Why no container could use a GPU though NVML answers: the driver's files are of another version than what is loaded."""
+    """Why no container could use a GPU though NVML answers: the driver's files and loaded modules have different versions."""
     deaf: str = ""
-    """Why NVML's events are not heard: the GPUs are read at intervals only, and XIDs are missed."""
+    """Why NVML reports no events: the GPUs are read at intervals only, and XIDs are missed."""
 
     @property
     def driver_version(self) -> str:
-        """The version of the loaded driver, "" if it is not known."""
+        """The version of the loaded driver, "" if unknown."""
         return self.driver.driver_version if self.driver is not None else ""
 
     @property
     def by_device(self) -> Mapping[str, Gpu]:
-        """GPUs by the names they are published under."""
+        """GPUs by their published names."""
         return MappingProxyType({device_name(located.gpu): located.gpu for located in self.gpus})
 
     @property
     def present(self) -> tuple[Gpu, ...]:
-        """Those that NVML lists."""
+        """The GPUs that NVML lists."""
         return tuple(located.gpu for located in self.gpus if not located.gpu.absent)
 
 
 class HardwareMonitor:
-    """Reads the GPUs of one node. `view` is the latest; `ready` is set when there has been a first attempt.
+    """Reads the GPUs of one node. `view` is the latest; `ready` is set after the first attempt.
 
-    `divided` adds to each GPU what it can be divided into and what it is divided into; `named` gives all of them their names.
-    `faults` remembers what NVML tells once. `mismatch` says why the driver's files do not go with the version that is loaded.
+    `divided` adds each GPU's board and instances; `named` gives all of them their names. `faults` persists what NVML reports
+    once. `mismatch` says why the driver's files do not match the loaded version.
     """
 
     def __init__(
@@ -151,8 +143,8 @@ class HardwareMonitor:
         self._probe_s = min(probe_s, rescan_s)
         self._subscribers: list[Callable[[HardwareView], None]] = []
         self._executor = DaemonExecutor("nvml", monotonic=clock.monotonic)
-        self._calm = self.view  # as it would be if nothing hung
-        self._due_s = clock.monotonic()  # when the thread was, or is, to be heard of again
+        self._calm = self.view  # the view without the hang
+        self._due_s = clock.monotonic()  # when the thread is expected, or was expected, to report
         self._read_s = clock.monotonic()
         self._hang: NvmlCall | None = None
         self._said = ""
@@ -164,17 +156,17 @@ class HardwareMonitor:
         self._subscribers.append(callback)
 
     async def show_again(self) -> None:
-        """Show the last reading once more: its GPUs may have other names."""
+        """Show the last reading again: its GPUs may have other names."""
         if self._last is not None:
             self._show(await self._named_last(self._last))
 
     def judge_again(self) -> None:
-        """Policies say something else of the faults that are known."""
+        """Judge the known faults again: policies have changed."""
         self._condemn()
 
     @property
     def reading_age_s(self) -> float:
-        """Seconds since the GPUs were last read, or since this began."""
+        """Seconds since the last reading, or since the start."""
         return self._clock.monotonic() - self._read_s
 
     async def unless_hanging(self, task: "asyncio.Task[None]") -> None:
@@ -186,7 +178,7 @@ class HardwareMonitor:
             hanging.cancel()
 
     async def run(self) -> None:
-        """Read until cancelled; then end the session. A driver that is missing or reloaded is tried again."""
+        """Read until cancelled; then end the session. A missing or reloaded driver is tried again."""
         watching = asyncio.create_task(self._watch(), name="nvml watch")
         try:
             while True:
@@ -196,7 +188,7 @@ class HardwareMonitor:
                 except NvmlError as error:
                     if self._calm.fault != str(error):
                         log.warning("nvml.unreadable", error=str(error), again_in_s=self._retry_s)
-                    # First of all: a call that hung may be over by now, and nothing else would say that there is no reading.
+                    # Show first: a call that hung may be over, and nothing else would say that there is no reading.
                     self._show(msgspec.structs.replace(self._calm, fault=str(error)))
                     await self._heard_by(0.0, partial(self._count_failure, error))
                     self._condemn()
@@ -212,7 +204,7 @@ class HardwareMonitor:
     async def _read_once(self) -> None:
         before = self._calm
         reading = await self._heard_by(0.0, self._read)
-        # Policies may have said something else while it went on: it was judged by what they said when it began.
+        # The reading was judged by the policies at its beginning, and they may have changed.
         self._last = self._judged(reading)
         if self._last.mismatch not in ("", before.mismatch):
             log.error("driver.mismatch", error=self._last.mismatch)
@@ -227,7 +219,7 @@ class HardwareMonitor:
         self._show(self._calm)
 
     async def _named_last(self, last: HardwareView) -> HardwareView:
-        """The last reading with its GPUs' names: the one that is last when they are known, judged as it is then."""
+        """The latest reading with its GPUs' names. A newer one may replace `last` while names are assigned."""
         while True:
             named = await self._named(last)
             if self._last is last or self._last is None:
@@ -235,12 +227,12 @@ class HardwareMonitor:
             last = self._last
 
     async def _heard_by(self, seconds: float, work: Callable[[], T]) -> T:
-        """Work in the thread, which is to be heard of again in so many seconds."""
+        """Run work in the thread, which must report within so many seconds."""
         self._due_s = self._clock.monotonic() + seconds
         return await self._executor.run(work)
 
     async def _watch(self) -> None:
-        """Notice that the thread is late, and that it is there again."""
+        """Notice when the thread is late, and when it is back."""
         while True:
             await self._clock.sleep(max(0.1, min(1.0, self._limit_s / 10)))
             late = self._clock.monotonic() - self._due_s > self._limit_s
@@ -248,10 +240,10 @@ class HardwareMonitor:
                 self._mark(self._late_for() if late else None)
 
     def _late_for(self) -> NvmlCall:
-        """What the thread waits for: the call that has been going on longest, its own or another thread's."""
+        """The call that the thread waits for: the longest one, its own or another thread's."""
         call = self._nvml.calling
         if call is None or self._clock.monotonic() - call.since_s < self._limit_s / 2:
-            return NvmlCall("", "", self._due_s)  # NVML answers: somebody else keeps it for long
+            return NvmlCall("", "", self._due_s)  # NVML answers; something else holds the thread
         return call
 
     def _mark(self, hang: NvmlCall | None) -> None:
@@ -278,11 +270,11 @@ class HardwareMonitor:
             deaf = self._deaf
             if self._event_wait_s > 0:
                 try:
-                    self._nvml.watch()  # before the reading: nothing that happens after it is missed
+                    self._nvml.watch()  # before the reading, so that no later event is missed
                 except CallError as error:
                     deaf = str(error)
                 except NvmlError:
-                    pass  # the reading meets it again
+                    pass  # the reading raises it again
             driver = self._nvml.driver()
             mismatch = self._mismatch(driver.driver_version)
             seen = self._nvml.gpus()
@@ -299,7 +291,7 @@ class HardwareMonitor:
             )
 
     def _count_failure(self, error: NvmlError) -> None:
-        """No GPU could be read: what is known of each stays, and nobody can say how it is now."""
+        """Record that no GPU could be read: known facts stay, and the state is Unknown."""
         if isinstance(error, DriverReloaded):
             self._faults.reloaded()
         unread = Sign(UNREADABLE, str(error))
@@ -311,12 +303,11 @@ class HardwareMonitor:
 
     def _locate(self, gpu: Gpu) -> LocatedGpu:
         address = gpu.pci_bus_id
-        # sysfs says -1 for "no node" and NVML has no such answer, so the kernel is asked first.
+        # sysfs has -1 for "no node" and NVML has no such answer, so sysfs is read first.
         numa_node = self._pcie.numa_node(address)
         return LocatedGpu(gpu, self._pcie.root(address), gpu.numa_node if numa_node is None else numa_node)
 
     async def _until_next(self) -> None:
-        """Return when it is time to read again, or when NVML has reported something."""
         if self._event_wait_s <= 0:
             self._due_s = self._clock.monotonic() + self._pause_s
             await self._clock.sleep(self._pause_s)
@@ -328,14 +319,14 @@ class HardwareMonitor:
                 events = await self._heard_by(wait_s, partial(self._wait, wait_s))
                 self._deaf = ""
             except CallError as error:
-                # Not every driver has events. The GPUs are read all the same, at their intervals.
+                # Not every driver has events. The GPUs are still read at intervals.
                 self._deaf = str(error)
                 pause_s = left_s if isinstance(error, NotSupported) else min(left_s, self._retry_s)
                 self._due_s = self._clock.monotonic() + pause_s
                 await self._clock.sleep(pause_s)
                 continue
             for event in events:
-                if event.kind is EventKind.MIG_CHANGED:  # most of these changes are our own
+                if event.kind is EventKind.MIG_CHANGED:  # mostly our own changes
                     log.debug("gpu.event", kind=event.kind, gpu=event.gpu, data=event.data)
                 else:
                     log.warning("gpu.event", kind=event.kind, gpu=event.gpu, data=event.data)
@@ -345,15 +336,11 @@ class HardwareMonitor:
 
     @property
     def _pause_s(self) -> float:
-        """Until the next reading: not long while it takes a few more to say that a fault is over, or a GPU joins its fabric.
-
-        Of neither NVML sends an event.
-        """
+        """Seconds to the next reading: few while a fault ends or a GPU joins its fabric, for which NVML sends no event."""
         joining = self._last is not None and any(one.gpu.joining for one in self._last.gpus)
         return self._probe_s if joining or self._faults.ending else self._rescan_s
 
     def _place(self, event: GpuEvent) -> InstancePlace | None:
-        """The instance that an event is about, by the last look at what there is."""
         if event.gpu_instance is None:
             return None
         located = next((one for one in self._calm.gpus if one.gpu.uuid == event.gpu), None)
@@ -363,14 +350,12 @@ class HardwareMonitor:
     def _wait(self, seconds: float) -> list[GpuEvent]:
         found = []
         for event in self._nvml.wait_events(max(1, int(seconds * 1000))):
-            self._faults.happened(
-                event, self._place(event)
-            )  # one by one: an error that ends the wait takes no event along
+            self._faults.happened(event, self._place(event))  # one by one, so that an error does not lose events
             found.append(event)
         return found
 
     def _condemn(self) -> None:
-        """Show at once what the events mean. The next reading may take its time: it is of a GPU that has just failed."""
+        """Show what the events mean immediately. The next reading may be slow, since a GPU has just failed."""
         if self._last is not None:
             self._last = self._judged(self._last)
         fresh = self._judged(self._calm)
@@ -390,7 +375,7 @@ class HardwareMonitor:
             callback(self.view)
 
     def _with_hang(self, view: HardwareView, hang: NvmlCall) -> HardwareView:
-        """The view while a call hangs. Of the GPU it is about, and of all if that is not known, nobody can say how it is."""
+        """The view while a call hangs: the GPU concerned, or all if that is unknown, has an unknown state."""
         hit = {located.gpu.uuid for located in view.gpus if hang.function and hang.gpu in ("", located.gpu.uuid)}
         gpus = tuple(
             msgspec.structs.replace(located, gpu=with_fault(located.gpu, GpuFault(DRIVER_HANGS, self._said)))

@@ -1,9 +1,8 @@
-"""NVML as the agent sees it: typed reads of the node's GPUs, and one sentence for everything that can go wrong.
+"""NVML for the agent: typed reads of the node's GPUs, and one sentence for every error.
 
-Owns the session, its events, and which GPUs there are; what is read of one is `nvml_facts`', and instances are
-`nvml_instances`'. Decides nothing: what a fault means for a claim is not its business. All calls block. A caller that makes
-several related calls holds `lock` meanwhile; a thread may wait for events without it, and must have stopped before the session
-is closed.
+Owns the session, its events, and which GPUs there are; `nvml_facts` reads one GPU, `nvml_instances` its instances. Decides
+nothing. All calls block. A caller that makes several related calls holds `lock`; a thread may wait for events without it, and
+must have stopped before the session is closed.
 """
 
 import ctypes
@@ -38,7 +37,7 @@ T = TypeVar("T")
 
 
 class NvmlCall(NamedTuple):
-    """A call that is going on, the GPU it is about ("" for none, or not known), and since when, in monotonic seconds."""
+    """A call in progress, the GPU that it concerns ("" for none or unknown), and its start in monotonic seconds."""
 
     function: str
     gpu: str
@@ -51,7 +50,7 @@ class NvmlCall(NamedTuple):
 class Nvml:
     """A session with NVML. `library` is the module pynvml, or any object with its functions.
 
-    `load` is called before a session is opened: it gives pynvml the library, unless that is to find it on its own.
+    `load` is called before a session is opened: it may give pynvml the library; otherwise pynvml finds it.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Nvml:
         self._load = load
         self._monotonic = monotonic
         self._calls: dict[int, NvmlCall] = {}  # by thread
-        self._subjects: dict[int, str] = {}  # by thread: the GPU it asked about last
+        self._subjects: dict[int, str] = {}  # by thread: the last GPU that it asked about
         self.lock = threading.RLock()
         self._given_up = threading.Condition(self.lock)
         self.sessions = 0
@@ -80,7 +79,7 @@ class Nvml:
         self._reader = GpuReader(self.call)
 
     def open(self) -> None:
-        """Start the session; DriverMissing when the node has no working driver."""
+        """Start the session. Raises DriverMissing if the node has no working driver."""
         if self._open:
             return
         self._load()
@@ -92,7 +91,7 @@ class Nvml:
         self._reader.forget()
 
     def close(self) -> None:
-        """End the session, also when the driver is already gone. Nobody may be waiting for events."""
+        """End the session, even if the driver is gone. Nobody may be waiting for events."""
         if not self._open:
             return
         self._open = False
@@ -100,12 +99,12 @@ class Nvml:
             with self._going_on("nvmlShutdown", ()):
                 self._library.nvmlShutdown()
         except pynvml.NVMLError:
-            return  # a reloaded driver knows nothing of this session, so there is nothing to end
+            return  # a reloaded driver does not know this session
 
     def aside(self, work: Callable[[], T]) -> T:
-        """What slow work that asks NVML nothing comes to. This thread gives up the lock meanwhile, however often it holds it.
+        """Run slow work that does not call NVML, and return its result. This thread releases the lock, however often it holds it.
 
-        So others may read in between, and may end the session.
+        Others may read meanwhile, and may end the session.
         """
         finished = False
 
@@ -114,8 +113,8 @@ class Nvml:
             try:
                 return work()
             finally:
-                # Set under the lock, so not before this thread's wait has given it up: who joins the other thread while it
-                # waits for the lock would wait for ever.
+                # Set under the lock, so only after this thread's wait has released it: joining the other thread while it waits
+                # for the lock would deadlock.
                 with self._given_up:
                     finished = True
                     self._given_up.notify_all()
@@ -127,10 +126,7 @@ class Nvml:
         return done.result()
 
     def driver(self) -> DriverInfo:
-        """Versions of the driver. One that cannot be read now is as it was read before in this session. DriverError.
-
-        No GPU is held back by one: it is "" if it was never read.
-        """
+        """The driver's versions; an unreadable one is as before in this session, else "", and harmless. Raises DriverError."""
         unread: list[UnreadFact] = []
 
         def told(name: str, function: str, before: str, read: Callable[[Any], str] = str) -> str:
@@ -152,21 +148,21 @@ class Nvml:
                 lambda cuda: f"{cuda // 1000}.{cuda % 1000 // 10}",
             ),
             nvml_version=told("the version of NVML", "nvmlSystemGetNVMLVersion", before.nvml_version),
-            unread=tuple(one for one in unread if one.name != "the version of NVML"),  # nobody sees it
+            unread=tuple(one for one in unread if one.name != "the version of NVML"),  # not published
         )
         return self._driver
 
     def gpus(self) -> list[Gpu]:
-        """All GPUs that could be identified, in PCI order.
+        """All identified GPUs, in PCI order.
 
-        A GPU that cannot be read now keeps what was read before and says so in its signs, as does what of it cannot be read;
-        one that was never identified in this session is in `unidentified`. DriverError when no GPU can be read at all.
+        A GPU that cannot be read now keeps what was read before, with a sign that says so; so do its unreadable facts. One that
+        was never identified in this session is in `unidentified`. Raises DriverError if no GPU can be read.
         """
         unidentified = []
         seen: dict[int, Gpu] = {}
         told: dict[int, GpuUuid] = {}
         count = self.call("nvmlDeviceGetCount")
-        if self._seen and count != self._counted:  # indexes have moved, so the handles are others'
+        if self._seen and count != self._counted:  # indexes have moved, so handles belong to other GPUs
             self._seen, self._handles, self._events = {}, {}, None
         for index in range(count):
             try:
@@ -186,14 +182,14 @@ class Nvml:
         return self._unidentified
 
     def watch(self) -> None:
-        """Listen to every GPU: `wait_events` tells what happens from now on. One that cannot be watched is tried again there."""
+        """Subscribe to every GPU's events for `wait_events`, which retries those that cannot be watched now."""
         self._watch_all(self._subscription())
 
     def wait_events(self, timeout_ms: int) -> Iterator[GpuEvent]:
-        """Wait up to `timeout_ms` for the first event, then yield all that are there.
+        """Wait up to `timeout_ms` for the first event, then yield all available ones.
 
-        DriverReloaded when the session is over, CallError when events cannot be waited for. GPUs that cannot be watched now are
-        tried again on the next call.
+        Raises DriverReloaded if the session is over, CallError if events cannot be waited for. GPUs that cannot be watched now
+        are retried at the next call.
         """
         events = self._subscription()
         self._watch_all(events)
@@ -205,11 +201,11 @@ class Nvml:
             except GpuLost:
                 lost = list(self._drop_lost(events))
                 yield from lost
-                if not lost:  # the next wait would say the same at once
+                if not lost:  # the next wait would raise it again immediately
                     raise
                 return
             except CallError:
-                self._events = None  # the next wait has a new set
+                self._events = None  # the next wait uses a new set
                 raise
             event = self._event(data, events)
             if event is not None:
@@ -226,11 +222,11 @@ class Nvml:
         return gpu if silent is None else msgspec.structs.replace(gpu, unread=(*gpu.unread, silent))
 
     def where(self, uuid: GpuUuid) -> GpuLocation:
-        """Where a GPU is now: asked of NVML, not remembered."""
+        """A GPU's current place, asked of NVML, not cached."""
         return self._reader.location(self.handle(uuid))
 
     def handle(self, uuid: GpuUuid) -> Any:
-        """Handles are kept: looking one up by UUID can take NVML seconds."""
+        """A GPU's handle, cached: looking one up by UUID can take NVML seconds."""
         if uuid not in self._handles:
             self._handles[uuid] = self.call("nvmlDeviceGetHandleByUUID", uuid)
         return self._handles[uuid]
@@ -249,14 +245,14 @@ class Nvml:
                 continue
             try:
                 if events.watched.get(index) == uuid == events.by_address.get(_address(handle)):
-                    continue  # else another board is in its place, or the same one was out in between
+                    continue  # else another board has its place, or it was removed in between
                 types = self.call("nvmlDeviceGetSupportedEventTypes", handle) & WATCHED
                 self.call("nvmlDeviceRegisterEvents", handle, types, events.handle)
                 self._unheard.pop(uuid, None)
             except CallError as error:
                 self._unheard[uuid] = UnreadFact("events", f"its XIDs are not heard of: {error}")
                 if error.blames_gpu:
-                    continue  # it is tried again on the next wait; before another driver is loaded nothing else changes
+                    continue  # retried at the next wait; other errors last until another driver is loaded
             events.watched[index] = uuid
             events.by_address[_address(handle)] = uuid
 
@@ -266,7 +262,7 @@ class Nvml:
             return None
         return GpuEvent(
             kind=kind,
-            # By its handle's address: a GPU that is gone no longer tells its UUID.
+            # By its handle's address: a lost GPU no longer reports its UUID.
             gpu=events.by_address.get(_address(data.device)) or self._uuid(data.device),
             data=int(data.eventData),
             gpu_instance=_instance(data.gpuInstanceId),
@@ -280,7 +276,7 @@ class Nvml:
             return None
 
     def _drop_lost(self, events: "_Subscription") -> Iterator[GpuEvent]:
-        """A lost GPU would end every further wait at once: go on with a new set that leaves it out."""
+        """A lost GPU would end every further wait immediately: continue with a new set without it."""
         self._events = None
         self.optional("nvmlEventSetFree", events.handle)
         for index, uuid in sorted(events.watched.items()):
@@ -296,7 +292,7 @@ class Nvml:
         return optional(self.call, function, *args)
 
     def call(self, function: str, *args: Any, **options: Any) -> Any:
-        """What the function answers; an NvmlError with one sentence when it refuses."""
+        """The function's answer. Raises an NvmlError with one sentence if NVML refuses."""
         try:
             with self._going_on(function, args):
                 return getattr(self._library, function)(*args, **options)
@@ -307,13 +303,13 @@ class Nvml:
 
     @property
     def calling(self) -> NvmlCall | None:
-        """The call that has been going on for longest. In any thread."""
+        """The longest call in progress, in any thread."""
         return min(tuple(self._calls.values()), key=lambda one: one.since_s, default=None)
 
     @contextmanager
     def _going_on(self, function: str, args: tuple[Any, ...]) -> Iterator[None]:
         thread = threading.get_ident()
-        # A wait for events may take as long as its timeout argument.
+        # A wait for events may take its whole timeout.
         waits_s = args[1] / 1000 if function == "nvmlEventSetWait_v2" else 0.0
         self._calls[thread] = NvmlCall(function, self._about(thread, function, args), self._monotonic() + waits_s)
         try:
@@ -322,7 +318,7 @@ class Nvml:
             del self._calls[thread]
 
     def _about(self, thread: int, function: str, args: tuple[Any, ...]) -> str:
-        """The UUID of the GPU that a call concerns: also where it is given an instance of the GPU that was asked about before."""
+        """The UUID of the GPU that a call concerns. An instance's handle belongs to the GPU that the thread asked about last."""
         if function == "nvmlDeviceGetHandleByIndex":
             known = self._seen.get(int(args[0]))
             self._subjects[thread] = known.uuid if known else ""
@@ -333,14 +329,14 @@ class Nvml:
         return self._subjects[thread]
 
     def _meant(self, args: tuple[Any, ...]) -> str:
-        """The UUID of the GPU that a call is about; "" when it is about none, or about an instance."""
+        """The UUID of the GPU of a call's handle; "" if it is none, or an instance's."""
         about = args[0] if args else None
         handles = tuple(self._handles.items())  # another thread may add one
         return about if isinstance(about, str) else next((uuid for uuid, one in handles if one is about), "")
 
 
 class _Subscription:
-    """An event set and whom it watches; used by the waiting thread only."""
+    """An event set and the GPUs it watches; used by the waiting thread only."""
 
     def __init__(self, handle: Any, session: int) -> None:
         self.handle = handle
@@ -358,5 +354,5 @@ def _instance(number: int) -> int | None:
 
 
 def _troubled(known: Gpu, error: CallError) -> Gpu:
-    """A GPU that answers with an error, which may say what is wrong with it. Else nobody knows."""
+    """A GPU that answers with an error: its fault if the error says one, else unreadable."""
     return only_sign(known, Sign(error.fault or UNREADABLE, str(error)))

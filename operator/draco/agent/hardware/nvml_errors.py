@@ -1,6 +1,6 @@
-"""NVML's numbers in words: which return code is which error, and what boards, events and what a GPU asks for are called.
+"""NVML's numbers in words: return codes as errors, and names of boards, events and recovery actions.
 
-Owns the hierarchy of errors, as sentences a person can act on, and the tables. What an error means for a claim is decided
+Owns the hierarchy of errors, with messages that a person can act on, and the tables. What an error means for a claim is decided
 elsewhere.
 """
 
@@ -28,11 +28,11 @@ class NvmlError(DracoError):
 
 
 class DriverError(NvmlError):
-    """The node's driver is the trouble, not one GPU."""
+    """The driver fails, not one GPU."""
 
 
 class DriverMissing(DriverError):
-    """There is no NVIDIA driver on this node, or it is not loaded."""
+    """The node has no NVIDIA driver, or it is not loaded."""
 
 
 class DriverReloaded(DriverError):
@@ -40,16 +40,16 @@ class DriverReloaded(DriverError):
 
 
 class DriverMismatched(DriverError):
-    """The library is of another version than the loaded driver: nothing can be asked until that is loaded again."""
+    """The library and the loaded driver have different versions: no call works until the driver is reloaded."""
 
 
 class CallError(NvmlError):
-    """One call is the trouble, or the GPU that it is about; the driver answers."""
+    """One call, or the GPU that it concerns, fails; the driver answers."""
 
     fault: str = ""
-    """The name of the fault that a GPU has which answers so; "" where that says nothing of its state."""
+    """The fault of a GPU that answers so; "" if the answer says nothing of its state."""
     blames_gpu: bool = True
-    """Whether a GPU that answers so may be broken. False where the answer is about the board's features, or about who asks."""
+    """Whether a GPU that answers so may be broken. False if the answer concerns the board's features or the caller's rights."""
 
 
 class GpuLost(CallError):
@@ -71,41 +71,41 @@ class PermissionMissing(CallError):
 
 
 class NotSupported(CallError):
-    """The board or the driver does not have this: there is nothing to know, and nothing is broken."""
+    """The board or the driver does not have this: nothing is broken."""
 
     blames_gpu = False
 
 
 class VersionUnknown(CallError):
-    """The driver does not know this version of a call's argument: it is older than the one that this agent was built for."""
+    """The driver does not know this version of a call's argument: it is older than the agent expects."""
 
     blames_gpu = False
 
 
 class GpuUnknown(CallError):
-    """There is no such GPU, or no such instance any more."""
+    """The GPU or instance does not exist, or no longer."""
 
     fault = faults.NOT_FOUND
 
 
 class InUse(CallError):
-    """Somebody uses the instance, or an instance in it: to be tried again, and the holder to be found."""
+    """A process uses the instance, or an instance in it: find the holder and retry."""
 
 
 class InsufficientResources(CallError):
-    """The units are taken, or an engine is used up: what is there has to be read again; asking again does not help."""
+    """The units are taken, or an engine is used up: read the instances again; a retry does not help."""
 
 
 class InvalidArgument(CallError):
-    """A number that the board does not know; also how NVML ends an enumeration."""
+    """A number that the board does not know; NVML also ends enumerations with it."""
 
 
 class NoEvent(CallError):
-    """Nothing happened in the time given; from a call that changes something: nobody knows whether it will."""
+    """No event within the timeout; from a call that changes something, the outcome is unknown."""
 
 
 def never_seen(uuid: str) -> GpuUnknown:
-    """What to raise for a GPU that this agent has not come across."""
+    """The error for a GPU that this agent has never seen."""
     return GpuUnknown(
         f"GPU {uuid} has not been seen since the agent started: it left the node, or the driver does not answer; "
         f"{_LOOK_FOR_GPU}.",
@@ -118,7 +118,7 @@ class Unreadable(CallError):
 
 
 def translated(error: Any, function: str, *, gpu: str = "") -> NvmlError:
-    """NVML's refusal of a function as one of these errors. `gpu` is the UUID of the GPU it was asked about, if of one."""
+    """NVML's refusal of a function as one of these errors. `gpu` is the UUID of the GPU it concerns, "" for none."""
     code = int(error.value)
     if code in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_GPU_NOT_FOUND) and gpu:
         return GpuUnknown(
@@ -144,7 +144,7 @@ def optional(call: Callable[..., Any], function: str, *args: Any) -> Any:
 
 
 def not_text(function: str) -> NvmlError:
-    """The error for an answer that should be text and is not UTF-8: pynvml cannot hand it on."""
+    """The error for an answer that is not UTF-8, which pynvml cannot decode."""
     sentence = (
         f"NVML's {function} answered bytes that are not text; reload the driver, or replace the GPU if they come back."
     )
@@ -152,7 +152,7 @@ def not_text(function: str) -> NvmlError:
 
 
 _NAMELESS: Mapping[int, str] = MappingProxyType({int(pynvml.NVML_ERROR_INVALID_STATE): "Invalid State"})
-"""What pynvml has no words for."""
+"""Texts that pynvml lacks."""
 _INSTALL = "install the NVIDIA driver, or have the container toolkit pass it into this container"
 _GONE = "NVML's {function} did not find the GPU or instance; it is gone, or never existed."
 _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProxyType(
@@ -217,7 +217,7 @@ _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProx
 )
 
 
-# Spelled as NVIDIA's DRA driver spells them in its attributes.
+# Spelled as in the attributes of NVIDIA's DRA driver.
 BRANDS: Mapping[int, str] = MappingProxyType(
     {
         pynvml.NVML_BRAND_QUADRO: "Quadro",

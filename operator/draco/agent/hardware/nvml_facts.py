@@ -1,9 +1,9 @@
-"""What NVML tells of one GPU: where it is, what is published of it, and how it is.
+"""What NVML reports of one GPU: its place, published facts, and health.
 
-Owns which of it a GPU cannot do without. Its UUID, its minor number and its PCI address: without them there is nothing to give to
-a container, and the caller gets the error. All the rest are facts, each asked for separately: one that the board or the driver
-does not have is left out, and nothing is wrong with the GPU; one that cannot be read now is as it was before, if it was told
-before. Either is noted. `nvml_calls` lists every call, and what each kind of refusal means there.
+Owns which facts a GPU needs. Without its UUID, minor number and PCI address it cannot be given to a container, and the caller
+gets the error. All other facts are read separately: one that the board or the driver lacks is left out, and nothing is wrong with
+the GPU; one that cannot be read now keeps its last value. Both are noted. `nvml_calls` lists every call, and the meaning of
+refusals.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Call = Callable[..., Any]
 
 
 class GpuReader:
-    """Reads one session's GPUs. `call` raises what `nvml_errors` knows."""
+    """Reads one session's GPUs. `call` raises the errors of `nvml_errors`."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -34,12 +34,12 @@ class GpuReader:
         self._links = LinkReader(call)
 
     def forget(self) -> None:
-        """A new session begins: the driver may be another one."""
+        """Start a new session: the driver may be another one."""
         self._health.forget()
         self._links.forget()
 
     def location(self, handle: Any) -> GpuLocation:
-        """Where a GPU is now. CallError when NVML does not say."""
+        """A GPU's current place. Raises CallError if NVML does not report it."""
         try:
             minor = int(self._call("nvmlDeviceGetMinorNumber", handle))
         except NotSupported as error:
@@ -48,10 +48,7 @@ class GpuReader:
         return GpuLocation(minor, f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0")
 
     def read(self, uuid: GpuUuid, index: int, handle: Any, *, before: Gpu | None) -> Gpu:
-        """A GPU whose handle and UUID are known, with its signs. CallError when NVML does not say where it is.
-
-        `before` is the same GPU as it was read last in this session.
-        """
+        """A GPU with its signs. `before`: its last reading in this session. Raises CallError if its place is unreadable."""
         where = self.location(handle)
         facts = _Facts()
         major, minor = facts.told("cudaComputeCapability", lambda: self._call(_CAPABILITY, handle)) or (None, None)
@@ -92,7 +89,7 @@ class GpuReader:
     def _reading(
         self, uuid: GpuUuid, handle: Any, facts: "_Facts", fabric: FabricReading, *, divided: bool
     ) -> GpuReading | None:
-        """How the GPU is; None when an answer says that it is in trouble as a whole."""
+        """The GPU's health; None if an answer says that the whole GPU fails."""
         try:
             reading = self._health.read(uuid, handle, divided=divided, refused=facts.not_looked_for)
         except CallError as error:
@@ -106,7 +103,7 @@ class GpuReader:
         return reading
 
     def _numa_node(self, handle: Any) -> int | None:
-        """The nearest NUMA node; nvmlDeviceGetNumaNodeId is for GPUs that are such nodes themselves."""
+        """The nearest NUMA node; nvmlDeviceGetNumaNodeId is for GPUs that are NUMA nodes themselves."""
         words = self._call("nvmlDeviceGetMemoryAffinity", handle, 16, pynvml.NVML_AFFINITY_SCOPE_NODE)
         for number, word in enumerate(map(int, words)):
             if word:
@@ -115,14 +112,14 @@ class GpuReader:
 
 
 class _Facts:
-    """Asks for one fact after the other, and keeps what was not told and what that says of the GPU."""
+    """Reads facts one by one; collects unread ones, and what they say of the GPU."""
 
     def __init__(self) -> None:
         self.unread: list[UnreadFact] = []
         self._signs: list[Sign] = []
 
     def told(self, name: str, ask: Callable[[], T]) -> T | None:
-        """A fact that every board should have; None where it is not told."""
+        """A fact that every board should have; None if not reported."""
         try:
             return ask()
         except NotSupported as error:
@@ -132,7 +129,7 @@ class _Facts:
         return None
 
     def if_any(self, name: str, ask: Callable[[], T]) -> T | None:
-        """A fact that many boards do not have; None where there is none, or it is not told."""
+        """A fact that many boards lack; None if missing or not reported."""
         try:
             return ask()
         except NotSupported:
@@ -142,19 +139,18 @@ class _Facts:
         return None
 
     def unknown(self, name: str) -> bool:
-        """Whether that was asked for and could not be read."""
+        """Whether it could not be read, although the board has it."""
         return any(one.name == name and not one.lacking for one in self.unread)
 
     def not_looked_for(self, family: FaultFamily, error: CallError) -> None:
-        """A family of faults of which nothing is known now."""
+        """Note a family of faults of which nothing is known now."""
         self.unread.append(UnreadFact(family.value, f"faults of family {family} are not looked for: {error}"))
 
     def blame(self, error: CallError) -> None:
-        """An answer that says something of the GPU itself."""
         self._signs.append(Sign(error.fault or UNREADABLE, str(error)))
 
     def judged(self, gpu: Gpu) -> Gpu:
-        """The GPU with what its refusals are signs of. What says that it is in trouble as a whole hides the rest."""
+        """The GPU with the signs of its refusals. A failure of the whole GPU hides all others."""
         graver_first = sorted(self._signs, key=lambda sign: sign.name == UNREADABLE)
         if not graver_first:
             return gpu
@@ -168,7 +164,7 @@ class _Facts:
 
 
 _HARMLESS = frozenset({"links"})
-"""What may stay unknown of a GPU that works."""
+"""Facts that may be unknown for a working GPU."""
 _CAPABILITY = "nvmlDeviceGetCudaComputeCapability"
 _NO_MINOR = (
     "The GPU has no minor number, so there is no device node /dev/nvidia<minor> that a container could be given (on WSL2 no GPU "

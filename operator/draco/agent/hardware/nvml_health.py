@@ -1,8 +1,7 @@
-"""What NVML answers about a GPU's health: one reading's signs of faults.
+"""What NVML reports about a GPU's health: one reading's signs of faults.
 
-Owns the calls, few enough to be made of every GPU at every reading: what NVML knows as field values comes in one call. Decides
-nothing: what a sign means, and until when, is in `draco.health`. What NVML does not say of a GPU is told as such, and is never
-taken for health.
+Owns the calls, few enough for every GPU at every reading: all field values come in one call. Decides nothing: `draco.health`
+knows what a sign means, and until when. What NVML does not report is marked as such, never taken for health.
 """
 
 import ctypes
@@ -19,7 +18,7 @@ from draco.resources.api.health import FaultFamily
 from draco.resources.names import GpuUuid
 
 THERMAL_MARGIN_C = 5
-"""So far below the temperature at which it slows down a GPU must be before a reading counts as one without that fault."""
+"""How far a GPU must be below its slowdown temperature for a reading to count as free of that fault."""
 _ERRORS_OF_LINKS = (
     pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
     pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL,
@@ -38,7 +37,7 @@ Refused = Callable[[FaultFamily, CallError], None]
 
 
 class HealthReader:
-    """Reads the health of one session's GPUs. `call` raises what `nvml_errors` knows."""
+    """Reads the health of one session's GPUs. `call` raises the errors of `nvml_errors`."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -46,15 +45,15 @@ class HealthReader:
         self._links: dict[GpuUuid, int] = {}
 
     def forget(self) -> None:
-        """A new session begins: the driver may be another one."""
+        """Start a new session: the driver may be another one."""
         self._slowdown_c, self._links = {}, {}
 
     def read(
         self, uuid: GpuUuid, handle: Any, *, divided: bool, refused: Refused = lambda _family, _why: None
     ) -> GpuReading:
-        """Ask about one GPU. CallError when an answer says that the GPU itself is in trouble.
+        """Read one GPU. Raises CallError if an answer says that the GPU itself fails.
 
-        `refused` is called with each family that cannot be asked about now, and why, unless the board has no such thing.
+        `refused` is called with each family that cannot be read now, and why, unless the board lacks it.
         """
         signs: list[Sign] = []
         unasked: set[FaultFamily] = set()
@@ -78,7 +77,7 @@ class HealthReader:
             if why is not None and family not in hidden:
                 refused(family, why)
         links = None
-        if divided:  # partitions have no NVLinks: how they are then says nothing
+        if divided:  # partitions have no NVLinks, so their state says nothing
             hidden.add(FaultFamily.NVLINK)
         elif not self._links.get(uuid):
             unasked.add(FaultFamily.NVLINK)
@@ -89,7 +88,7 @@ class HealthReader:
         )
 
     def _values(self, uuid: GpuUuid, handle: Any) -> dict[object, int]:
-        """The field values that there are. Those of links are asked for by link, as soon as it is known how many there are."""
+        """The available field values. Those of links are read per link, once the number of links is known."""
         wanted: list[Any] = [*_FIELDS]
         if uuid in self._links:
             wanted += [(pynvml.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in range(self._links[uuid])]
@@ -136,7 +135,7 @@ class HealthReader:
             rows = self._call("nvmlDeviceGetRemappedRows", handle)
         except CallError as error:
             _unless_faulty(error)
-            unasked.add(FaultFamily.ROW_REMAP)  # it cannot be asked of a GPU that is divided: what it last said holds
+            unasked.add(FaultFamily.ROW_REMAP)  # a divided GPU does not report it: its last answer holds
             return _unless_lacking(error)
         if rows[2]:
             signs.append(Sign(faults.REMAP_PENDING, count=int(rows[0]) + int(rows[1])))
@@ -176,7 +175,7 @@ def _recovery(action: int | None, signs: list[Sign], unasked: set[FaultFamily]) 
 
 
 def _unless_faulty(error: CallError) -> None:
-    """What an answer says of the GPU itself counts more than that one thing could not be asked."""
+    """Raise what an answer says of the GPU itself; it outranks one unreadable family."""
     if error.fault:
         raise error
 

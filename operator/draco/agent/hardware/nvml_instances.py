@@ -1,8 +1,8 @@
-"""GPU instances through NVML: what a board can be divided into, what it is divided into, and one change at a time.
+"""GPU instances through NVML: a GPU's board, its existing instances, and one change at a time.
 
 Owns every call about MIG mode, GPU instances and compute instances. Decides nothing and records nothing: `instance_manager`
-journals around these calls. Placements go to NVML by reference only: pynvml declares no argument types, and a struct passed by
-value is followed as an address, which ends the process.
+journals around these calls. Placements are passed by reference only: pynvml declares no argument types, and a struct passed by
+value is dereferenced as an address, which crashes the process.
 """
 
 import ctypes
@@ -19,18 +19,18 @@ from draco.mig.board import Board, Placement, Profile
 from draco.resources.names import GpuUuid
 
 SLOTS = 64
-"""Room in the arrays for NVML's lists; no board has as many instances, or starts, of one profile."""
+"""Length of the arrays for NVML's lists; no board has as many instances, or starts, of one profile."""
 
 
 class MigModes(msgspec.Struct, frozen=True):
-    """MIG mode of a GPU: what it is, and what it will be after a reset."""
+    """MIG mode of a GPU: the current one, and the one after a reset."""
 
     enabled: bool
     pending: bool
 
 
 class RunningProcesses(NamedTuple):
-    """The numbers of the processes that NVML lists on a GPU or an instance: those that compute, and those that only draw."""
+    """PIDs that NVML lists on a GPU or an instance: computing processes, and processes that only draw."""
 
     computing: tuple[int, ...] = ()
     drawing: tuple[int, ...] = ()
@@ -47,7 +47,7 @@ class NvmlInstances:
         self._compute_profiles: dict[tuple[GpuUuid, int], dict[int, int]] = {}
 
     def board(self, uuid: GpuUuid) -> Board | None:
-        """What the GPU can be divided into; None when it cannot be."""
+        """What the GPU can be divided into; None if it cannot be."""
         self._fresh()
         if uuid not in self._boards:
             profiles = tuple(self._profiles(self._nvml.handle(uuid)))
@@ -55,7 +55,7 @@ class NvmlInstances:
         return self._boards[uuid]
 
     def mode(self, uuid: GpuUuid) -> MigModes | None:
-        """MIG mode; None for a GPU that has no such thing."""
+        """MIG mode; None for a GPU without one."""
         found = self._nvml.optional("nvmlDeviceGetMigMode", self._nvml.handle(uuid))
         if found is None:
             return None
@@ -74,9 +74,9 @@ class NvmlInstances:
             raise translated(pynvml.NVMLError(answer), function)
 
     def instances(self, uuid: GpuUuid) -> list[Instance]:
-        """All GPU instances, also those without a compute instance, by where they start; none when MIG mode is off.
+        """All GPU instances, including those without a compute instance, by start; none if MIG mode is off.
 
-        Asked profile by profile: a walk over MIG devices does not see an instance without a compute instance.
+        Read by profile: a walk over MIG devices misses an instance without a compute instance.
         """
         mode = self.mode(uuid)
         board = self.board(uuid)
@@ -92,7 +92,7 @@ class NvmlInstances:
         return sorted(found, key=lambda one: (one.start, one.gi))
 
     def create(self, uuid: GpuUuid, placement: Placement, on_gi: Callable[[int], None]) -> Instance:
-        """Make a GPU instance there and one compute instance that spans it. `on_gi` is called with the id in between."""
+        """Create a GPU instance there and one compute instance that spans it. `on_gi` is called with the id in between."""
         device = self._nvml.handle(uuid)
         where = pynvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.profile.size)
         handle = self._nvml.call(
@@ -105,7 +105,7 @@ class NvmlInstances:
         return self._described(uuid, info, [self._nvml.call("nvmlComputeInstanceGetInfo_v2", compute)])
 
     def destroy(self, instance: Instance) -> None:
-        """Destroy the compute instance, then the GPU instance. What is gone already is fine; InUse when it is held."""
+        """Destroy the compute instance, then the GPU instance. Missing ones are fine. Raises InUse if it is held."""
         device = self._nvml.handle(instance.gpu)
         try:
             handle = self._nvml.call("nvmlDeviceGetGpuInstanceById", device, instance.gi)
@@ -116,14 +116,14 @@ class NvmlInstances:
                 compute = self._nvml.call("nvmlGpuInstanceGetComputeInstanceById", handle, instance.ci)
                 self._nvml.call("nvmlComputeInstanceDestroy", compute)
             except GpuUnknown:
-                pass  # an earlier attempt came this far
+                pass  # destroyed by an earlier attempt
         try:
             self._nvml.call("nvmlGpuInstanceDestroy", handle)
         except GpuUnknown:
             return
 
     def running(self, uuid: GpuUuid) -> RunningProcesses:
-        """The processes that use a GPU as a whole, as far as the driver can tell them: monitoring programs it does not list."""
+        """The processes that use a GPU as a whole; the driver does not list monitoring programs."""
         lists = (
             "nvmlDeviceGetComputeRunningProcesses",
             "nvmlDeviceGetMPSComputeRunningProcesses",
@@ -135,7 +135,7 @@ class NvmlInstances:
         return RunningProcesses(tuple(sorted(compute | shared)), tuple(sorted(graphics - compute - shared)))
 
     def processes(self, instance: Instance) -> list[int]:
-        """The processes that compute on an instance, as far as NVML lists them: monitoring programs it does not."""
+        """The processes that compute on an instance; NVML does not list monitoring programs."""
         if instance.ci is None:
             return []
         try:
@@ -148,7 +148,7 @@ class NvmlInstances:
         return [int(one.pid) for one in running or ()]
 
     def _fresh(self) -> None:
-        """Another session may have another driver, and with it other tables."""
+        """Drop cached tables of another session, which may have another driver."""
         if self._session != self._nvml.sessions:
             self._session = self._nvml.sessions
             self._boards, self._compute_profiles = {}, {}
@@ -167,7 +167,7 @@ class NvmlInstances:
                 yield _profile(info, starts)
 
     def _instance(self, uuid: GpuUuid, handle: Any) -> Instance | None:
-        """None when it was destroyed while we looked. NvmlError when NVML contradicts itself: what is there is not gone."""
+        """None if it was destroyed meanwhile. Raises NvmlError if NVML contradicts itself: the instance still exists then."""
         try:
             info = self._nvml.call("nvmlGpuInstanceGetInfo", handle)
             compute = [
@@ -189,7 +189,7 @@ class NvmlInstances:
             ) from error
 
     def _described(self, uuid: GpuUuid, info: Any, compute: Sequence[Any]) -> Instance:
-        """What NVML says of a GPU instance and of the compute instances in it, of which the first counts."""
+        """A GPU instance with its compute instances, of which the first counts."""
         first = min(compute, key=lambda one: int(one.id), default=None)
         return Instance(
             gpu=uuid,
@@ -198,7 +198,7 @@ class NvmlInstances:
             start=int(info.placement.start),
             size=int(info.placement.size),
             ci=None if first is None else int(first.id),
-            # Not from a walk over MIG devices: that can take seconds while others are busy.
+            # Not from a walk over MIG devices, which can take seconds on a busy GPU.
             uuid=None if first is None else str(self._nvml.call("nvmlDeviceGetUUID", first.device)),
             parts=len(compute),
         )
@@ -242,7 +242,7 @@ class NvmlInstances:
             self._nvml.call(function, parent, profile_id, array, ctypes.byref(count))
         except NotSupported as error:
             if error.code == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
-                raise  # it cannot be listed, which does not mean that nothing is there
+                raise  # unlistable, which does not mean empty
             return []
         return list(array[: count.value])
 

@@ -1,13 +1,12 @@
 """Loads the node's NVML, and no other library of the node.
 
-pynvml looks for `libnvidia-ml.so.1` on the library path. A container that has the node's library folder there would load the
-node's C library too, and die of it where that is of another release. So the path stays as the image has it: NVML is loaded by
-where it lies and handed to pynvml, and what it needs, the C library alone, is the container's.
-
-Owns which file is loaded, also after the driver was upgraded. Opens no session.
+pynvml looks for `libnvidia-ml.so.1` on the library path. A container with the node's library folder there would also load the
+node's C library, and crash if that is of another release. So the path stays as in the image: NVML is loaded by its full path and
+handed to pynvml; the C library, its only dependency, is the container's. Owns which file is loaded, also after an upgrade of the
+driver. Opens no session.
 """
 
-import _ctypes  # what unloads a library: ctypes has no public name for it
+import _ctypes  # unloads a library: ctypes has no public name for it
 import ctypes
 from typing import NamedTuple
 
@@ -21,8 +20,6 @@ log = structlog.get_logger()
 
 
 class _File(NamedTuple):
-    """Which file a library was loaded from."""
-
     path: str
     device: int
     inode: int
@@ -30,7 +27,7 @@ class _File(NamedTuple):
 
 
 class NodeLibrary:
-    """The NVML below a driver root, as pynvml's."""
+    """The NVML below a driver root, for pynvml."""
 
     def __init__(self, root: DriverRoot) -> None:
         self._root = root
@@ -38,7 +35,7 @@ class NodeLibrary:
         self._library: ctypes.CDLL | None = None
 
     def load(self) -> None:
-        """Make pynvml use the node's NVML as it is now; DriverMissing when there is none. No session may be open."""
+        """Make pynvml use the node's current NVML. Raises DriverMissing if there is none. No session may be open."""
         faults = []
         for driver in self._root.installed():
             try:

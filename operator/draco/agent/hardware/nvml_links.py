@@ -1,8 +1,8 @@
-"""What NVML answers about a GPU's NVLinks: where they lead, and which NVLink fabric the GPU is in.
+"""What NVML reports about a GPU's NVLinks: where they lead, and the GPU's NVLink fabric.
 
-Owns the calls. Where links lead is asked when another set of them is up than before, which the health reading counts with one
-call for all of them; the fabric is asked at every reading, as it completes without an event. A driver or board without these
-functions has nothing to say, and then nothing is said. Which GPUs that makes neighbours is in `draco.agent.publish.nvlink`.
+Owns the calls. Link ends are read when the set of active links changes, which the health reading counts with one call; the fabric
+is read every time, because it completes without an event. A driver or board without these functions reports nothing, and nothing
+is published. `draco.agent.publish.nvlink` computes neighbours.
 """
 
 import ctypes
@@ -20,9 +20,9 @@ Call = Callable[..., Any]
 
 
 class FabricReading(NamedTuple):
-    """`place` is None for a GPU that is in no fabric of several nodes; `pending` is one that has not joined its fabric yet.
+    """`place` is None outside a multi-node fabric; `pending`: the GPU has not joined its fabric yet.
 
-    `failed` says in a sentence why it could not join, "" where it could.
+    `failed` is a sentence why it could not join, "" if it could.
     """
 
     place: FabricPlace | None = None
@@ -31,7 +31,7 @@ class FabricReading(NamedTuple):
 
 
 class LinkReader:
-    """Reads the links of one session's GPUs. `call` raises what `nvml_errors` knows."""
+    """Reads the links of one session's GPUs. `call` raises the errors of `nvml_errors`."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -39,14 +39,11 @@ class LinkReader:
         self._without_fabric: set[GpuUuid] = set()
 
     def forget(self) -> None:
-        """A new session begins: the driver may be another one, and boards may have changed places."""
+        """Start a new session: the driver may be another one, and boards may have moved."""
         self._ends, self._without_fabric = {}, set()
 
     def ends(self, uuid: GpuUuid, handle: Any, up: int | None, fabric: FabricReading) -> LinkEnds | None:
-        """Where the links lead that are up, one bit each; None when that is not known, as while the GPU is divided.
-
-        CallError when it cannot be read now.
-        """
+        """Where the active links (one bit each) lead; None if unknown, as for a divided GPU. Raises CallError if unreadable."""
         if up is None:
             return self._ends[uuid][1] if uuid in self._ends else None
         if uuid not in self._ends or self._ends[uuid][0] != up:
@@ -68,7 +65,7 @@ class LinkReader:
         return LinkEnds(switched=switched, gpus=tuple(sorted(gpus)))
 
     def fabric(self, uuid: GpuUuid, handle: Any, *, divided: bool) -> FabricReading:
-        """Which fabric the GPU is in. CallError when that cannot be read now."""
+        """The GPU's fabric. Raises CallError if it cannot be read now."""
         if uuid in self._without_fabric:
             return FabricReading()
         for function, kind in _FABRIC_CALLS:
@@ -78,14 +75,14 @@ class LinkReader:
             except (NotSupported, VersionUnknown):
                 continue
             return _fabric(info)
-        if not divided:  # what it answers while it is divided may be another thing
+        if not divided:  # a divided GPU may answer differently
             self._without_fabric.add(uuid)
         return FabricReading()
 
 
 _FABRIC_CALLS: tuple[tuple[str, Any], ...] = (
     ("nvmlDeviceGetGpuFabricInfoV", pynvml.c_nvmlGpuFabricInfoV_t),
-    ("nvmlDeviceGetGpuFabricInfo", pynvml.c_nvmlGpuFabricInfo_t),  # drivers before 2024 have this one only
+    ("nvmlDeviceGetGpuFabricInfo", pynvml.c_nvmlGpuFabricInfo_t),  # the only one in drivers before 2024
 )
 
 

@@ -1,15 +1,14 @@
-"""Notices device plugins that give out this node's GPUs beside us: two plugins give one GPU to two pods.
+"""Detects device plugins that allocate this node's GPUs beside Draco: two plugins give one GPU to two pods.
 
-Kubernetes has an older way to give GPUs to containers, by counting them: a device plugin tells kubelet how many `nvidia.com/gpu`
-or `nvidia.com/mig-*` there are, and kubelet chooses which. Neither knows of the other. Owns finding such a plugin, in three
-places:
+A device plugin, Kubernetes' older way to give GPUs to containers, tells kubelet how many `nvidia.com/gpu` or `nvidia.com/mig-*`
+there are, and kubelet chooses which. Neither knows of the other. Owns the detection, from three sources:
 
-- the node's allocatable resources, which kubelet writes every ten seconds; what is 0 there is given out by nobody any more, which
-  is how kubelet keeps a plugin that has gone;
-- kubelet's device-plugins folder, where a plugin listens on a socket. Its name says so at once: `nvidia-gpu.sock`;
-- kubelet's own record there of what has registered, for what the node does not list yet.
+- the node's allocatable resources, which kubelet writes every ten seconds; kubelet keeps a plugin that has gone with 0, so nobody
+  allocates those;
+- kubelet's device-plugins folder, where a plugin's socket has a telling name: `nvidia-gpu.sock`;
+- kubelet's checkpoint there of registered devices, for those that the node does not list yet.
 
-What cannot be read stays as it was. Changes nothing of theirs; what follows from it is others' (`publish`, `report`).
+Sources that cannot be read keep their last state. Changes nothing of the plugins; `publish` and `report` act on the result.
 """
 
 import asyncio
@@ -36,11 +35,11 @@ from draco.resources.kinds import NODE_RESOURCES
 log = structlog.get_logger()
 
 RESOURCE: Final = re.compile(r"nvidia\.com/(gpu|mig-).*")
-"""What NVIDIA's device plugin, and those of clouds, call GPUs and MIG devices. Other devices of that vendor have other names."""
+"""The resources of NVIDIA's and of clouds' device plugins for GPUs and MIG devices. Other NVIDIA devices have other names."""
 _SOCKET: Final = re.compile(r"nvidia-?(gpu|mig).*\.sock", re.IGNORECASE)
 _RECORD: Final = "kubelet_internal_checkpoint"
 PROBE_S: Final = 10.0
-"""How often a socket is asked whether somebody listens there still: a plugin may log each time."""
+"""How often a socket is probed: a plugin may log each probe."""
 
 
 class DevicePlugins:
@@ -57,7 +56,7 @@ class DevicePlugins:
         self._informer = Informer(client, NODE_RESOURCES, field_selector=f"metadata.name={node}", clock=clock)
         self._listens: dict[SocketFile, tuple[float, bool]] = {}
         self._allocatable: dict[str, bool] | None = None
-        """Whether there is any of a resource, as the node was read last."""
+        """Whether the node, as last read, has any of a resource."""
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -69,7 +68,7 @@ class DevicePlugins:
                 await self._clock.sleep(self._check_s)
 
     async def look(self) -> None:
-        """One look at kubelet's folder and at what is known of the node."""
+        """Look once at kubelet's folder and at the known node."""
         self._look_at_node()
         sockets = await self._live_sockets()
         self._decide(sockets)
@@ -97,7 +96,7 @@ class DevicePlugins:
             self._state.tell(DevicePluginsSeen(fresh))
 
     async def _live_sockets(self) -> list[str]:
-        """The sockets of GPUs' plugins on which somebody listens."""
+        """The sockets of GPU plugins on which a process listens."""
         there: dict[SocketFile, Path] = {}
         with suppress(OSError):
             for path in self._folder.iterdir():
@@ -112,7 +111,6 @@ class DevicePlugins:
         return [path.name for one, path in there.items() if self._listens[one][1]]
 
     def _registered(self) -> list[str]:
-        """The GPUs that plugins have registered, as far as kubelet's record can be read."""
         try:
             content = (self._folder / _RECORD).read_bytes()
             devices = msgspec.json.decode(content, type=_Record).data.registered_devices
@@ -130,6 +128,6 @@ class _Record(msgspec.Struct):
 
 
 def counted(node: NodeResources) -> dict[str, bool]:
-    """The GPUs in a node's allocatable resources or capacity, and whether any of them can be allocated."""
+    """The GPU resources in a node's allocatable or capacity, and whether any can be allocated."""
     names = {*node.status.allocatable, *node.status.capacity}
     return {name: node.status.allocatable.get(name, "0") != "0" for name in names if RESOURCE.fullmatch(name)}

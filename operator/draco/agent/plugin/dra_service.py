@@ -1,7 +1,7 @@
 """Serves kubelet's calls to prepare and unprepare claims.
 
-Owns the answers: one per claim, an error never spoiling the other claims of the call, and all of them within kubelet's patience.
-The work itself is `claims.work`'s.
+Owns the answers: one per claim, so that an error does not affect the other claims of the call, and all within kubelet's timeout.
+`claims.work` does the work.
 """
 
 import asyncio
@@ -33,15 +33,15 @@ M = TypeVar("M", bound=Message)
 log = structlog.get_logger()
 
 DEADLINE_S = 40.0
-"""Kubelet gives a call 45 s; an answer that comes later is lost, and with it the reason."""
+"""Kubelet gives a call 45 s; a later answer is lost, and its reason with it."""
 HELD_PAUSES_S = (0.1, 0.4, 1.0, 2.0)
-"""How long a claim whose instance is in use is retried before kubelet gets the error."""
+"""Pauses between attempts to unprepare a claim whose instance is in use, before kubelet gets the error."""
 READ_TIMEOUT_S = 8.0
-"""For one attempt to read a claim, so that kubelet gets the API server's error, not a deadline."""
+"""Timeout of one attempt to read a claim, so that kubelet gets the API server's error, not a deadline."""
 
 
 class DraService:
-    """Behaviours of the DRAPlugin service.
+    """Methods of the DRAPlugin service.
 
     Each claim that was prepared or given up is told to the state. `hanging` says which call of NVML does not return. Calls wait
     until `opened` is set: before that the node's record is another agent's.
@@ -70,7 +70,7 @@ class DraService:
         self._clock = clock
         self._deadline_s = deadline_s
         self.calls = 0
-        """Calls that have not been answered yet."""
+        """Calls without an answer yet."""
 
     def behaviours(self) -> Mapping[str, Callable[[Any, Any], Any]]:
         """The service's methods."""
@@ -111,7 +111,7 @@ class DraService:
         return dra_v1_pb2.NodePrepareResourceResponse(devices=devices, error=error)
 
     async def _error(self, work: Callable[[], Awaitable[None]], claim: Any, done: str) -> str:
-        """Do the work in time, once the node's record is ours. Returns why it was not `done`, "" when it was."""
+        """Do the work in time, once the node's record is ours. Returns why it was not `done`, "" if it was."""
         name = f"{claim.namespace}/{claim.name}"
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -138,9 +138,9 @@ class DraService:
         )
 
     async def _allocated(self, key: ObjectKey, uid: ClaimUid) -> ResourceClaim:
-        """The claim as the API server has it; one that is prepared already as the record has it, where the server fails.
+        """The claim from the API server; a claim that is prepared already from the record, if the server fails.
 
-        A node that is cut off keeps its pods: their containers restart with the devices that they had.
+        A node without a connection keeps its pods: their containers restart with the same devices.
         """
         on_record = self._work.on_record(uid)
         if on_record is None:
@@ -184,7 +184,7 @@ class DraService:
         return dra_v1_pb2.NodeUnprepareResourceResponse(error=error)
 
     async def _give_up(self, uid: ClaimUid) -> PreparedClaim | None:
-        """Give a claim up. Often a process that still holds an instance is about to end: that is waited for a little."""
+        """Unprepare a claim. Wait a little for a process that still uses an instance: often it is about to end."""
         said = ""
         for pause_s in HELD_PAUSES_S:
             try:

@@ -1,10 +1,8 @@
-"""One plugin per driver and node: finds others, knows who was first, and keeps two agents from one state folder.
+"""One plugin per driver and node: finds others, knows which was first, and keeps two agents from one state folder.
 
-Owns finding who else serves the driver, at start and as long as we serve. Changes nothing of theirs; what follows from it is
-`registration`'s.
-
-The plugin that served first keeps the node. Any plugin found in our first look was first. Agents of ours that began at the
-same moment tell each other when that was, in the metadata of their answer at registration, which kubelet does not read.
+Owns the detection of other plugins of the driver, at start and while we serve. Changes nothing of theirs; `registration` acts on
+the result. The plugin that served first keeps the node. Any plugin found in our first look was first. Agents of ours that started
+together exchange their start times in the metadata of their answers at registration, which kubelet does not read.
 """
 
 import asyncio
@@ -28,16 +26,13 @@ from draco.kube.clock import Clock
 from draco.resources.texts import shown
 
 SERVING_SINCE = "draco-serving-since"
-"""Metadata of an agent's answer: when it began to serve, in seconds of the clock that all processes of the node share."""
+"""Metadata of an agent's answer: when it began to serve, in seconds of the node's monotonic clock."""
 ASK_AGAIN_S = 30.0
-"""A socket that gives no answer is asked again after a second, then after two, up to so many."""
+"""The longest pause before a socket without an answer is asked again; pauses double from one second."""
 
 
 class OtherPlugin(msgspec.Struct, frozen=True, kw_only=True):
-    """Another plugin of the driver. `pid` is 0 when it lives in a process namespace we cannot see.
-
-    `since_s` is when it began to serve; None when it is no agent of ours.
-    """
+    """Another plugin of the driver. `pid` 0: not visible. `since_s`: when it began to serve, None if it is no agent of ours."""
 
     socket: Path
     endpoint: str
@@ -52,13 +47,13 @@ class OtherPlugin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def peers(registry: Path, driver: str) -> list[OtherPlugin]:
-    """The live plugins of `driver` in kubelet's registry folder. A socket that nobody answers is left over and not counted."""
+    """The live plugins of `driver` in kubelet's registry folder. A socket without a listener is a leftover and does not count."""
     found = await asyncio.gather(*(_ask(path, one, driver) for path, one in _sockets(registry).items()))
     return [peer for _, peer in found if peer is not None]
 
 
 async def refuse_beside_others(registry: Path, driver: str, *, ours: Collection[SocketFile] = ()) -> None:
-    """Raise AnotherPlugin, naming it, when somebody else serves the driver on this node. `ours` are our own sockets."""
+    """Raise AnotherPlugin, naming it, if another plugin serves the driver on this node. `ours` are our own sockets."""
     found = [peer for peer in await peers(registry, driver) if peer.identity not in ours]
     if found:
         raise AnotherPlugin(
@@ -69,7 +64,7 @@ async def refuse_beside_others(registry: Path, driver: str, *, ours: Collection[
 
 
 class OtherPlugins:
-    """The other plugins of the driver while we serve it. Each socket is asked once what it is, unless it does not answer."""
+    """The other plugins of the driver while we serve it. Each socket is asked once, unless it does not answer."""
 
     def __init__(self, registry: Path, driver: str, *, clock: Clock) -> None:
         self.since_s = 0.0
@@ -81,7 +76,7 @@ class OtherPlugins:
         self._ask_again: dict[SocketFile, tuple[float, float]] = {}  # when, and how long after that
 
     def begin(self) -> None:
-        """We are about to serve: a plugin that is there now was there first."""
+        """Mark the start of serving: plugins that exist now were first."""
         self.since_s = self._clock.monotonic()
         self._earlier = frozenset(_sockets(self._registry).values())
 
@@ -92,7 +87,7 @@ class OtherPlugins:
         return peer.identity in self._earlier
 
     async def look(self, *, ours: Collection[SocketFile]) -> list[OtherPlugin]:
-        """The plugins of the driver that are there now, but for `ours`."""
+        """The plugins of the driver that exist now, except `ours`."""
         there = {path: one for path, one in _sockets(self._registry).items() if one not in ours}
         now = self._clock.monotonic()
         present = frozenset(there.values())
@@ -118,7 +113,7 @@ class OtherPlugins:
 
 
 def _sockets(registry: Path) -> Mapping[Path, SocketFile]:
-    """What kubelet would take for a plugin: every socket whose name does not begin with a dot."""
+    """The sockets that kubelet takes for plugins: all whose name does not begin with a dot."""
     found: dict[Path, SocketFile] = {}
     with suppress(OSError):
         for path in sorted(registry.rglob("*")):
@@ -129,7 +124,7 @@ def _sockets(registry: Path) -> Mapping[Path, SocketFile]:
 
 
 async def _ask(path: Path, one: SocketFile, driver: str) -> tuple[bool, OtherPlugin | None]:
-    """Whether it answered, and the plugin, if it is one of the driver."""
+    """Whether the socket answered, and the plugin, if it is of the driver."""
     pid = await asyncio.to_thread(listener, path)
     if pid is None:
         return False, None
@@ -139,7 +134,7 @@ async def _ask(path: Path, one: SocketFile, driver: str) -> tuple[bool, OtherPlu
             call = unary(channel, REGISTRATION, "GetInfo")(registration_pb2.InfoRequest(), timeout=DIAL_TIMEOUT_S)
             info, metadata = await call, await call.trailing_metadata()
     except grpc.aio.AioRpcError:
-        return False, None  # not a plugin, or one that hangs: kubelet could not register it either
+        return False, None  # not a plugin, or it hangs: kubelet could not register it either
     if info.name != driver:
         return True, None
     since_s: float | None = None
@@ -161,14 +156,14 @@ def _command(pid: int) -> str:
 
 
 class ProcessLock:
-    """Held as long as the agent runs; the kernel gives it up with the process, however that ends."""
+    """Held while the agent runs; the kernel releases it when the process ends in any way."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = -1
 
     def acquire(self) -> None:
-        """Take it; raises AnotherPlugin, which names the holder, and SettingsError where nothing can be written."""
+        """Take it. Raises AnotherPlugin, which names the holder, or SettingsError if the folder is not writable."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -188,12 +183,12 @@ class ProcessLock:
                 ours=True,
             ) from None
         self._descriptor = descriptor
-        with suppress(OSError):  # a full disk keeps no agent from giving claims up
+        with suppress(OSError):  # a full disk must not keep an agent from unpreparing claims
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
 
     def release(self) -> None:
-        """Give it up, if it was taken."""
+        """Release it, if it was taken."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1

@@ -1,12 +1,12 @@
-"""How the agent that leaves a node and the one that follows keep kubelet served in between.
+"""How a leaving agent and its successor keep kubelet served during an upgrade.
 
-An upgrade starts the next agent before it ends the one that serves (the DaemonSet's maxSurge). The next one stands by: it is
-Ready, and has neither the node's record nor a socket. When the other is told to end it says so, and the next one registers with
-kubelet, which calls it from then on; it holds those calls until the record is its own. So kubelet always has a plugin, it leaves
-the slices alone, and no call fails. An agent that dies has said nothing: the next one registers as soon as the record is free.
+An upgrade starts the next agent before it ends the serving one (the DaemonSet's maxSurge). The next one stands by: it is Ready,
+but has neither the node's record nor a socket. When the serving agent is told to end, it says so, and the next one registers with
+kubelet and holds its calls until the record is free. So kubelet always has a plugin, does not delete the slices, and no call
+fails. If the serving agent dies without a word, the next one registers as soon as the record is free.
 
-Owns the two files by which they talk, beside the record: `agent.next`, which the next one holds locked and in which it says that
-it has registered, and `agent.leaving`. What is served, and when, is `registration`'s.
+Owns the two files of this protocol, beside the record: `agent.next`, which the next agent locks and in which it writes that it
+has registered, and `agent.leaving`. `registration` decides what is served, and when.
 """
 
 import fcntl
@@ -26,11 +26,11 @@ log = structlog.get_logger()
 
 POLL_S: Final = 0.05
 WAIT_S: Final = 5.0
-"""How long an agent that leaves waits for the next one to register. A kubelet that has a backlog may take longer."""
+"""How long a leaving agent waits for the next one to register. A busy kubelet may take longer."""
 CALLS_S: Final = 10.0
-"""How long it waits for its own calls; kubelet, which ends it, waits 30 s."""
+"""How long it waits for its own calls; kubelet ends it after 30 s."""
 QUIET_S: Final = 0.2
-"""For calls that kubelet was about to make when the next one registered."""
+"""For calls that kubelet was about to make when the next agent registered."""
 _NEXT: Final = "agent.next"
 _LEAVING: Final = "agent.leaving"
 _REGISTERED: Final = b"registered"
@@ -39,7 +39,7 @@ _INSTANT_S: Final = 0.005
 
 
 class NextAgent:
-    """The place of the one agent that stands by, held while in the context."""
+    """The place of the one agent that stands by, held within the context."""
 
     def __init__(self, folder: Path) -> None:
         self._place = folder / _NEXT
@@ -47,7 +47,7 @@ class NextAgent:
         self._descriptor = -1
 
     def __enter__(self) -> Self:
-        """Raise AnotherPlugin when another one stands by."""
+        """Raise AnotherPlugin if another agent stands by."""
         descriptor = os.open(self._place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not _taken(descriptor):
             os.close(descriptor)
@@ -56,7 +56,7 @@ class NextAgent:
                 ours=True,
             )
         os.ftruncate(descriptor, 0)
-        self._leaving.unlink(missing_ok=True)  # of an earlier handover, which ended by force
+        self._leaving.unlink(missing_ok=True)  # left by an earlier handover that was killed
         self._descriptor = descriptor
         return self
 
@@ -66,19 +66,19 @@ class NextAgent:
 
     @property
     def called(self) -> bool:
-        """Whether the agent that serves has said that it leaves."""
+        """Whether the serving agent has said that it leaves."""
         return self._leaving.exists()
 
     def has_registered(self) -> None:
-        """Tell the one that leaves that kubelet calls us now. Without room on the disk it waits for that in vain, and leaves."""
+        """Tell the leaving agent that kubelet calls us now. On a full disk it gets no answer, and leaves after its wait."""
         with suppress(OSError):
             os.pwrite(self._descriptor, _REGISTERED, 0)
 
 
 async def hand_over(folder: Path, clock: Clock, *, calls: Callable[[], int]) -> None:
-    """Call the next agent, if one stands by, and return when kubelet has registered it, or after a while.
+    """Tell the next agent, if one stands by, to register; return once it has, or after a while.
 
-    Our own calls are answered by then. `calls` counts those that are not: kubelet drops them when a socket is removed.
+    Our own calls are answered by then. `calls` counts open ones: kubelet drops them when a socket is removed.
     """
     place, leaving = folder / _NEXT, folder / _LEAVING
     if not stands_by(folder):
@@ -86,8 +86,8 @@ async def hand_over(folder: Path, clock: Clock, *, calls: Callable[[], int]) -> 
     log.info("plugin.handing_over", folder=str(folder))
     deadline = clock.monotonic() + WAIT_S
     while clock.monotonic() < deadline and stands_by(folder):
-        with suppress(OSError):  # a full disk costs a gap of a second, nothing else
-            leaving.touch()  # again, for one that begins to stand by clears it away
+        with suppress(OSError):  # a full disk only costs a gap of a second
+            leaving.touch()  # repeated, because an agent that begins to stand by removes it
             if place.read_bytes() == _REGISTERED:
                 break
         await clock.sleep(POLL_S)
@@ -100,7 +100,7 @@ async def hand_over(folder: Path, clock: Clock, *, calls: Callable[[], int]) -> 
 
 
 def _taken(descriptor: int) -> bool:
-    """Whether the place is ours now. Who only looks whether an agent stands by has it for an instant, too."""
+    """Whether we locked the place. `stands_by` holds it for an instant too, so retry."""
     for _ in range(_ATTEMPTS):
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
 """The health of devices, streamed to kubelet for pod status.
 
-Owns the stream: the whole list at once, again on every change, and again before kubelet would call it out of date. A list carries
-the time at which the GPUs were last read: when they cannot be read any more, kubelet notices.
+Owns the stream: the whole list immediately, again on every change, and before kubelet considers it outdated. A list carries the
+time of the last reading, so kubelet notices when the GPUs cannot be read any more.
 """
 
 import asyncio
@@ -22,16 +22,13 @@ from draco.resources.names import GpuUuid
 
 NO_DIVISIONS: Mapping[GpuUuid, GpuMigView] = MappingProxyType({})
 TIMEOUT_S = 30
-"""Without news for so long kubelet calls a device Unknown."""
+"""After this time without news kubelet reports a device as Unknown."""
 MESSAGE_LIMIT = 1024
 GONE = "Its GPU instance is gone; when it has been made again, restart the containers that use it."
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
-    """One device's health. `at` in Unix seconds. `gpu` says which hardware it is, `part` that it is a part of that.
-
-    `fault` is the name of the fault that the message is about, "" for none.
-    """
+    """Health at `at` (Unix seconds). `part`: a partition of `gpu`. `fault`: the one in the message, "" for none."""
 
     device: str
     state: HealthState
@@ -48,10 +45,9 @@ def claimed_reports(
     claims: Iterable[PreparedClaim],
     divisions: Mapping[GpuUuid, GpuMigView],
 ) -> list[DeviceReport]:
-    """Health of what claims have under other names than those of whole GPUs: partitions, and GPUs that were called otherwise.
+    """Health of claimed devices that are not whole GPUs under their current name: partitions, and renamed GPUs.
 
-    It is that of their GPU, unless the instance itself is gone, or has a fault of its own. Before the GPUs have been read nobody
-    knows how any is, and whether it is there.
+    It is that of their GPU, unless the instance itself is gone or has a fault. Before the first reading it is Unknown.
     """
     devices = [device for claim in claims for device in claim.devices]
     if view.driver is None:
@@ -77,10 +73,7 @@ def claimed_reports(
 
 
 def reports(view: HardwareView) -> list[DeviceReport]:
-    """Health of every GPU of a view. A view that could not be refreshed says nothing about now: Unknown.
-
-    A fault stays one: no GPU gets well while nobody looks.
-    """
+    """Health of every GPU of a view. After a failed reading it is Unknown. A fault persists: no GPU recovers unobserved."""
     at = int(view.read_at.timestamp()) if view.read_at else 0
     return [msgspec.structs.replace(_report(one.gpu, view.fault, at), gpu=one.gpu.uuid) for one in view.gpus]
 
@@ -99,7 +92,7 @@ def _report(gpu: Gpu, unread: str, at: int) -> DeviceReport:
 
 
 class HealthService:
-    """The DRAResourceHealth service, of kubelet's versions v1 and v1alpha1. `update` is called with every new view."""
+    """The DRAResourceHealth service, in kubelet's versions v1 and v1alpha1. `update` is called with every new view."""
 
     def __init__(self, *, pool: str, timeout_s: int = TIMEOUT_S) -> None:
         self._pool = pool
@@ -110,7 +103,7 @@ class HealthService:
         self._told = asyncio.Event()
 
     def close(self) -> None:
-        """End every stream: the agent is going."""
+        """End every stream: the agent is stopping."""
         self._open = False
         self._told.set()
         self._changed.set()
@@ -126,7 +119,7 @@ class HealthService:
         claims: Iterable[PreparedClaim] = (),
         divisions: Mapping[GpuUuid, GpuMigView] = NO_DIVISIONS,
     ) -> bool:
-        """Take a new view, and what claims have of it; whether a state or message differs. Streams learn that at once."""
+        """Take a new view, and the claimed devices; returns whether a state or message differs. Streams send that immediately."""
         self._told.set()
         whole = reports(view)
         before, self._reports = self.reports, [*whole, *claimed_reports(whole, view, claims, divisions)]
@@ -137,8 +130,8 @@ class HealthService:
         return True
 
     async def watch(self, _request: Any, _context: Any) -> AsyncIterator[NodeWatchResourcesResponse]:
-        """The behaviour of NodeWatchResources."""
-        await self._told.wait()  # nothing is known yet: kubelet keeps what the agent before us has said
+        """Serve NodeWatchResources."""
+        await self._told.wait()  # until then kubelet keeps what the previous agent said
         while self._open:
             changed = self._changed
             yield self._response()

@@ -1,19 +1,18 @@
-"""The two Unix sockets that kubelet knows a driver by.
+"""The two Unix sockets of a driver for kubelet.
 
-Owns the sockets: their paths, their rights, the handshake of registration, that they are there as long as the agent serves and
-gone afterwards, and what follows from another plugin of the driver. What the calls do is `dra_service`'s and `health_service`'s,
-who else serves the driver is `guard`'s.
+Owns the sockets: their paths, their rights, the registration handshake, their existence while the agent serves, their removal
+afterwards, and the reaction to another plugin of the driver. `dra_service` and `health_service` answer the calls, `guard` finds
+other plugins.
 
-Kubelet watches the registry folder: at its start it takes up every socket that is there, later every socket that appears, and it
-forgets a plugin whose socket is removed. So nothing has to be done when kubelet restarts. A socket whose file has vanished
-though (the folder was wiped) can never be found again: it is made again.
+Kubelet watches the registry folder: it registers every socket that exists at its start or appears later, and forgets a plugin
+whose socket is removed. So a restart of kubelet needs no action. A socket whose file has vanished (the folder was wiped) can
+never be found again, so it is created again.
 
-Kubelet calls the plugin of a driver that registered last, and later ones may come: by a socket of their own, as plugins do that
-are updated without a gap, or by removing ours and putting theirs in its place. An agent that was there first keeps the node: it
-registers again, so that it is the last, under another path where its own is somebody else's by now. It does so twice for each
-newcomer, since kubelet may take the newcomer up a little later than we see it, and never in a loop against a plugin that would do
-the same. An agent that was not first gives way: it withdraws its registration, so that kubelet calls the other one, and goes on
-only when that is gone.
+Kubelet calls the plugin of a driver that registered last. Later ones come with their own socket, as in updates without a gap, or
+replace ours. An agent that was first keeps the node: it registers again, to be the last, under another path if its own is taken.
+It does so twice for each newcomer, since kubelet may register the newcomer a little later than we see it, but never in a loop
+against a plugin that does the same. An agent that was not first yields: it withdraws its registration, so that kubelet calls the
+other one, and continues only when that is gone.
 """
 
 import asyncio
@@ -40,21 +39,21 @@ from draco.resources.texts import shown
 log = structlog.get_logger()
 
 PATH_LIMIT = 107
-"""Bytes of a Unix socket's path, without the closing zero."""
+"""Bytes in the path of a Unix socket, without the closing zero."""
 STOP_GRACE_S = 2.0
 REGISTER_AGAIN_S = (0.0, 5.0)
-"""When to register again after another plugin was seen for the first time. Kubelet takes a second or two to take one up."""
+"""When to register again after another plugin was first seen. Kubelet takes a second or two to register one."""
 
 
 class Sockets(msgspec.Struct, frozen=True):
-    """Where kubelet finds a driver, and where it serves."""
+    """A driver's registration socket and service socket."""
 
     registration: Path
     service: Path
 
 
 def sockets(kubelet_dir: Path, driver: str) -> Sockets:
-    """The sockets of a driver; SettingsError when a path is too long for a Unix socket."""
+    """The sockets of a driver. Raises SettingsError if a path is too long for a Unix socket."""
     pair = Sockets(
         kubelet_dir / "plugins_registry" / f"{driver}-reg.sock", kubelet_dir / "plugins" / driver / "dra.sock"
     )
@@ -69,20 +68,20 @@ def sockets(kubelet_dir: Path, driver: str) -> Sockets:
 
 
 def other_sockets(usual: Sockets) -> Sockets:
-    """The sockets to use where somebody else has taken the usual ones. Their paths are as long."""
+    """The sockets to use if the usual ones are taken. Their paths have the same length."""
     name = usual.registration.name.removesuffix("-reg.sock")
     return Sockets(usual.registration.with_name(f"{name}-alt.sock"), usual.service.with_name("alt.sock"))
 
 
 class RegistrationState(msgspec.Struct, frozen=True):
-    """What kubelet last said: whether it has accepted the driver, and if not, why."""
+    """Kubelet's last answer: whether it accepted the driver, and why not."""
 
     accepted: bool = False
     error: str = ""
 
     @classmethod
     def not_yet(cls, where: Sockets) -> "RegistrationState":
-        """Kubelet has said nothing; where its folder is another one, it never will."""
+        """No answer yet; kubelet never answers if its folder is another one."""
         folder = where.registration.parent.parent
         return cls(
             error=f"Kubelet has not connected to {where.registration} yet. If it does not within a minute, kubelet's folder is "
@@ -129,7 +128,7 @@ class Plugin:
         return self._registry.identities
 
     async def register_early(self) -> None:
-        """Have kubelet call us from now on. SocketTaken when no path is free; it may be tried again."""
+        """Register with kubelet now. Raises SocketTaken if no path is free; it may be retried."""
         self._rivals.begin()
         if not self._service.serves:
             await self._service.start()
@@ -137,7 +136,7 @@ class Plugin:
         log.info("plugin.registering_early", driver=self._driver, socket=str(self._service.path))
 
     def leave(self) -> None:
-        """Go on serving, and keep the node against nobody: another agent of ours registers, and this one ends soon."""
+        """Keep serving, but do not defend the node: another agent of ours registers, and this one ends soon."""
         self._leaving = True
 
     async def withdraw(self) -> None:
@@ -146,7 +145,7 @@ class Plugin:
         await self._service.stop(grace_s=STOP_GRACE_S)
 
     async def run(self) -> None:
-        """Serve until cancelled; then remove both sockets, the registration first, so that kubelet stops calling."""
+        """Serve until cancelled; then remove both sockets."""
         try:
             self._rivals.begin()
             await self._check()
@@ -162,7 +161,7 @@ class Plugin:
             await self.withdraw()
 
     async def _check(self) -> None:
-        """Be where kubelet finds us, unless somebody else was there first."""
+        """Ensure that kubelet finds us, unless another plugin was first."""
         others = await self._rivals.look(ours=self._registry.identities)
         first = [peer for peer in others if self._rivals.was_first(peer)]
         self._plan_registrations(others)
@@ -188,7 +187,7 @@ class Plugin:
             self._state.tell(ConflictSeen(conflict))
 
     async def _lost(self, endpoint: "_Endpoint") -> None:
-        """Serve a socket that is not there: not yet, or not any more."""
+        """Serve a missing socket, whether it never existed or has vanished."""
         if endpoint.serves:
             log.warning("plugin.socket_lost", socket=str(endpoint.path))
             await endpoint.stop(grace_s=0.0)
@@ -237,7 +236,7 @@ class Plugin:
 
 
 class _Endpoint:
-    """A gRPC server on one socket file: the first of `paths` that nobody else has."""
+    """A gRPC server on one socket file: the first of `paths` that nobody else uses."""
 
     def __init__(self, paths: Sequence[Path], services: Sequence[Any]) -> None:
         self.path = paths[0]
@@ -248,16 +247,14 @@ class _Endpoint:
 
     @property
     def serves(self) -> bool:
-        """Whether it was started and not stopped."""
         return self._server is not None
 
     @property
     def identities(self) -> frozenset[SocketFile]:
-        """Its socket file."""
         return frozenset() if self._identity is None else frozenset({self._identity})
 
     async def start(self) -> None:
-        """Serve, in place of whatever an earlier run left. Only root may connect. SocketTaken when all paths are others'."""
+        """Serve, replacing what an earlier run left. Only root may connect. Raises SocketTaken if all paths are in use."""
         taken: SocketTaken | None = None
         for path in self._paths:
             try:
@@ -270,7 +267,7 @@ class _Endpoint:
         raise taken or AssertionError("an endpoint has a path")
 
     async def _start(self, path: Path) -> None:
-        """The socket is bound under a hidden name: binding to a name would remove whatever has it."""
+        """Bind under a hidden name: binding to a name removes an existing file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         hidden = hidden_beside(path)
         server = grpc.aio.server()
@@ -295,7 +292,7 @@ class _Endpoint:
         return self._identity is not None and identity(self.path) == self._identity
 
     async def stop(self, *, grace_s: float) -> None:
-        """Remove the socket, unless the file is somebody else's by now, and end the server."""
+        """Remove the socket, unless the file belongs to another process by now, and end the server."""
         if self._server is None:
             return
         server, self._server = self._server, None

@@ -1,8 +1,7 @@
-"""Socket files that several programs may want: made, found alive, and taken away without ever touching somebody else's.
+"""Socket files that several programs may want: creates, probes and removes them without touching another program's.
 
-Owns the file operations. Between a look at a file and an act on it somebody may put another in its place, so a file is never
-removed by its name: it is moved aside, looked at there, and put back if it is not the one that was meant. Nothing here unlinks a
-socket on which somebody listens.
+Owns the file operations. Another program may replace a file between a look at it and an action on it, so a file is never removed
+by name: it is moved aside, checked there, and put back if it is the wrong one. A socket with a listener is never unlinked.
 """
 
 import os
@@ -20,7 +19,7 @@ DIAL_TIMEOUT_S = 2.0
 
 
 class SocketTaken(AgentError):
-    """Somebody else listens on a socket path that we want."""
+    """Another process listens on a socket path that we want."""
 
     def __init__(self, path: Path, pid: int) -> None:
         who = f"process {pid}" if pid else "a process that is not visible from here"
@@ -28,7 +27,7 @@ class SocketTaken(AgentError):
 
 
 class SocketFile(NamedTuple):
-    """One socket file, whatever its name: numbers of files are used again, but not at the same moment."""
+    """Identity of a socket file, whatever its name: inode numbers are reused, but not at the same time."""
 
     device: int
     inode: int
@@ -36,7 +35,7 @@ class SocketFile(NamedTuple):
 
 
 def identity(path: Path) -> SocketFile | None:
-    """Which file it is; None when there is none."""
+    """The file's identity; None if it does not exist."""
     try:
         found = path.lstat()
     except OSError:
@@ -45,7 +44,7 @@ def identity(path: Path) -> SocketFile | None:
 
 
 def listener(path: Path) -> int | None:
-    """The process that listens there (0: not visible to us); None when nobody does."""
+    """The process that listens there (0: not visible to us); None without a listener."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(DIAL_TIMEOUT_S)
         try:
@@ -60,14 +59,14 @@ def listener(path: Path) -> int | None:
 
 
 def hidden_beside(path: Path) -> Path:
-    """A name in the same folder that nobody else uses and that kubelet does not look at. No longer than "x.sock"."""
+    """An unused name in the same folder that kubelet ignores. No longer than "x.sock"."""
     return path.with_name(f".{secrets.token_hex(3)}")
 
 
 def show(hidden: Path, path: Path) -> SocketFile:
-    """Give a socket that was bound under a hidden name the name under which others look for it.
+    """Give a socket that was bound under a hidden name its public name, replacing an earlier run's leftover.
 
-    What an earlier run left there goes. SocketTaken when somebody listens there; then the hidden name is removed.
+    Raises SocketTaken if a process listens there; the hidden name is removed then.
     """
     while True:
         try:
@@ -85,14 +84,13 @@ def show(hidden: Path, path: Path) -> SocketFile:
 
 
 def withdraw(path: Path, one: SocketFile) -> None:
-    """Remove that file, unless the path is another one's by now."""
+    """Remove that file, unless the path is another file by now."""
     aside = _move_aside(path, one)
     if aside is not None:
         aside.unlink(missing_ok=True)
 
 
 def _clear(path: Path) -> None:
-    """Remove what nobody listens on."""
     found = identity(path)
     if found is None:
         return
@@ -117,7 +115,7 @@ def _refuse_live(path: Path) -> None:
 
 
 def _move_aside(path: Path, one: SocketFile) -> Path | None:
-    """Give the file a hidden name; None, and nothing changed, when the path is not that file's."""
+    """Give the file a hidden name; None, with nothing changed, if the path is another file."""
     if identity(path) != one:
         return None
     aside = hidden_beside(path)
@@ -132,7 +130,7 @@ def _move_aside(path: Path, one: SocketFile) -> Path | None:
 
 
 def _put_back(aside: Path, path: Path) -> None:
-    """Give a file its name again. When that name is a third one's by now, the file keeps its hidden one."""
+    """Give a file its name again, or keep the hidden one if the name is taken by now."""
     with suppress(FileExistsError):
         os.link(aside, path, follow_symlinks=False)
         aside.unlink()

@@ -1,6 +1,6 @@
-"""gRPC services over kubelet's messages: server handlers and client calls, made from the messages' own descriptors.
+"""gRPC services over kubelet's messages: server handlers and client calls, built from the message descriptors.
 
-Owns the mapping from a service's name on the wire to Python callables, in both directions. Knows nothing of claims.
+Owns the mapping between service names on the wire and Python callables. Knows nothing of claims.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -18,10 +18,10 @@ REGISTRATION: ServiceDescriptor = registration_pb2.DESCRIPTOR.services_by_name["
 DRA_V1: ServiceDescriptor = dra_v1_pb2.DESCRIPTOR.services_by_name["DRAPlugin"]
 HEALTH_V1: ServiceDescriptor = health_v1_pb2.DESCRIPTOR.services_by_name["DRAResourceHealth"]
 HEALTH_V1ALPHA1 = "v1alpha1.DRAResourceHealth"
-"""What older kubelets call; the messages are those of v1."""
+"""The name that older kubelets call; the messages are those of v1."""
 
 SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1.DRAResourceHealth", HEALTH_V1ALPHA1)
-"""How the services are announced at registration. These are not their names on the wire."""
+"""Announced names of the services at registration. These are not their names on the wire."""
 
 UnaryBehaviour = Callable[[Any, Any], Awaitable[Message]]
 StreamBehaviour = Callable[[Any, Any], AsyncIterator[Message]]
@@ -34,9 +34,9 @@ def _classes(method: MethodDescriptor) -> tuple[type[Message], type[Message]]:
 def handlers(
     service: ServiceDescriptor, behaviours: Mapping[str, UnaryBehaviour | StreamBehaviour], *, name: str = ""
 ) -> Any:
-    """A handler for `server.add_generic_rpc_handlers`, serving every method of `service` under its name, or another.
+    """A handler for `server.add_generic_rpc_handlers`, serving every method of `service` under its name, or `name`.
 
-    A behaviour is called with (request, context); it is a coroutine function, or an async generator where the method streams.
+    A behaviour is called with (request, context); it is a coroutine function, or an async generator for a streaming method.
     """
     table = {}
     for method in service.methods:

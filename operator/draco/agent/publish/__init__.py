@@ -1,1 +1,1 @@
-"""What this node publishes: its ResourceSlices and its GpuNode."""
+"""What this node publishes: its ResourceSlices."""

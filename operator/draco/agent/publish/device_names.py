@@ -1,13 +1,13 @@
-"""The names of this node's GPUs: each stays with its board, whatever becomes of minor numbers.
+"""The names of this node's GPUs: each stays with its board, whatever minor numbers do.
 
-A GPU is published as gpu-<minor> when it is first seen, or under the lowest free number where another board has that name. From
-then on the name is its UUID's: over reboots that permute minor numbers, while it is away, and when it comes back. A board that is
-gone stays known and is published as absent, so that its name never means another board. A board in whose place another one
-sits is no longer published, unless a claim has it; its name stays reserved. Only a person's word (`FORGET` on the
-GpuNode) frees the name of an absent board.
+A GPU is published as gpu-<minor> when first seen, or under the lowest free number if another board has that name. From then on
+the name belongs to its UUID: across reboots that permute minor numbers, while it is away, and when it returns. A missing board
+stays known and is published as absent, so its name never means another board. A board whose slot has another one is no longer
+published, unless a claim has it; its name stays reserved. Only a person (`FORGET` on the GpuNode) frees the name of an absent
+board.
 
-Owns the record of the GPUs that are known, and what of it everybody else sees. Reads no NVML and no API server. A name is on
-record before it is published.
+Owns the record of known GPUs, and their view for everybody else. Reads neither NVML nor the API server. A name is recorded before
+it is published.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -51,20 +51,20 @@ UNREPORTED = "The agent does not know yet under which names it published this no
 
 
 def given(claims: Iterable[PreparedClaim]) -> list[KnownGpu]:
-    """What claims on record were given."""
+    """The GPUs of claims on record."""
     devices = (device for claim in claims for device in claim.devices)
     return [KnownGpu(uuid=device.gpu, device=gpu_name(device.device)) for device in devices]
 
 
 def published(slices: Iterable[ResourceSlice]) -> list[KnownGpu]:
-    """What slices say, newest first."""
+    """The GPUs of these slices, newest first."""
     newest_first = sorted(slices, key=lambda one: -one.spec.pool.generation)
     devices = [device for one in newest_first for device in one.spec.devices]
     return [known for device in devices if (known := _published(device)) is not None]
 
 
 def _published(device: Device) -> KnownGpu | None:
-    """The GPU that a device is, or is a part of; of the GPU itself also all that was published."""
+    """The GPU of a device, or its parent; with all published facts for a whole GPU."""
     said = {name: one.value for name, one in device.attributes.items()}
     if parent := said.get("parentUUID"):
         return KnownGpu(uuid=GpuUuid(str(parent)), device=gpu_name(device.name))
@@ -72,7 +72,7 @@ def _published(device: Device) -> KnownGpu | None:
         return None
     known = KnownGpu(uuid=GpuUuid(str(said["uuid"])), device=device.name)
     address = said.get(STANDARD_PCI_BUS_ID)
-    if not address:  # published by somebody who said less: the name is what counts
+    if not address:  # published with fewer facts: the name counts
         return known
     capability = SemVer.read(str(said.get("cudaComputeCapability", "")))
     amount = device.capacity.get("memory")
@@ -101,13 +101,13 @@ def _published(device: Device) -> KnownGpu | None:
 
 
 def reported(node: GpuNode | None) -> list[KnownGpu]:
-    """What the GpuNode says."""
+    """The GPUs of the GpuNode."""
     gpus = node.status.gpus if node else ()
     return [KnownGpu(uuid=GpuUuid(one.uuid), device=one.device) for one in gpus if one.uuid and one.device]
 
 
 def bound(known: Mapping[GpuUuid, KnownGpu], published: Iterable[KnownGpu]) -> dict[GpuUuid, KnownGpu]:
-    """The known GPUs, and those published under a name before; the first that claims a name keeps it."""
+    """The known GPUs, and previously published ones; the first that claims a name keeps it."""
     found = dict(known)
     taken = {one.device for one in found.values()}
     for one in published:
@@ -127,10 +127,10 @@ def remembered(
     needed: Collection[GpuUuid] = (),
     forget: Collection[GpuUuid] = (),
 ) -> dict[GpuUuid, KnownGpu]:
-    """The known GPUs after a reading: newcomers have names, and those in `forget` are gone if nothing of them is `needed`.
+    """The known GPUs after a reading: newcomers get names, and those in `forget` go unless they are `needed`.
 
-    Of a board in whose place another one was read nothing but the name stays, until it is read again: else it were told of as
-    absent as soon as the other one cannot be read.
+    A board whose slot has another one keeps only its name until it is read again: otherwise it would be reported as absent as
+    soon as the other one is unreadable.
     """
     here = {located.gpu.uuid: located for located in present}
     gone = {uuid for uuid in forget if uuid not in here and uuid not in needed}
@@ -157,7 +157,7 @@ def remembered(
 
 
 def _as_read(known: KnownGpu, located: LocatedGpu) -> KnownGpu:
-    """What is worth keeping of a reading: not what changes while the GPU is at work."""
+    """The lasting part of a reading, without what changes while the GPU works."""
     located = _as_told_before(located, known)
     board = located.gpu.board or (known.last.board if known.last else None)
     links = located.gpu.links or (known.last.links if known.last else None)
@@ -185,9 +185,9 @@ def shown(
     needed: Collection[GpuUuid] = (),
     unidentified: Sequence[UnidentifiedGpu] = (),
 ) -> tuple[LocatedGpu, ...]:
-    """The GPUs under their names, and those that are absent. One that has no name on record is left out.
+    """The GPUs under their names, with absent ones. One without a recorded name is left out.
 
-    One that NVML lists, and of which it has not told enough since, is not absent: it is as it was known before.
+    A GPU that NVML lists but cannot identify is not absent: it keeps its known facts.
     """
     here = [
         _under_its_name(_as_told_before(located, one), one)
@@ -211,7 +211,7 @@ def shown(
 
 
 def _as_told_before(located: LocatedGpu, known: KnownGpu) -> LocatedGpu:
-    """A GPU with what only cannot be read now, as since the agent's start, as it was when it was read last."""
+    """A GPU with facts that are unreadable now, for example since the agent's start, taken from the last reading."""
     gpu = as_told_before(located.gpu, known.last)
     return LocatedGpu(gpu, located.pcie_root, gpu.numa_node if located.numa_node is None else located.numa_node)
 
@@ -245,7 +245,7 @@ def needed_by(claims: Iterable[PreparedClaim]) -> set[GpuUuid]:
 
 
 class KnownGpus:
-    """The GPUs of one node by name: none until `tell` was called, and nothing is written before `record` was.
+    """The GPUs of one node by name: none until `tell` was called, and nothing is recorded before `record` was.
 
     `in_thread` runs what writes the record. The state says which GPUs a person calls gone for good, and of which claims have been
     allocated something.
@@ -266,16 +266,16 @@ class KnownGpus:
         self._before: list[KnownGpu] = []
 
     def tell(self, before: Iterable[KnownGpu] = ()) -> None:
-        """From now on the names are known: those on record, those of claims there, and these, of before."""
+        """Make names known: recorded ones, those of claims on record, and `before`."""
         self._before = [*given(self._record.claims.values()), *before]
         self._learned = True
 
     def record(self) -> None:
-        """From now on new names go on record: the record is what it should be."""
+        """Record new names from now on."""
         self._recording = True
 
     async def view(self, read: HardwareView) -> HardwareView:
-        """A reading with the GPUs under their names, and with the absent ones."""
+        """A reading with the GPUs under their names, and the absent ones."""
         if not self._learned:
             return HardwareView(fault=UNREPORTED, unidentified=read.unidentified)
         wanted = self._state.facts.wanted

@@ -1,7 +1,7 @@
-"""How the node's GPUs are divided, as far as it is known: also between two looks, and when nobody can look.
+"""The known division of the node's GPUs, also between readings, and when nobody can read.
 
-What claims have of a GPU stays published, and so do its counters, when it is absent, could not be looked at yet, or has just
-left: the look that missed it comes before the view in which it is absent. Else it would be everybody's as a whole meanwhile.
+What claims have of a GPU stays published, with its counters, while the GPU is absent, not read yet, or has just left (the reading
+that misses it precedes the view in which it is absent). Otherwise the whole GPU would be free for everybody meanwhile.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,6 @@ class KnownDivisions:
         return found
 
     def _remains(self, gpu: Gpu) -> GpuMigView | None:
-        """How a GPU is divided, as far as the record tells; None where it does not know its board."""
         known = self._record.known.get(gpu.uuid)
         board = gpu.board or (known.last.board if known and known.last else None)
         made = remains(msgspec.structs.replace(gpu, board=board), self._record.claims.values())
@@ -44,6 +43,5 @@ class KnownDivisions:
 
 
 def _filled(division: GpuMigView, left: GpuMigView) -> GpuMigView:
-    """The state of a GPU that could not be read, with what is known of it from before."""
     enabled = division.enabled or left.enabled
     return msgspec.structs.replace(division, capable=True, enabled=enabled, board=left.board, held=left.held)

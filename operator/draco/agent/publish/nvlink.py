@@ -1,9 +1,8 @@
-"""Which GPUs of a node reach each other over NVLink, by what NVML says of where their links lead.
+"""Which GPUs of a node reach each other over NVLink, from the ends of their links in NVML.
 
-Owns who is whose neighbour and the form in which that is published. Pure: reads nothing, writes nothing.
-
-Through switches all GPUs reach each other that have a link to one; without, those between which there is a link. A GPU that is
-absent has no neighbours. Maintenance and faults change nothing here: they are told by taints.
+Owns the neighbours and their published form. Pure: reads nothing, writes nothing. Through switches, all GPUs with a link to a
+switch reach each other; otherwise those with a link between them. An absent GPU has no neighbours. Maintenance and faults change
+nothing here: they are published as taints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,16 +18,16 @@ _NOTHING = LinkEnds()
 
 
 class NvLinks(msgspec.Struct, frozen=True):
-    """The GPUs that one has an NVLink to, by the numbers in their names, ascending, and the group in which all have one to all.
+    """A GPU's NVLink peers, as ascending numbers from their names, and its group, in which all are linked to all.
 
-    `group` is the lowest of the group's numbers; None where some of them have no link to each other, or there is no link.
+    `group` is the lowest number of the group; None if some of them are not linked, or there is no link.
     """
 
     peers: tuple[int, ...] = ()
     group: int | None = None
 
     def attributes(self) -> dict[str, DeviceAttribute]:
-        """As they are published. Names would not fit: numbers do for 16 GPUs and more, and half of a list would be a lie."""
+        """The published attributes. Numbers fit for 16 GPUs and more, names would not; a truncated list would be wrong."""
         found = {}
         peers = " ".join(map(str, self.peers))
         if peers and len(peers) <= STRING_LIMIT:
@@ -39,14 +38,14 @@ class NvLinks(msgspec.Struct, frozen=True):
 
 
 def nvlinks(gpus: Sequence[LocatedGpu]) -> dict[str, NvLinks]:
-    """The links of a node's GPUs, by device name; those without any are left out."""
+    """The links of a node's GPUs, by device name, without those that have none."""
     here = {_number(each): each.gpu.links or _NOTHING for each in gpus if not each.gpu.absent}
     address = {each.gpu.pci_bus_id: _number(each) for each in gpus if not each.gpu.absent}
     switched = {number for number, ends in here.items() if ends.switched}
     peers: dict[int, set[int]] = {number: switched - {number} if number in switched else set() for number in here}
     for number, ends in here.items():
         for other in {address[end] for end in ends.gpus if end in address} - {number}:
-            peers[number].add(other)  # a link has two ends, also where only one of them could be asked
+            peers[number].add(other)  # a link has two ends, even if only one could be read
             peers[other].add(number)
     names = {_number(each): device_name(each.gpu) for each in gpus}
     return {

@@ -1,12 +1,10 @@
 """Which devices this node offers: whole GPUs, partitions, or both, and when their order is published again.
 
-`Offering` owns what a GPU's mode means for what is published, and the pace of publishing. It holds the order that is out and
-nothing else; reads nothing, writes nothing. `Offers` hands it to the publisher whenever it may be something else. Nothing is
-offered before it is known whose the instances are and what is wanted of the GPUs: an agent that starts would otherwise withdraw
-partitions and publish them again a second later.
-
-What a claim holds, or has been allocated, stays published whatever is wanted now: the scheduler counts what is taken by the
-devices it finds in the slices, so a device dropped too early would free its counters.
+`Offering` owns the effect of a GPU's mode on what is published, and the pace of publishing. It holds the published order and
+nothing else; reads nothing, writes nothing. `Offers` passes the offer to the publisher when it may have changed. Nothing is
+offered before owners of instances and wanted layouts are known: a starting agent would withdraw partitions and publish them again
+a second later. Devices that a claim holds, or has been allocated, stay published whatever is wanted now: the scheduler counts
+used units by the devices in the slices, so dropping one too early would free its counters.
 """
 
 import asyncio
@@ -50,14 +48,14 @@ from draco.resources.names import (
 )
 
 PACE_S = 2.0
-"""At least so long between two publications that differ in their order only. A stale order is legal, it is only worse."""
+"""Minimum time between publications that differ only in their order. A stale order is legal, only worse."""
 
 
 _NOTHING: Mapping[GpuUuid, Sequence[PromisedDevice]] = MappingProxyType({})
 
 
 class DeviceOffer(msgspec.Struct, frozen=True):
-    """What to publish. `again_in_s`: something else waits that long for its turn; None when nothing waits."""
+    """What to publish. `again_in_s`: after that time something else is due; None if nothing is."""
 
     devices: list[Device]
     counters: list[CounterSet]
@@ -88,11 +86,11 @@ class Offering:
         written: bool = True,
         now_s: float,
     ) -> DeviceOffer:
-        """What to publish now. `migs` and `wanted` by UUID; a GPU without either is offered whole. `now_s` is monotonic.
+        """What to publish now. `migs` and `wanted` are by UUID; a GPU without either is offered whole. `now_s` is monotonic.
 
-        `promised` is what claims have been allocated that would not be offered any more, `isolated` what is under maintenance,
-        `operator_allocated` the GPUs that Draco gives to claims. `given_out` says whether somebody else gives out GPUs that are
-        divided, or those that are not. `written` says whether the API server has what was offered last.
+        `promised` are allocated devices that would no longer be offered, `isolated` the GPUs under maintenance,
+        `operator_allocated` those that Draco allocates. `given_out` says whether another allocator gives out divided GPUs, or
+        undivided ones. `written` says whether the API server has the last offer.
         """
         plain: list[Device] = []
         divisible: list[Divisible] = []
@@ -137,7 +135,7 @@ class Offering:
         return DeviceOffer(devices, partitions.counters(divisible), again_in_s)
 
     def _reorder(self, gpus: Sequence[Divisible], now_s: float) -> float | None:
-        """Take up the best order, if it is another one in a way that counts and its time has come."""
+        """Adopt the best order if it differs in a way that counts and the pace permits; returns seconds to wait, or None."""
         fresh = partitions.better(self._order, gpus)
         if fresh is None:
             return None
@@ -150,7 +148,7 @@ class Offering:
     def _divisible(
         self, located: LocatedGpu, mig: GpuMigView, wanted: WantedGpu | None, keep: KeptInstances
     ) -> Divisible | None:
-        """The GPU as one whose partitions are offered; None where it is offered whole, as if there were no MIG."""
+        """The GPU with its partitions to offer; None if it is offered whole, as if there were no MIG."""
         board = mig.board
         if board is None:
             return None
@@ -168,14 +166,14 @@ class Offering:
     def _static(self, common: dict[str, Any], layout: tuple[Placement, ...], keep: KeptInstances) -> Divisible | None:
         if self.partitionable:
             return Divisible(**common, layout=layout, whole=bool(keep.whole))
-        # Without counters nothing keeps the scheduler from what overlaps, so it must not be there.
+        # Without counters nothing keeps the scheduler from overlapping devices, so they must not be published.
         kept = common["beside"]
         free = (one for one in layout if one in kept or not any(one.mask & other.mask for other in kept))
         return None if keep.whole else Divisible(**common, layout=tuple(free), whole=False)
 
 
 def _claimed(mig: GpuMigView, board: Board) -> tuple[Placement, ...]:
-    """Where claims have instances, and where they had some that are gone: those are theirs until they are given up."""
+    """Placements of claims' instances, and of lost ones: those are the claims' until they are unprepared."""
     held = [one.instance.key for one in mig.held if one.use is Use.CLAIM]
     return tuple(
         Placement(profile, key.start)
@@ -185,7 +183,7 @@ def _claimed(mig: GpuMigView, board: Board) -> tuple[Placement, ...]:
 
 
 def _is_to_be_reset(located: LocatedGpu, mig: GpuMigView, wanted: WantedGpu | None) -> bool:
-    """Whether a reset is wanted now, for the MIG mode, and is permitted: it waits for work to end, and for none to begin."""
+    """Whether a reset is wanted for the MIG mode and permitted: it waits until work ends, and no new work may begin."""
     if wanted is None or not (wanted.reset_permitted and mig.capable and located.gpu.mig_needs_reset):
         return False
     return mig.enabled is (wanted.mode is MigMode.DISABLED)
@@ -196,14 +194,14 @@ def _linked(device: Device, links: NvLinks) -> Device:
 
 
 def _kept_from_scheduler(device: Device) -> Device:
-    """The device as one that Draco allocates: selectors see it, and kube-scheduler passes it by."""
+    """The device as one that Draco allocates: selectors see it, and kube-scheduler skips it."""
     allocator = {ATTRIBUTE_ALLOCATOR: DeviceAttribute(string=ALLOCATED_BY_OPERATOR)}
     marked = msgspec.structs.replace(device, attributes=device.attributes | allocator)
     return _tainted(marked, TAINT_OPERATOR_ALLOCATED)
 
 
 def _tainted(device: Device, key: str, value: str = "") -> Device:
-    """The device as one that the scheduler is to pass by, before all else that is said of it."""
+    """The device with a taint for the scheduler, before all its other taints."""
     taint = DeviceTaint(key=key, value=value, effect="NoSchedule")
     return msgspec.structs.replace(device, taints=as_many_as_fit([taint, *device.taints]))
 
@@ -217,11 +215,11 @@ def _whole(
     resets: bool,
     parted: bool,
 ) -> Device:
-    """A GPU that is offered undivided, tainted where it cannot be had so now. `parted`: claims have parts of it."""
+    """An undivided GPU, tainted if it is not available as such now. `parted`: claims have parts of it."""
     taints = isolation_taints(isolated) + judgement.taints(located.gpu.faults)
     if mig.foreign:
         taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
-    if mig.board is None and (mig.state is MigState.DIRTY or parted):  # nobody knows what there is of it
+    if mig.board is None and (mig.state is MigState.DIRTY or parted):  # what exists of it is unknown
         taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=MigState.DIRTY.value, effect="NoSchedule"))
     taints += joining_taints(located)
     if mig.enabled and located.gpu.mig_needs_reset:
@@ -234,7 +232,7 @@ def _whole(
 log = structlog.get_logger()
 
 PATIENCE_S = 30.0
-"""So long a GpuNode that is served and cannot be read is waited for; then GPUs are offered by what was wanted of them last."""
+"""How long to wait for an unreadable GpuNode; after that, GPUs are offered by what was wanted last."""
 
 
 class Offers:
@@ -260,18 +258,18 @@ class Offers:
         self._offering = Offering()
 
     def touch(self, _change: object = None) -> None:
-        """Offer what there is now."""
+        """Compute the offer again."""
         self._queue.add("")
 
     def features_seen(self, change: FeaturesSeen) -> None:
-        """From now on the cluster keeps the counters of partitions, or keeps them no more."""
+        """The cluster now keeps, or does not keep, the counters of partitions."""
         kept = change.features.partitionable_devices is not False
         if kept is not self._offering.partitionable:
-            self._offering = Offering(partitionable=kept)  # what was offered before says nothing any more
+            self._offering = Offering(partitionable=kept)  # earlier offers mean nothing now
         self.touch()
 
     async def run(self, *, recovered: asyncio.Event, follows: bool) -> None:
-        """Offer until cancelled, from `recovered` on. `follows`: there are GpuNodes, so what is wanted will be known."""
+        """Offer until cancelled, from `recovered` on. `follows`: GpuNodes are served, so what is wanted will become known."""
         await recovered.wait()
         await self._keeper.recalled.wait()
         if follows:

@@ -1,10 +1,8 @@
-"""What is published of a GPU that can be divided: the whole, its partitions, and the counters that they draw from.
+"""The devices of a GPU that can be divided: the whole, its partitions, and the counters that they consume.
 
 Owns NVIDIA's names for partitions, their capacities and counters, the order in which the scheduler meets them, and when that
-order has become wrong enough to be published again. Pure: reads nothing, writes nothing.
-
-The scheduler takes the first device that fits, in the order of the slices and of the devices in them. So the order is the plan:
-each profile's placements come in the order in which they cost least of what still fits.
+order is bad enough to be published again. Pure: reads nothing, writes nothing. The scheduler takes the first device that fits, in
+the order of the slices and of their devices. So the order steers it: each profile's placements are sorted by capability loss.
 """
 
 import heapq
@@ -36,16 +34,15 @@ from draco.resources.quantity import Format, Quantity
 
 _UNSETTLED = frozenset({MigState.DIRTY, MigState.NEEDS_RESET})
 _PARENTS_ONLY = frozenset({"uuid", "addressingMode"})
-"""Attributes of a whole GPU that its partitions do not have."""
+"""Attributes of a whole GPU that its partitions lack."""
 
 
 class Divisible(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU whose partitions are published, before they exist.
 
-    `profiles` are the names of those that may be had, empty for all. `layout` are the only placements there will be; None means
-    that every one can be asked for. `beside` stay published whatever the other two say: claims hold them. `whole` says whether
-    the GPU can be had undivided as well. `isolated` is what of it is under maintenance. `resets`: it is to be reset as soon as
-    nobody uses it.
+    `profiles` are the names of offered profiles, empty for all. `layout` are the only placements; None means that every placement
+    is possible. `beside` are published in any case: claims hold them. `whole`: the undivided GPU is offered too. `isolated` are
+    its maintenance entries. `resets`: it is reset as soon as nobody uses it.
     """
 
     located: LocatedGpu
@@ -60,17 +57,17 @@ class Divisible(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uuid(self) -> GpuUuid:
-        """The GPU's."""
+        """The GPU's UUID."""
         return self.located.gpu.uuid
 
     @property
     def space(self) -> Geometry:
-        """What of the board is worth keeping room for."""
+        """The geometry of the board, with the offered profiles."""
         return geometry(self.board, self.profiles)
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        """Those that are published."""
+        """The published placements."""
         offered = self.layout
         if offered is None:
             allowed = self.profiles
@@ -79,12 +76,12 @@ class Divisible(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> State:
-        """What of it cannot be had: all that is held, but for idle instances that would give way."""
+        """What is unavailable: all held instances, except idle ones, which would give way."""
         return self.space.state_of(self._held(warm=False))
 
     @property
     def warm(self) -> frozenset[Placement]:
-        """Idle instances that are there already."""
+        """Existing idle instances."""
         return frozenset(self._held(warm=True))
 
     def _held(self, *, warm: bool) -> Iterator[Placement]:
@@ -101,13 +98,13 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def partition_name(parent: str, placement: Placement) -> str:
-    """The name of a partition: gpu-0-mig-1g10gb-19-4. NVML's profile id tells apart what is alike without its signs."""
+    """The name of a partition: gpu-0-mig-1g10gb-19-4. NVML's profile id distinguishes profiles that differ only in signs."""
     profile = placement.profile.name.replace(".", "").replace("+", "-")
     return f"{parent}-mig-{profile}-{placement.profile.id}-{placement.start}"
 
 
 def devices(gpus: Sequence[Divisible], driver: DriverInfo, order: Sequence[Place]) -> list[Device]:
-    """The GPUs as devices: those to be had whole first, then the partitions in the given order."""
+    """The GPUs as devices: whole ones first, then the partitions in the given order."""
     ascending = sorted(gpus, key=lambda each: position(each.located.gpu))
     by_uuid = {each.uuid: _Maker(each, driver) for each in ascending}
     whole = [by_uuid[each.uuid].whole() for each in ascending if each.whole]
@@ -125,8 +122,8 @@ def counters(gpus: Sequence[Divisible]) -> list[CounterSet]:
 def order(gpus: Sequence[Divisible]) -> list[Place]:
     """Every partition, small profiles before large ones, each profile's best placement first.
 
-    Behind it comes the one that is best once the first is taken, and so on: several claims that come faster than an order is
-    published do not spread over GPUs that are all alike. What fits comes before what does not.
+    Next comes the one that is best once the first is taken, and so on: several claims within one publication do not spread over
+    equal GPUs. Placements that fit come before those that do not.
     """
     ascending = sorted(gpus, key=lambda each: position(each.located.gpu))
     profiles = {(each.profile.size, each.profile.id) for gpu in gpus for each in gpu.placements}
@@ -141,7 +138,7 @@ def order(gpus: Sequence[Divisible]) -> list[Place]:
 
 
 class _Ranked(NamedTuple):
-    """A placement and how good it is when its turn comes; smaller is better."""
+    """A placement and its rank at its turn; smaller is better."""
 
     cost: tuple[int, ...]
     cold: bool
@@ -153,9 +150,9 @@ class _Ranked(NamedTuple):
 def _row(
     space: Geometry, state: State, offered: tuple[Placement, ...], warm: frozenset[Placement]
 ) -> tuple[_Ranked, ...]:
-    """One profile's placements on one GPU in the order in which claims for it should take them, then what has no turn.
+    """One profile's placements on one GPU in the order in which claims should take them, then those without room.
 
-    Among equals an idle instance that is there already comes before one to be made.
+    Among equals an existing idle instance comes before one to be created.
     """
     now, taken, left = state, [], list(offered)
     while left:
@@ -170,7 +167,6 @@ def _row(
 
 
 def _merged(rows: Sequence[tuple[Divisible, Sequence[_Ranked]]]) -> Iterator[Place]:
-    """The rows of all GPUs as one, the best of their heads first."""
     heads = [(row[0][:3], index, 0) for index, (_, row) in enumerate(rows) if row]
     heapq.heapify(heads)
     while heads:
@@ -184,9 +180,9 @@ def _merged(rows: Sequence[tuple[Divisible, Sequence[_Ranked]]]) -> Iterator[Pla
 
 
 def better(published: Sequence[Place], gpus: Sequence[Divisible]) -> list[Place] | None:
-    """The order by which a first-fit scheduler would now choose better for some profile; None if the published one does as well.
+    """The order if a first-fit scheduler would now choose better by it for some profile; None if the published one is as good.
 
-    An order of other partitions is always replaced. A stale one is legal: it only spends more of what still fits.
+    An order of other partitions is always replaced. A stale one is legal: it only loses more capability.
     """
     fresh = order(gpus)
     if set(published) != set(fresh):
@@ -201,7 +197,7 @@ def better(published: Sequence[Place], gpus: Sequence[Divisible]) -> list[Place]
 
 
 def _cost(space: Geometry, state: State, placement: Placement) -> tuple[int, ...]:
-    """Smaller is better: whether it does not fit, then as the planner compares placements, but for the start."""
+    """Smaller is better: first whether it does not fit, then the planner's rank, without the start."""
     if not space.fits_at(state, placement):
         return (1,)
     ranked = space.rank(state, placement)
@@ -217,8 +213,6 @@ def _first_fitting(places: Sequence[Place], costs: Mapping[Place, tuple[int, ...
 
 
 class _Maker:
-    """Makes the devices of one GPU."""
-
     def __init__(self, gpu: Divisible, driver: DriverInfo) -> None:
         self._gpu = gpu
         self._plain = slices.device(gpu.located, driver)
@@ -252,7 +246,7 @@ class _Maker:
         )
 
     def _taints(self, placement: Placement | None) -> list[DeviceTaint]:
-        """Those that matter most come first: not all may find room. A sick GPU stays published; dropped, it would look lost."""
+        """The most important first: not all may fit. A sick GPU stays published; without it, it would look lost."""
         mask = -1 if placement is None else placement.mask
         taints = isolation_taints(self._gpu.isolated, self._gpu.board, placement)
         taints += judgement.taints(self._gpu.located.gpu.faults, None if placement is None else placement.mask)
@@ -269,13 +263,11 @@ class _Maker:
 
 
 def _amounts(profile: Profile) -> dict[str, str]:
-    """A partition's capacities, as quantities."""
     engines = {name: str(getattr(profile, field)) for name, field in ENGINE_CAPACITIES.items()}
     return engines | {"memory": _memory(profile)}
 
 
 def _most(gpu: Divisible) -> dict[str, str]:
-    """What the whole has of each: the most that any of its profiles has."""
     profiles = gpu.board.profiles
     engines = {name: str(max(getattr(each, field) for each in profiles)) for name, field in ENGINE_CAPACITIES.items()}
     return engines | {"memory": _memory(max(profiles, key=lambda each: each.memory_mib))}

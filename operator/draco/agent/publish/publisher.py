@@ -1,7 +1,7 @@
-"""Writes the node's ResourceSlices to the API server and keeps them as they should be.
+"""Writes the node's ResourceSlices to the API server and keeps them up to date.
 
-Owns the writes to ResourceSlices. Level-triggered: a change of the hardware, of a slice, by whomever, or of the Node is only a
-wake-up. Kubelet deletes a node's slices when it starts and when the driver was away: they come back on their own.
+Owns the writes to ResourceSlices. Level-triggered: a change of the hardware, of a slice, by anybody, or of the Node only wakes
+it. Kubelet deletes a node's slices when it starts and when the driver was away; they are then written again.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ log = structlog.get_logger()
 
 NODE_MISSING_S = 5.0
 RECHECK_S = 300.0
-"""How often to look without a reason: a Node made again under its old name does not touch the slices at once."""
+"""Resync interval: a Node recreated under its name does not touch the slices immediately."""
 GONE_S = 0.2
-"""A slice was deleted while we looked, as a kubelet does when it starts: the watch will say which."""
+"""Retry after a slice was deleted meanwhile, as a starting kubelet does: the watch will show which."""
 UNSEEN_S = 5.0
-"""How long a write of ours may take to come back through the watch before it is no longer waited for."""
+"""How long to wait for a write of ours to come back through the watch."""
 
 
 class SlicePublisher:
@@ -57,12 +57,12 @@ class SlicePublisher:
         self._written: tuple[list[Device], list[CounterSet]] | None = None
         self._announces = True  # the cluster takes taints that keep nobody away
         self._generation = 0
-        self._unseen: dict[ObjectKey, int] = {}  # resource versions of our writes that the watch has not brought yet
+        self._unseen: dict[ObjectKey, int] = {}  # resource versions of our writes that the watch has not shown yet
         self._unseen_until = 0.0
-        self._kept: dict[ObjectKey, tuple[Content, Content]] = {}  # what was asked, what the server made of it
+        self._kept: dict[ObjectKey, tuple[Content, Content]] = {}  # what was asked, and what the server stored
 
     def want(self, devices: Sequence[Device], counters: Sequence[CounterSet] = ()) -> None:
-        """Publish these devices, and the counters they draw from, from now on. Until the first call nothing is touched."""
+        """Publish these devices and their counters from now on. Until the first call nothing is written."""
         wanted = (list(devices), list(counters))
         if wanted != self._wanted:
             self._wanted = wanted
@@ -80,16 +80,16 @@ class SlicePublisher:
 
     @property
     def is_written(self) -> bool:
-        """Whether the API server has what is to be published now."""
+        """Whether the API server has what should be published now."""
         return self._written is self._wanted
 
     @property
     def unserved_s(self) -> float:
-        """For how long the cluster has not served ResourceSlices; 0 if it does."""
+        """How long the cluster has not served ResourceSlices; 0 if it does."""
         return self._informer.unserved_s
 
     async def run(self) -> None:
-        """Publish until cancelled. The slices stay: pods that run keep their devices."""
+        """Publish until cancelled. The slices stay: running pods keep their devices."""
         self._informer.subscribe(self._seen)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._informer.run(), name="slices")
@@ -111,7 +111,7 @@ class SlicePublisher:
         if self._wanted is None:
             return None
         if self._unseen and self._clock.monotonic() < self._unseen_until:
-            return UNSEEN_S  # what the store says is older than what we wrote
+            return UNSEEN_S  # the store is older than our writes
         self._unseen.clear()
         try:
             node = await self._client.get(NODES, ObjectKey("", self._node))
@@ -133,7 +133,7 @@ class SlicePublisher:
             try:
                 await self._write(plan)
             except Invalid as error:
-                # Kubernetes 1.34 takes no taint of the effect None, and with it no slice: tried again without.
+                # Kubernetes 1.34 rejects a slice with a taint of effect None: retried without such taints.
                 if self._announces and devices != [_without_notes(one) for one in devices]:
                     log.warning("slices.notes_left_out", error=str(error))
                     self._announces = False
@@ -169,7 +169,7 @@ class SlicePublisher:
         if slices.same_content(answer, slices.content(asked)):
             self._kept.pop(key, None)
         else:
-            # A feature gate that is off drops fields. Asking again would not help; what the server keeps has to do.
+            # A disabled feature gate drops fields. Asking again does not help: what the server stores is accepted.
             log.warning("slices.fields_dropped", slice=key.name)
             self._kept[key] = (slices.content(asked), slices.content(answer))
 
@@ -191,6 +191,5 @@ class SlicePublisher:
 
 
 def _without_notes(device: Device) -> Device:
-    """A device without the taints that keep nobody away."""
     kept = [one for one in device.taints if one.effect in BLOCKING_EFFECTS]
     return device if kept == device.taints else msgspec.structs.replace(device, taints=kept)

@@ -1,6 +1,6 @@
-"""What is published: GPUs as devices, and devices as the ResourceSlices of one pool.
+"""GPUs as devices, and devices as the ResourceSlices of one pool.
 
-Owns NVIDIA's names for whole GPUs, the limits of a slice, and the decision what to write when the API server has something else.
+Owns NVIDIA's names for whole GPUs, the limits of a slice, and the decision what to write if the API server has something else.
 Pure: reads nothing, writes nothing.
 """
 
@@ -43,18 +43,18 @@ STRING_LIMIT = 64
 
 
 def memory(gpu: Gpu) -> str:
-    """A GPU's memory as a quantity in canonical form, such as 81559Mi; "" if nobody knows how much it has."""
+    """A GPU's memory as a canonical quantity, such as 81559Mi; "" if unknown."""
     return "" if gpu.memory_bytes is None else str(Quantity.of(gpu.memory_bytes, Format.BINARY_SI))
 
 
 def version(text: str) -> str | None:
-    """A driver's version as a semantic one: 580.65.06 becomes 580.65.6, 12.8 becomes 12.8.0. None when it cannot be read."""
+    """A driver's version as a semantic one: 580.65.06 becomes 580.65.6, 12.8 becomes 12.8.0. None if it is invalid."""
     parsed = SemVer.read(text, loosely=True)
     return str(parsed) if parsed is not None and len(str(parsed)) <= STRING_LIMIT else None
 
 
 def unpublishable(driver: DriverInfo) -> list[str]:
-    """Why versions that the driver tells are not published, as sentences."""
+    """Why the driver's versions are not published, as sentences."""
     told = {"driverVersion": driver.driver_version, "cudaDriverVersion": driver.cuda_driver_version}
     unread = {one.name for one in driver.unread}
     return [
@@ -66,7 +66,7 @@ def unpublishable(driver: DriverInfo) -> list[str]:
 
 
 def device(located: LocatedGpu, driver: DriverInfo) -> Device:
-    """A whole GPU as a device. What is unknown is left out, so that a selector that needs it does not match by accident."""
+    """A whole GPU as a device. Unknown facts are left out, so a selector that needs one does not match by accident."""
     gpu = located.gpu
     strings = {
         "type": "gpu",
@@ -95,19 +95,19 @@ def device(located: LocatedGpu, driver: DriverInfo) -> Device:
 
 
 def _cut(text: str) -> str:
-    """What of a text fits into an attribute: the limit is one of bytes."""
+    """The text cut to an attribute's limit, which is in bytes."""
     return text.encode(errors="replace")[:STRING_LIMIT].decode(errors="ignore")
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What one slice of the pool holds: devices, or the counters that devices of other slices draw from."""
+    """The content of one slice of the pool: devices, or the counters that devices of other slices consume."""
 
     devices: list[Device] = []
     shared_counters: list[CounterSet] = []
 
 
 def split(published: Sequence[Device], counters: Sequence[CounterSet] = ()) -> list[Content]:
-    """Counters, then devices, in as few slices as the limits allow, in order. Nothing still means one slice, an empty one."""
+    """Counters, then devices, in as few slices as the limits allow, in order. Without devices, one empty slice."""
     limit = TAINTED_DEVICES_PER_SLICE if any(_counts_double(one) for one in published) else DEVICES_PER_SLICE
     contents = [Content(shared_counters=chunk) for chunk in _chunks(counters, COUNTER_SETS_PER_SLICE)]
     contents += [Content(devices=chunk) for chunk in _chunks(published, limit)]
@@ -128,7 +128,7 @@ def _counts_double(one: Device) -> bool:
 
 
 def slice_name(node: str, driver: str, index: int) -> str:
-    """The name of the pool's slice number `index`: the same each time, and in list order the order of the devices."""
+    """The name of the pool's slice number `index`: stable, and its list order is the order of devices."""
     name = f"{node}-{driver}-{index:03d}"
     if len(name) <= LONGEST_NAME:
         return name
@@ -137,7 +137,7 @@ def slice_name(node: str, driver: str, index: int) -> str:
 
 
 class Publisher(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose slices they are. The pool has the node's name; `uid` is the Node object's, which owns them."""
+    """The owner of slices. The pool has the node's name; `uid` is the Node object's, which owns them."""
 
     node: str
     uid: str
@@ -145,12 +145,12 @@ class Publisher(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> OwnerReference:
-        """The Node: with it the slices go."""
+        """The Node: its slices are deleted with it."""
         return OwnerReference(api_version="v1", kind="Node", name=self.node, uid=self.uid, controller=True)
 
 
 class SlicePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to write. Written in this order: replace, create, delete."""
+    """What to write, in this order: replace, create, delete."""
 
     generation: int
     replace: list[ResourceSlice] = []
@@ -159,7 +159,7 @@ class SlicePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def empty(self) -> bool:
-        """Whether the API server has what we want."""
+        """Whether there is nothing to write."""
         return not (self.replace or self.create or self.delete)
 
     def __str__(self) -> str:
@@ -173,12 +173,12 @@ SameContent = Callable[[ResourceSlice, Content], bool]
 
 
 def content(one: ResourceSlice) -> Content:
-    """What a slice holds."""
+    """The content of a slice."""
     return Content(one.spec.devices, one.spec.shared_counters)
 
 
 def same_content(observed: ResourceSlice, wanted: Content) -> bool:
-    """Whether a slice says what we want, whenever its taints were added."""
+    """Whether a slice has the wanted content, whatever the times of its taints."""
     return observed.spec.shared_counters == wanted.shared_counters and [
         _without_times(one) for one in observed.spec.devices
     ] == [_without_times(one) for one in wanted.devices]
@@ -201,13 +201,12 @@ def plan(
     last_generation: int = 0,
     same: SameContent = same_content,
 ) -> SlicePlan:
-    """What to write so that the pool has the devices `wanted` and the counters that they draw from.
+    """What to write so that the pool has the devices `wanted` and the counters that they consume.
 
-    `observed` are the driver's slices of this node, including those of other writers.
-
-    The generation grows when the devices, or their distribution over slices, differ from the newest observed ones; it stays
-    when slices are merely missing or their owner is an earlier Node of the same name. Slices under other names, left by another
-    installation of the driver, are superseded by a higher generation and deleted.
+    `observed` are the driver's slices of this node, including those of other writers. The generation grows when the devices, or
+    their distribution over slices, differ from the newest observed ones; it stays if slices are only missing or owned by an
+    earlier Node of the same name. Slices with other names, left by another installation of the driver, are superseded by a higher
+    generation and deleted.
     """
     chunks = split(wanted, counters)
     names = [slice_name(by.node, by.driver, index) for index in range(len(chunks))]

@@ -1,7 +1,7 @@
-"""Which taints a published device has: those of maintenance and of a fabric that is not joined yet, and as many as find room.
+"""The taints of a published device: those of maintenance and of an unjoined fabric, limited to what fits.
 
-Owns which of them concern a partition, and which stay out where there are more than Kubernetes permits. Those of faults are
-`health.judgement`'s. Pure.
+Owns which of them concern a partition, and which are dropped if there are more than Kubernetes permits. `health.judgement` has
+those of faults. Pure.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,24 +14,24 @@ from draco.resources.names import TAINT_UNSETTLED, UNSETTLED_FABRIC, read_partit
 
 
 def joining_taints(located: LocatedGpu) -> list[DeviceTaint]:
-    """The taint of a whole GPU that is still being registered with its NVLink fabric; its partitions do not need that."""
+    """The taint of a whole GPU that has not joined its NVLink fabric; partitions do not use the fabric."""
     return (
         [DeviceTaint(key=TAINT_UNSETTLED, value=UNSETTLED_FABRIC, effect="NoSchedule")] if located.gpu.joining else []
     )
 
 
 def as_many_as_fit(taints: Sequence[DeviceTaint]) -> list[DeviceTaint]:
-    """The taints that find room: what keeps claims away before what is only said, else those that come first."""
+    """The taints within Kubernetes' limit: blocking ones before announcements, otherwise the first."""
     return sorted(taints, key=lambda one: one.effect not in BLOCKING_EFFECTS)[:TAINTS_PER_DEVICE]
 
 
 def isolation_taints(
     isolated: Iterable[IsolatedGpu], board: Board | None = None, placement: Placement | None = None
 ) -> list[DeviceTaint]:
-    """The taints of a GPU that is under maintenance, or of the partition at `placement`, as far as that is concerned.
+    """The taints of a GPU under maintenance, or of the partition at `placement`, if it is concerned.
 
-    Under maintenance as a part of the GPU are that part and all that cannot be had together with it. A part that the board does
-    not know stands for the whole.
+    Maintenance of a part of the GPU concerns that part and all that cannot coexist with it. A part that the board does not know
+    means the whole GPU.
     """
     found: dict[TaintIdentity, DeviceTaint] = {}
     for each in isolated:
@@ -47,7 +47,7 @@ def isolation_taints(
 
 
 def _compete(board: Board, one: Placement, other: Placement) -> bool:
-    """Whether the GPU's counters cannot pay for both."""
+    """Whether the GPU's counters are too small for both."""
     fields = (*ENGINE_CAPACITIES.values(), "memory_mib")
     return bool(one.mask & other.mask) or any(
         getattr(one.profile, field) + getattr(other.profile, field)

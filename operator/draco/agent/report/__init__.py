@@ -1,1 +1,1 @@
-"""What is said of this node: in the status of its claims, and in its GpuNode."""
+"""What is reported of this node: in the status of its claims, and in its GpuNode."""

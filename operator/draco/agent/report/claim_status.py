@@ -1,9 +1,8 @@
-"""What the claim's own status says of our devices: which hardware they are, that they are ready, and how they are.
+"""The devices in a claim's status: their hardware, whether they are ready, and their health.
 
-Owns the entries of our driver in `status.devices`, and the shape of their `data` (docs/reference/device-identity.md). Devices are
-looked up by what they are, never by their names. Works in the background: kubelet never waits for it, and a failed write is
-tried again. The API server drops the entries when the claim is deallocated. Of a claim that is not on record any more nothing
-is remembered.
+Owns the entries of our driver in `status.devices`, and the format of their `data` (docs/reference/device-identity.md). Devices
+are matched by hardware, never by name. Works in the background: kubelet never waits for it, and failed writes are retried. The
+API server drops the entries when the claim is deallocated. Nothing is remembered of a claim that is no longer on record.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +27,7 @@ log = structlog.get_logger()
 
 
 class ClaimRef(NamedTuple):
-    """A claim by its name and the uid that name must have."""
+    """A claim by name, with its UID."""
 
     namespace: str
     name: str
@@ -39,7 +38,7 @@ class ClaimRef(NamedTuple):
 
 
 IDENTITY_VERSION = 1
-"""Of the shape of `data`. What is added leaves it as it is."""
+"""The version of the format of `data`. Additions do not change it."""
 
 
 SPACED = (
@@ -49,7 +48,7 @@ SPACED = (
 
 
 def _spaced(error: Invalid) -> bool:
-    """Whether the API server saw a change of the allocation, of which a report says nothing: it compares bytes, not values."""
+    """Whether the API server saw a change of the allocation, which a report never makes: it compares bytes, not values."""
     return "status.allocation" in error.message and "immutable" in error.message
 
 
@@ -74,7 +73,7 @@ def wanted(claim: PreparedClaim, driver: str, health: Iterable[DeviceReport]) ->
 
 
 def identity(device: PreparedDevice) -> dict[str, Any]:
-    """Which hardware a device is, to join claims with what NVML and DCGM measure. What is unknown is left out."""
+    """A device's hardware, to join claims with metrics of NVML and DCGM. Unknown facts are left out."""
     said: dict[str, Any] = {"version": IDENTITY_VERSION, "pciBusID": device.pci_bus_id}
     part = device.partition
     if part is None:
@@ -92,10 +91,10 @@ def identity(device: PreparedDevice) -> dict[str, Any]:
 
 
 def with_first_board(fresh: AllocatedDeviceStatus, before: AllocatedDeviceStatus | None) -> AllocatedDeviceStatus:
-    """The entry, with the hardware that `before` says the claim got, and that it is another now, if it is.
+    """The entry with the hardware that the claim got first, according to `before`, and a condition if it is another now.
 
-    A board that is exchanged, or another machine under the node's name, has the name of the device all the same: the program
-    ran, or runs still, on the one before. Partitions are made again with other UUIDs; what counts is their GPU.
+    An exchanged board, or another machine under the node's name, keeps the device's name, but the program ran, or still runs, on
+    the previous one. Partitions are compared by GPU, because they get new UUIDs when recreated.
     """
     then, now = "" if before is None else before.board, fresh.board
     if before is None or not then or not now or then == now:
@@ -122,10 +121,7 @@ def _healthy(device: PreparedDevice, report: DeviceReport | None) -> Condition:
 
 
 def left_behind(before: Iterable[AllocatedDeviceStatus]) -> list[AllocatedDeviceStatus]:
-    """What stays of the entries when the pod has ended: those that say what was wrong with its devices.
-
-    Kubelet does not tell a pod that has ended of its devices any more.
-    """
+    """Entries to keep when the pod has ended: those with faults. Kubelet reports no devices of a pod that has ended."""
     over = Condition(
         type="Ready", status="False", reason="Unprepared", message="The pod that had the device has ended."
     )
@@ -141,7 +137,7 @@ def _of_fault(condition: Condition) -> bool:
 
 
 class ClaimReporter:
-    """Writes claims' device status. `claims` are the claims on record, `health` tells how the devices are."""
+    """Writes claims' device status. `claims` are the claims on record, `health` returns the devices' health."""
 
     def __init__(
         self,
@@ -159,11 +155,11 @@ class ClaimReporter:
         self._claims = claims
         self._health = health
         self._clock = clock
-        self._refused: dict[ClaimUid, str] = {}  # what was said of claims on record
+        self._refused: dict[ClaimUid, str] = {}  # messages about claims on record
         self._queue: WorkQueue[ClaimRef] = WorkQueue(clock=clock, base_s=0.5, cap_s=120.0)
 
     def touch(self, claim: PreparedClaim) -> None:
-        """Something about the claim changed: it was prepared, given up, or a device's health differs."""
+        """Look at a claim that was prepared or unprepared, or whose devices' health changed."""
         self._queue.add(ClaimRef(claim.namespace, claim.name, claim.uid))
 
     def touch_all(self, _change: object = None) -> None:
@@ -197,9 +193,9 @@ class ClaimReporter:
                 CLAIMS, claim.metadata.key, body, manager=FIELD_MANAGER_AGENT, subresource="status"
             )
         except (NotFound, Conflict):
-            return 1.0  # deleted or made again while we looked; looking again settles it
+            return 1.0  # deleted or recreated meanwhile; the next look settles it
         except Invalid as error:
-            # Deallocated meanwhile, or the right to report is missing: trying at once would not help.
+            # Deallocated meanwhile, or the right to report is missing: an immediate retry would not help.
             self._say_refused(ref, SPACED if _spaced(error) else str(error))
             return None if _spaced(error) else 60.0
         self._refused.pop(ref.uid, None)

@@ -1,12 +1,10 @@
-"""The Lease by which the operator sees that this node's agent lives.
+"""The Lease by which the operator sees that this node's agent is alive.
 
-The agent renews it four times in its duration, as long as the agent can do its work: it reads the GPUs, has published them and
-serves kubelet. An agent that cannot falls silent, and the operator keeps new claims off the node's GPUs (`health.fencing`) until
-the lease is renewed again. It belongs to the Node, and goes with it.
-
-Owns the writes to that Lease. Never gives it up: the next agent goes on with it, and what has no agent is to be fenced. Each
-renewal is one write without a read, so a thousand agents with leases of 20 s make some 230 small writes a second, spread by
-chance. The times in it are for people: the operator compares none with its own clock.
+The agent renews it four times in its duration while it can do its work: it reads the GPUs, has published them and serves kubelet.
+Otherwise it stops renewing, and the operator keeps new claims off the node's GPUs (`health.fencing`) until the next renewal. The
+Node owns the Lease. Owns the writes to that Lease. Never releases it: the next agent continues with it, and a node without an
+agent is to be fenced. Each renewal is one write without a read, so a thousand agents with leases of 20 s make some 230 small
+writes a second, spread by jitter. Its times are for people: the operator never compares them with its own clock.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,9 +27,9 @@ from draco.resources.names import DRACO_DOMAIN, LABEL_AGENT_LEASE, LABEL_MANAGED
 log = structlog.get_logger()
 
 POLL_S: Final = 0.25
-"""How often an agent that is silent looks whether it can go on. It costs no request."""
+"""How often a silent agent checks whether it can continue. This costs no request."""
 RENEWALS: Final = 4
-"""So many in the duration of a lease: three may fail."""
+"""Renewals per duration of the lease: three may fail."""
 
 
 class AgentLease:
@@ -90,8 +88,8 @@ class AgentLease:
         try:
             await self._write(self._lease)
         except (Conflict, NotFound, AlreadyExists):
-            # Changed or deleted by somebody, or our own write whose answer was lost. A lease that is another's is ours as well:
-            # the one agent that serves the node is we.
+            # Changed or deleted by somebody, or our own write whose answer was lost. A lease with another holder is ours too:
+            # only one agent serves the node.
             self._lease = await self._read()
             await self._write(self._lease)
 
@@ -138,7 +136,7 @@ class AgentLease:
         return self._duration_s / RENEWALS
 
     def _say_silent(self, hindrance: str) -> None:
-        """Say why nothing is renewed, once it has been renewed or an agent that starts would be ready by now."""
+        """Log why nothing is renewed, once the lease was renewed or a starting agent would be ready by now."""
         now = self._clock.monotonic()
         if not hindrance:
             if self._silent:

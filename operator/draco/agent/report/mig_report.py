@@ -1,7 +1,4 @@
-"""What a GpuNode says of how its GPUs are divided.
-
-Owns the translation from what the agent knows to what people and the operator read. Pure; `node_status` writes it.
-"""
+"""How a GpuNode reports the division of its GPUs, for people and the operator. Pure; `node_status` writes it."""
 
 from collections.abc import Iterable, Mapping
 
@@ -16,7 +13,7 @@ from draco.resources.names import GpuUuid
 
 
 def boards(gpus: Iterable[Gpu]) -> Mapping[Board, str]:
-    """A name for each distinct board, after the product; where one product has several tables they are numbered."""
+    """A name for each distinct board, after the product; several tables of one product are numbered."""
     names: dict[Board, str] = {}
     for gpu in gpus:
         if gpu.board is None or gpu.board in names:
@@ -38,7 +35,7 @@ def _profile(one: Profile) -> MigProfile:
 
 
 def mig(gpu: Gpu, divisions: Mapping[GpuUuid, GpuMigView], names: Mapping[Board, str]) -> api.GpuMig | None:
-    """How a GPU is divided; None while that is not known. One without MIG says so, and nothing else."""
+    """How a GPU is divided; None while unknown. One without MIG reports only that."""
     division = divisions.get(gpu.uuid)
     if division is None:
         return None

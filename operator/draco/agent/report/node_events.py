@@ -1,7 +1,4 @@
-"""The Events on this node: what people have to do something about, each said once.
-
-Owns their reasons and sentences. Which Events are posted, and how often, is `kube.events`'.
-"""
+"""The Events on this node: what people have to act on, each recorded once. `kube.events` decides which are posted."""
 
 from collections.abc import Mapping
 
@@ -22,7 +19,7 @@ log = structlog.get_logger()
 
 
 class NodeEvents:
-    """Tells of one node. `faults` has the news of the GPUs' faults, `inventory` what was tried with their instances."""
+    """Records one node's Events. `faults` has news of the GPUs' faults, `inventory` attempts to change their instances."""
 
     def __init__(
         self, events: EventRecorder, state: NodeState, faults: FaultRecord, inventory: MigInventory, *, node: str
@@ -37,7 +34,7 @@ class NodeEvents:
         self._blamed: dict[PlacementKey, str] = {}
 
     def tell(self, reason: str, action: str, note: str, about: str = "", kind: EventType = "Warning") -> None:
-        """An Event on the Node, whose uid in Events is its name, as kubelet has it. `about` tells series apart."""
+        """Record an Event on the Node, whose uid in Events is its name, as kubelet does it. `about` distinguishes series."""
         node = ObjectReference(
             api_version="v1",
             kind="Node",
@@ -53,7 +50,7 @@ class NodeEvents:
             self.tell("RegistrationRefused", "Register", f"Kubelet refused the driver: {change.error}")
 
     def conflict_seen(self, change: ConflictSeen) -> None:
-        """Somebody else serves the driver, too."""
+        """Another plugin serves the driver too."""
         conflict = change.conflict
         if conflict is None:
             self._log.info("plugin.uncontested")
@@ -62,12 +59,12 @@ class NodeEvents:
         self.tell("AnotherPlugin", "GiveWay" if conflict.gives_way else "KeepNode", conflict.sentence)
 
     def device_plugins_seen(self, change: DevicePluginsSeen) -> None:
-        """A device plugin gives out GPUs of this node, too."""
+        """A device plugin allocates GPUs of this node too."""
         if change.device_plugins:
             self.tell("DevicePlugin", "Taint", str(change.device_plugins))
 
     def gpus_read(self, change: GpusRead) -> None:
-        """Faults began or are over; a series of its own for each fault of each GPU."""
+        """Faults began or are over; one series per fault and GPU."""
         names = {one.gpu.uuid: device_name(one.gpu) for one in change.view.gpus}
         while self._faults.news:
             news = self._faults.news.popleft()
@@ -77,10 +74,10 @@ class NodeEvents:
             self.tell("GpuFaultEnded" if news.over else "GpuFault", "Watch", note, f"{news.gpu}/{news.name}", kind)
 
     def instances_seen(self, _change: object) -> None:
-        """Instances are others, or are known by now."""
+        """Instances changed, or became known."""
         facts, refused = self._state.facts, self._inventory.refused
         if not facts.recovered:
-            return  # whose the instances are is on record, and that has not been read yet
+            return  # owners of instances are on record, which has not been read yet
         before, self._notified = self._notified, facts.divisions
         for uuid, division in self._notified.items():
             known = before.get(uuid) or GpuMigView(gpu=uuid)
@@ -104,13 +101,13 @@ class NodeEvents:
         return f"GPU instance {instance.gi} ({self._inventory.named(instance.key)}){bare}"
 
     def _unsettled(self, division: GpuMigView) -> bool:
-        """Whether people have to know. They need not of steps that are on their way, nor twice of what is in use."""
+        """Whether people should know. Steps in progress need no Event, and instances in use have one already."""
         refused = any(one.instance.key in self._inventory.refused for one in division.held)
         return division.dirty and division.message != UNFINISHED and not refused
 
 
 def _newly_foreign(known: GpuMigView, division: GpuMigView) -> list[HeldInstance]:
-    """What others have made, or made whole, since the last time. What they take apart again is nothing new."""
+    """Instances that others created or completed since the last time. One that lost its compute instance is not new."""
     whole = {one.instance.key: one.instance.ci is not None for one in known.foreign}
     return [
         one

@@ -1,6 +1,6 @@
 """The GpuNode of this node: what its agent sees and does, for people and for the operator.
 
-Owns the object's existence and its status. Where the kind is not installed the agent works without it and says so once.
+Owns the object's existence and its status. If the kind is not installed, the agent works without it and logs that once.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 RECHECK_S = 300.0
 FIGURES_S = 30.0
-"""How seldom it is written when nothing but how often and when something was seen has changed."""
+"""The longest delay of a write if only counts and times of faults have changed."""
 FAULTS_PER_GPU = 64
 ABSENT_S = 60.0
 JOINING = (
@@ -50,16 +50,16 @@ JOINING = (
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the status is made of. `claims` counts those that are prepared."""
+    """The input of the status. `claims` is the number of prepared ones."""
 
     driver: str
     facts: NodeFacts
     registration: RegistrationState
     claims: int
     folders_problem: str = ""
-    """Why what claims need cannot be written."""
+    """Why folders that claims need cannot be written."""
     certificate_problem: str | None = None
-    """What is the matter with the certificate of the metrics, "" for nothing; None where there is none."""
+    """The problem of the metrics certificate, "" for none; None without a certificate."""
 
 
 def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
@@ -130,7 +130,7 @@ def _left_in_mig_mode(gpu: Gpu, division: GpuMigView) -> bool:
 
 
 def without_figures(said: GpuNodeStatus) -> GpuNodeStatus:
-    """A status without how often and when faults were seen, which a program can change as fast as it likes."""
+    """A status without counts and times of faults, which a program can change at any rate."""
     gpus = [msgspec.structs.replace(gpu, faults=[_without_figures(one) for one in gpu.faults]) for gpu in said.gpus]
     return msgspec.structs.replace(said, gpus=gpus)
 
@@ -173,7 +173,7 @@ def _conditions(node_report: NodeReport, gpus: Sequence[GpuStatus]) -> list[Cond
 
 
 def _unreadable(view: HardwareView) -> tuple[str, str]:
-    """Why not every GPU can be read, as a reason and a message; twice "" when all can."""
+    """Why not every GPU is readable, as a reason and a message; both "" if all are."""
     if view.driver is None or view.fault:
         return ("Unreadable" if view.hang is None else DRIVER_HANGS), view.fault
     if view.mismatch:
@@ -183,7 +183,7 @@ def _unreadable(view: HardwareView) -> tuple[str, str]:
 
 
 def _complete(view: HardwareView, gpus: Sequence[GpuStatus]) -> list[Condition]:
-    """Whether all is published that a node can have, and no GPU waits for somebody. Nothing before the GPUs have been read."""
+    """Whether everything is published and no GPU waits for a person. Nothing before the first reading."""
     if view.driver is None:
         return []
     by_note: dict[str, list[str]] = {}
@@ -199,12 +199,11 @@ def _complete(view: HardwareView, gpus: Sequence[GpuStatus]) -> list[Condition]:
 
 
 def _exclusive(conflict: str) -> Condition:
-    """Whether nobody else serves the driver on this node."""
     return _condition("Exclusive", not conflict, "OnlyPlugin", "AnotherPlugin", conflict)
 
 
 def _partitionable(features: Features | None) -> list[Condition]:
-    """Nothing as long as it is not known. A cluster without partitions is as ready as any other."""
+    """Nothing while unknown. A cluster without partitions does not make the node less ready."""
     if features is None or features.partitionable_devices is None:
         return []
     why = " ".join(f"{each.consequence} {each.remedy}" for each in features.missing if each.name == PARTITIONABLE)
@@ -217,7 +216,7 @@ def _claims_there(leftovers: str) -> list[Condition]:
 
 
 def _if_known(name: str, problem: str | None, why: str, why_not: str) -> list[Condition]:
-    """What keeps no node from being ready; nothing where it is not known."""
+    """A condition that does not affect readiness; nothing while unknown."""
     return [] if problem is None else [_condition(name, not problem, why, why_not, problem)]
 
 
@@ -228,7 +227,7 @@ def _condition(name: str, holds: object, why: str, why_not: str, message: str) -
 
 
 class NodeReporter:
-    """Writes the GpuNode. `node_report` is asked each time; `touch` says that its answer may differ."""
+    """Writes the GpuNode. `node_report` is called each time; `touch` says that its result may differ."""
 
     def __init__(self, client: Client, *, node: str, node_report: Callable[[], NodeReport], clock: Clock) -> None:
         self._client = client
@@ -241,7 +240,7 @@ class NodeReporter:
         self._figures_wait = False
 
     def touch(self, _change: object = None) -> None:
-        """Look again soon if there is something new to say. Several reasons at once make one write."""
+        """Report soon if something has changed. Several calls make one write."""
         node_report = self._node_report()
         fresh = status(node_report, generation=node_report.facts.wanted.generation)
         if fresh == self._said:
@@ -255,7 +254,7 @@ class NodeReporter:
             self._queue.add_after(self._node, FIGURES_S)
 
     def report_now(self, _change: object = None) -> None:
-        """Report at once: the object was deleted, or its spec changed."""
+        """Report immediately: the object was deleted, or its spec changed."""
         self._queue.add(self._node)
 
     async def run(self) -> None:
@@ -284,10 +283,10 @@ class NodeReporter:
         return RECHECK_S
 
     async def refused(self, sentence: str, *, by_ours: bool) -> None:
-        """Report that this agent does not start, since another plugin serves the driver. Whatever else is reported stays.
+        """Report that this agent does not start, since another plugin serves the driver. Other fields stay.
 
-        Under a name of its own, which the next report of an agent that does start takes back. `by_ours`: it is an agent of Draco,
-        whose own report says whether the node is ready.
+        Under its own field manager, whose fields the next report of a running agent takes back. `by_ours`: the other plugin is a
+        Draco agent, which reports itself whether the node is ready.
         """
         key = ObjectKey("", self._node)
         current = await self._read_or_create(key)
@@ -312,7 +311,7 @@ class NodeReporter:
             return await self._create(key)
 
     async def _create(self, key: ObjectKey) -> GpuNode | None:
-        """Make the object, owned by the Node. None when there is no Node, or no such kind."""
+        """Create the object, owned by the Node. None without a Node, or without the kind."""
         try:
             node = await self._client.get(NODES, key)
         except NotFound:
@@ -320,7 +319,7 @@ class NodeReporter:
         owner = OwnerReference(api_version="v1", kind="Node", name=key.name, uid=node.metadata.uid)
         manifest = GpuNode(metadata=ObjectMeta(name=key.name, owner_references=[owner]))
         try:
-            # Made, not applied: the right to change all of an existing one would reach its spec, which is the operator's.
+            # Created, not applied: the right to patch the object would include its spec, which is the operator's.
             made = await self._client.create(GPU_NODES, {"metadata": msgspec.to_builtins(manifest.metadata)})
         except AlreadyExists:
             return await self._client.get(GPU_NODES, key)

@@ -1,7 +1,7 @@
 """What keeps the node from serving claims, and all that is reported of it.
 
-Reads the node's facts, and what is found out only when it is asked for: whether folders can be written, whether a certificate
-is fit. Owns the order in which reasons count. Writes nothing.
+Reads the node's facts, and checks on demand whether folders are writable and a certificate is valid. Owns the order of reasons.
+Writes nothing.
 """
 
 from draco.agent.files import Files, advice
@@ -14,11 +14,11 @@ from draco.agent.state.node import NodeState
 from draco.certificates import CertificateMetrics
 
 UNSERVED_S = 30.0
-"""So long the cluster may not serve ResourceSlices before the agent is not ready."""
+"""How long the cluster may not serve ResourceSlices before the agent is not ready."""
 
 
 class Readiness:
-    """Of one node's agent."""
+    """The readiness of one node's agent."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Readiness:
         return "" if self._plugin.serving.is_set() else "Kubelet's sockets are not served yet."
 
     def lacking(self) -> list[str]:
-        """What keeps the agent from being ready, for its probe. That kubelet has not registered us is its own business."""
+        """Why the agent is not ready, for its probe. A missing registration is kubelet's problem and does not count."""
         facts = self._state.facts
         sentences = [] if self._plugin.serving.is_set() else ["Kubelet's sockets are not served yet."]
         if problem := self._folders_problem():
@@ -65,7 +65,7 @@ class Readiness:
         return sentences if facts.published else [*sentences, facts.problem]
 
     def node_report(self) -> NodeReport:
-        """What is reported of the node."""
+        """The input of the GpuNode's status."""
         troubles = self._certificates.troubles.values()
         return NodeReport(
             driver=self._settings.driver,
@@ -77,6 +77,6 @@ class Readiness:
         )
 
     def _folders_problem(self) -> str:
-        """Why what claims need cannot be written; "" when it can, as far as that is known before it is tried."""
+        """Why folders that claims need cannot be written; "" if they seem writable, as far as known without trying."""
         hindrances = (self._files.hindrance(each) for each in (self._settings.cdi_dir, self._settings.state_folder))
         return " ".join(f"No claim can be prepared: {advice(each)}." for each in hindrances if each is not None)
