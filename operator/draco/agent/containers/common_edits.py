@@ -115,9 +115,7 @@ class CommonEdits:
             f"NVIDIA's container toolkit could not be asked what containers need: {why}. They get what the agent finds of the "
             "driver on its own; install the NVIDIA Container Toolkit on the node, or repair it."
         )
-        self._found = _Found(
-            driver, driver_version, programs, found
-        )  # one assignment: other threads read it in `current`
+        self._found = _Found(driver, driver_version, programs, found)  # atomic: `current` reads it in other threads
         log.info("edits.found", driver=driver_version, mounts=len(found.mounts), problem=self.problem)
 
     def _own(self, driver: InstalledDriver | None) -> ContainerEdits:

@@ -302,7 +302,7 @@ class LocatedGpu(msgspec.Struct, frozen=True):
 
 
 def device_name(gpu: Gpu) -> str:
-    """The published name of a whole GPU: its own, or the one that it gets if it is free."""
+    """The published name of a whole GPU: its own, or the one that it gets if no other GPU has it."""
     return gpu.device or f"gpu-{gpu.minor}"
 
 

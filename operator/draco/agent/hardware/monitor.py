@@ -350,7 +350,9 @@ class HardwareMonitor:
     def _wait(self, seconds: float) -> list[GpuEvent]:
         found = []
         for event in self._nvml.wait_events(max(1, int(seconds * 1000))):
-            self._faults.happened(event, self._place(event))  # one by one, so that an error does not lose events
+            self._faults.happened(
+                event, self._place(event)
+            )  # one by one: an error that ends the wait loses no event before it
             found.append(event)
         return found
 

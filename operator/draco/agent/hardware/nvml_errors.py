@@ -83,7 +83,7 @@ class VersionUnknown(CallError):
 
 
 class GpuUnknown(CallError):
-    """The GPU or instance does not exist, or no longer."""
+    """The GPU or instance does not exist, or not any more."""
 
     fault = faults.NOT_FOUND
 

@@ -3,8 +3,8 @@
 A device plugin, Kubernetes' older way to give GPUs to containers, tells kubelet how many `nvidia.com/gpu` or `nvidia.com/mig-*`
 there are, and kubelet chooses which. Neither knows of the other. Owns the detection, from three sources:
 
-- the node's allocatable resources, which kubelet writes every ten seconds; kubelet keeps a plugin that has gone with 0, so nobody
-  allocates those;
+- the node's allocatable resources, which kubelet writes every ten seconds; a resource with 0 does not count: kubelet keeps
+  those of a plugin that has gone;
 - kubelet's device-plugins folder, where a plugin's socket has a telling name: `nvidia-gpu.sock`;
 - kubelet's checkpoint there of registered devices, for those that the node does not list yet.
 

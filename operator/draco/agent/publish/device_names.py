@@ -187,7 +187,7 @@ def shown(
 ) -> tuple[LocatedGpu, ...]:
     """The GPUs under their names, with absent ones. One without a recorded name is left out.
 
-    A GPU that NVML lists but cannot identify is not absent: it keeps its known facts.
+    A GPU that NVML lists but cannot identify is not absent: it keeps its last facts.
     """
     here = [
         _under_its_name(_as_told_before(located, one), one)

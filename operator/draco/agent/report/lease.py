@@ -2,7 +2,7 @@
 
 The agent renews it four times in its duration while it can do its work: it reads the GPUs, has published them and serves kubelet.
 Otherwise it stops renewing, and the operator keeps new claims off the node's GPUs (`health.fencing`) until the next renewal. The
-Node owns the Lease. Owns the writes to that Lease. Never releases it: the next agent continues with it, and a node without an
+Lease belongs to the Node. Owns the writes to it. Never releases it: the next agent continues with it, and a node without an
 agent is to be fenced. Each renewal is one write without a read, so a thousand agents with leases of 20 s make some 230 small
 writes a second, spread by jitter. Its times are for people: the operator never compares them with its own clock.
 """
