@@ -1,10 +1,10 @@
 """The node agent: the DRA driver of one node.
 
-Owns reading the node's GPUs, publishing them, serving kubelet's plugin sockets, preparing claims, and reporting. Must not
-decide anything about other nodes, and keeps no state in modules: many agents can run in one process.
+Owns reading the node's GPUs, publishing them, serving kubelet's plugin sockets, preparing claims, and reporting. Must not decide
+anything about other nodes. Keeps no state in modules: many agents can run in one process.
 
-Rooms, each knowing only those after it: `process` (options and signals), `app` and `parts` (wiring), `startup` (from what the
-last run left), `report` (claim status, GpuNode), `plugin` (kubelet's sockets and calls), `publish` (ResourceSlices), `claims`
-(prepared and given up), `containers` (what each gets of the driver), `mig` (GPU instances), `record` (on disk), `hardware` (NVML
-and what it says).
+Rooms, each knowing only those after it: `process` (options, signals), `app`, `wakes` and `parts` (wiring), `startup` (recovery),
+`report` (claim status, GpuNode), `plugin` (kubelet's sockets and calls), `publish` (ResourceSlices), `claims` (Prepare and
+Unprepare), `containers` (their driver files), `mig` (GPU instances), `state` (facts and changes), `record` (on disk), `hardware`
+(NVML).
 """

@@ -1,7 +1,7 @@
 """Starts and stops the parts of one agent.
 
-Owns the order of starting and stopping; `parts` makes and connects them. Holds nothing in modules: many agents, with different
-settings, can run in one process and one event loop.
+Owns the order of starting and stopping; `parts` makes and connects them. Many agents with different settings can run in one
+process and one event loop.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ from draco.resources.kinds import GPU_NODES
 log = structlog.get_logger()
 
 REFUSAL_S = 5.0
-"""How long an agent that does not start tries to say so."""
+"""How long an agent that refuses to start tries to report the refusal."""
 CLOSING_S = 3.0
-"""How long work that was begun is waited for when the agent ends. If it takes longer it is undone by the next one."""
+"""How long a stopping agent waits for work in progress. The next agent undoes work that takes longer."""
 SILENT_S = 5.0
-"""How long GpuNode is left as the last run wrote it, while this one finds out how things stand."""
+"""How long a new agent leaves the GpuNode as the last run wrote it, until it knows the node's state."""
 
 
 async def run_agent(
@@ -50,9 +50,9 @@ async def run_agent(
     clock: Clock | None = None,
     files: Files | None = None,
 ) -> None:
-    """Run an agent until cancelled. `library` stands in for the module pynvml.
+    """Run an agent until cancelled. `library` replaces the module pynvml.
 
-    AnotherPlugin when the driver is already served on this node, SettingsError when the settings cannot work.
+    Raises AnotherPlugin if the driver is already served on this node, SettingsError if the settings cannot work.
     """
     clock = clock or SystemClock()
     nvml = _nvml(settings, library, clock)
@@ -78,7 +78,7 @@ class Agent:
         self._files = files
         self._log = log.bind(node=settings.node_name)
         self._standing_by = False
-        self._asked = asyncio.Event()  # what the cluster can do is known
+        self._asked = asyncio.Event()  # cluster features are known
         self.parts: Final = AgentParts(settings, client, nvml, clock=clock, files=files)
         wakes.connect(self.parts)
 
@@ -94,7 +94,7 @@ class Agent:
         except AnotherPlugin as refusal:
             self._log.error("agent.refused", error=str(refusal))
             self.parts.node_events.tell("AnotherPlugin", "Start", str(refusal))
-            if not self._standing_by:  # else the one that serves is as it should be
+            if not self._standing_by:  # else the serving agent reports the node's state
                 with suppress(ApiError, TimeoutError):
                     async with asyncio.timeout(REFUSAL_S):
                         await self.parts.node_reporter.refused(str(refusal), by_ours=refusal.ours)
@@ -104,11 +104,11 @@ class Agent:
             try:
                 await plugin.withdraw()
             finally:
-                # Another agent acts from then on: not while a thread of ours still works on instances or the record.
+                # From here on another agent may act, so no thread of ours may still work on instances or the record.
                 await self.parts.threads.closed(CLOSING_S, lock.release)
 
     async def _take_place(self, lock: ProcessLock) -> None:
-        """Become the node's agent: at once, or, where that is wanted, when the one that is there ends."""
+        """Become the node's agent: now, or, with `takes_over`, when the present one ends."""
         try:
             lock.acquire()
         except AnotherPlugin as there:
@@ -132,14 +132,14 @@ class Agent:
                 self._log.info("agent.taking_over")
                 return
             if place.called and not plugin.identities:
-                with suppress(SocketTaken, SettingsError, OSError):  # then kubelet waits until this one serves
+                with suppress(SocketTaken, SettingsError, OSError):  # kubelet then waits until this agent serves
                     await plugin.register_early()
             if plugin.registration.accepted:
                 place.has_registered()
             await self._clock.sleep(POLL_S)
 
     async def _serve_until_followed(self) -> None:
-        """Serve. When this agent is told to end, everything goes on until the one that follows has registered."""
+        """Serve. An agent that is told to end keeps serving until its successor has registered."""
         serving = asyncio.create_task(self._serve(), name="serving")
         try:
             await asyncio.wait({serving})
@@ -195,9 +195,9 @@ class Agent:
             yield
 
     async def _report(self) -> None:
-        """Report, once it is known whose the instances are and what the cluster can do.
+        """Report once instance ownership and cluster features are known, or after SILENT_S: an obstacle must be reported too.
 
-        But what keeps us from knowing is to be reported too. What the last run reported is needed first where its record is lost.
+        Waits without limit for the record: rebuilding a lost one needs what the last run reported.
         """
         await self.parts.startup.record_read.wait()
         with suppress(TimeoutError):
@@ -207,7 +207,7 @@ class Agent:
         await self.parts.node_reporter.run()
 
     async def _publish(self) -> None:
-        """Publish, if the cluster can take it. Kubelet is served meanwhile: what it gives up needs no API server."""
+        """Publish if the cluster supports it. Kubelet is served meanwhile: unprepare needs no API server."""
         features = await persistently("features.unknown", self._discover, clock=self._clock)
         self.parts.state.tell(FeaturesSeen(features))
         self._asked.set()
@@ -224,7 +224,7 @@ class Agent:
             tasks.create_task(self._follow_features(features), name="features")
 
     async def _follow_features(self, features: Features) -> None:
-        """Adapt to what the cluster can do, while kubelet is served."""
+        """Adapt to changed cluster features while kubelet is served."""
         while True:
             before = features
             features = await until_changed(
@@ -242,7 +242,7 @@ class Agent:
         return await discover(self._client, node_name=self._settings.node_name, driver=self._settings.driver)
 
     def _lacking(self) -> list[str]:
-        """What keeps the agent from being ready. One that stands by is ready: what happens next is that the other one ends."""
+        """Why the agent is not ready. An agent that stands by is ready: it only waits for the other one to end."""
         return [] if self._standing_by else self.parts.readiness.lacking()
 
     def _measured(self) -> CollectorRegistry:

@@ -1,6 +1,6 @@
-"""What can go wrong on a node, each as one sentence for a person.
+"""The agent's errors, each one sentence for a person.
 
-Owns the hierarchy only; a sentence is written where it is raised.
+Owns the hierarchy; each sentence is written where it is raised.
 """
 
 from draco.resources.errors import DracoError
@@ -12,11 +12,11 @@ class AgentError(DracoError):
 
 
 class SettingsError(AgentError):
-    """The agent has a setting that cannot work."""
+    """A setting of the agent cannot work."""
 
 
 class AnotherPlugin(AgentError):
-    """Something else already serves this driver, or this folder, on the node. `ours`: it is an agent of Draco, too."""
+    """Something else already serves this driver, or uses this folder, on the node. `ours`: it is a Draco agent too."""
 
     def __init__(self, sentence: str, *, ours: bool = False) -> None:
         super().__init__(sentence)
@@ -24,15 +24,15 @@ class AnotherPlugin(AgentError):
 
 
 class PrepareError(AgentError):
-    """A claim cannot be prepared, or given up, as things stand."""
+    """A claim cannot be prepared or unprepared now."""
 
 
 class InstanceHeld(PrepareError):
-    """A claim cannot be given up yet, because somebody still uses an instance of its."""
+    """A claim cannot be unprepared yet: a process still uses one of its instances."""
 
 
 class StillPrepared(PrepareError):
-    """A claim cannot be prepared while another one, `holder`, has its device."""
+    """A claim cannot be prepared while the claim `holder` has its device."""
 
     def __init__(self, sentence: str, *, holder: ClaimUid) -> None:
         super().__init__(sentence)
@@ -40,7 +40,7 @@ class StillPrepared(PrepareError):
 
 
 class ClusterUnsuited(AgentError):
-    """The cluster lacks what an agent cannot work without."""
+    """The cluster lacks a feature that the agent needs."""
 
 
 class DeviceMissing(PrepareError):

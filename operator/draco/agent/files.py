@@ -1,9 +1,8 @@
-"""Files that are whole or absent.
+"""Writes files so that each is whole or absent.
 
-Owns the ways of writing: durably, where the call returns when the content survives a loss of power (temporary file, fsync,
-rename, fsync of the folder); durably in place, in room that the file has already; and without waiting for the disk, for what is
-made again after a reboot. Knows nothing of what is written. The agent takes it as an argument (`Files`), so that a full disk can
-be tried.
+Owns three ways to write. Durable: the content survives a power loss when the call returns (temporary file, fsync, rename, fsync
+of the folder). Durable in place: into room that the file already has. Volatile: without waiting for the disk, for content that is
+rebuilt after a reboot. The agent takes `Files` as an argument, so that tests can fill the disk.
 """
 
 import errno
@@ -13,14 +12,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 TEMPORARY = ".tmp"
-"""Suffix of a file that is being written. One left behind by a crash is overwritten by the next write, or swept."""
+"""Suffix of a file being written. One left by a crash is overwritten by the next write, or swept."""
 
 
 class Files:
-    """The machine's files, one writer per file. Every method raises OSError when the disk or the rights say no."""
+    """The machine's files, one writer per file. Every method raises OSError when the disk or permissions refuse."""
 
     def read(self, path: Path) -> bytes:
-        """The whole file; FileNotFoundError when there is none."""
+        """The whole file. Raises FileNotFoundError if there is none."""
         with _named(path):
             return path.read_bytes()
 
@@ -32,38 +31,38 @@ class Files:
     def overwrite(self, path: Path, offset: int, content: bytes) -> None:
         """Replace bytes of a file, durably. The file never grows, so a full disk does not refuse it.
 
-        FileNotFoundError when there is no such file, or none that long. After any other error nobody knows what is there.
+        Raises FileNotFoundError if the file is missing or shorter. After any other error its content is unknown.
         """
         _overwrite(path, offset, content, sync=os.fdatasync)
 
     def overwrite_volatile(self, path: Path, offset: int, content: bytes) -> None:
-        """Replace bytes of a file as `overwrite` does, for every process at once; a loss of power may undo it."""
+        """Replace bytes of a file like `overwrite`. Every process sees it immediately; a power loss may undo it."""
         _overwrite(path, offset, content, sync=lambda _: None)
 
     def write_volatile(self, path: Path, content: bytes) -> None:
-        """Make `path` hold `content`, for every process at once; a loss of power may undo it."""
+        """Make `path` hold `content`. Every process sees it immediately; a power loss may undo it."""
         _replace(path, content, sync=lambda _: None)
 
     def remove(self, path: Path) -> None:
-        """Make sure that there is no such file; a loss of power may bring it back."""
+        """Remove the file if it exists; a power loss may bring it back."""
         path.unlink(missing_ok=True)
 
     def keep_as(self, path: Path, target: Path) -> None:
-        """Give a file a second name in its folder, durably. It keeps that content when the first name gets another."""
+        """Hard-link a file to a second name in its folder, durably. That name keeps this content when the first is rewritten."""
         target.hardlink_to(path)
         _sync_folder(path.parent)
 
     def names(self, folder: Path) -> list[str]:
-        """The sorted names in a folder; none when it does not exist."""
+        """The sorted names in a folder; empty if it does not exist."""
         try:
             return sorted(path.name for path in folder.iterdir())
         except FileNotFoundError:
             return []
 
     def hindrance(self, folder: Path) -> OSError | None:
-        """What writing there would end with, as far as can be told without; None where nothing speaks against it.
+        """The error that a write there would raise, as far as known without writing; None if none is expected.
 
-        Asks for rights, so that who watches the folder is not woken.
+        Checks permissions only, so that watchers of the folder are not woken.
         """
         there = next(each for each in (folder, *folder.parents) if os.path.exists(each))  # noqa: PTH110 - Path's raises
         if os.access(there, os.W_OK | os.X_OK, effective_ids=True):
@@ -73,7 +72,7 @@ class Files:
 
 
 def advice(error: OSError) -> str:
-    """What refused, and what to do about it."""
+    """What the disk refused, and the remedy."""
     match error.errno:
         case errno.EROFS:
             remedy = "mount it writable on the node"
@@ -127,7 +126,7 @@ def _overwrite(path: Path, offset: int, content: bytes, *, sync: Callable[[int],
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Have errors name the file: a write to a full disk and a read from a broken one do not on their own."""
+    """Add the file's name to errors: errors of a full or broken disk lack it."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The agent's metrics, in a registry of its own: many agents can live in one process.
+"""The agent's metrics, in their own registry: many agents can run in one process.
 
 Owns names and help texts.
 """
@@ -15,7 +15,7 @@ from draco.health.table import HealthState, metric_name
 
 
 class AgentMetrics:
-    """What one agent counts."""
+    """The metrics of one agent."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -72,33 +72,33 @@ class AgentMetrics:
         )
 
     def prepared(self, took_s: float, *, failed: bool) -> None:
-        """Kubelet asked for a claim."""
+        """Count one Prepare, which took `took_s`."""
         self._prepare_seconds.observe(took_s)
         self._prepares.labels("error" if failed else "ok").inc()
 
     def unprepared(self, *, failed: bool) -> None:
-        """Kubelet gave a claim up."""
+        """Count one Unprepare."""
         self._unprepares.labels("error" if failed else "ok").inc()
 
     def event_dropped(self, why: str) -> None:
-        """An Event is not posted."""
+        """Count an Event that is not posted."""
         self._events_dropped.labels(why).inc()
 
     def hardware(self, view: HardwareView) -> None:
-        """The GPUs were read."""
+        """Set the metrics of a reading of the GPUs."""
         self._mismatch.set(bool(view.mismatch))
         states = [one.state for one in reports(view)]
         for state in HealthState:
             self._gpus.labels(state.value).set(states.count(state))
         self._faults.clear()
         for located in view.gpus:
-            for one in reversed(located.gpu.faults):  # the worst last: it counts where a name comes twice
+            for one in reversed(located.gpu.faults):  # the worst last: of faults with one name it counts
                 said = one.status
                 labels = (device_name(located.gpu), said.family.value, metric_name(said.name))
                 self._faults.labels(*labels, said.effect.value).set(1)
 
     def divisions(self, divisions: Iterable[GpuMigView]) -> None:
-        """How the GPUs are divided."""
+        """Set the metrics of MIG division."""
         known = [one for one in divisions if one.capable]
         uses = [part.use for one in known for part in one.held]
         for use in Use:
@@ -106,7 +106,7 @@ class AgentMetrics:
         self._unsettled.set(sum(one.dirty for one in known))
 
     def state(self, *, claims: int, generation: int, registered: bool, reading_age_s: float) -> None:
-        """Where the agent stands."""
+        """Set the metrics of the agent's state."""
         self._claims.set(claims)
         self._generation.set(generation)
         self._registered.set(registered)

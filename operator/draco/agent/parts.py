@@ -1,7 +1,7 @@
 """Creates the parts of one agent and hands each what it needs.
 
-Owns which part is made of what, from the record to kubelet's sockets; nothing of what they do. Which of them hears of which
-change is `wakes`'s, and `app` starts and stops them.
+Owns the construction, from the record to kubelet's sockets, and no behaviour. `wakes` connects changes to the parts that follow
+them; `app` starts and stops the parts.
 """
 
 from typing import Final
@@ -55,14 +55,14 @@ from draco.resources.names import FIELD_MANAGER_AGENT, GpuUuid
 
 
 class AgentParts:
-    """Everything that one node's agent is made of."""
+    """All parts of one node's agent."""
 
     def __init__(self, settings: AgentSettings, client: Client, nvml: Nvml, *, clock: Clock, files: Files) -> None:
         boot_id = checkpoint.boot_id(settings.proc_root)
         self.state: Final = NodeState()
         self.sockets: Final = sockets(settings.kubelet_dir, settings.driver)
         self.metrics: Final = AgentMetrics()
-        # The record, and what is written for containers
+        # The record, and the edits for containers
         self.checkpoint: Final = Checkpoint(settings.state_folder / CHECKPOINT, files, boot_id="")
         self.threads: Final = AgentThreads(calling=lambda: nvml.calling, nvml=nvml.lock, clock=clock)
         self.common_edits: Final = CommonEdits(
@@ -143,7 +143,7 @@ class AgentParts:
         )
         self.hardware.subscribe(lambda view: self.state.tell(GpusRead(view)))
         self.health: Final = HealthService(pool=settings.node_name, timeout_s=settings.health_timeout_s)
-        # What is written to the API server
+        # Writers to the API server
         self.publisher: Final = SlicePublisher(
             client, self.state, node=settings.node_name, driver=settings.driver, clock=clock
         )

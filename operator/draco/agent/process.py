@@ -1,7 +1,7 @@
 """The agent as a process: its options and its signals.
 
-Owns what `draco agent` and the agent of a simulated node share. How to reach the API server, and which NVML to use, come from
-the caller: connecting by kubeconfig needs a library that an agent on a GPU node must not load.
+Owns what `draco agent` and the agent of a simulated node share. The caller says how to reach the API server and which NVML to
+use: connecting by kubeconfig needs a library that an agent on a GPU node must not load.
 """
 
 import asyncio
@@ -125,7 +125,7 @@ def run(
     log_level: str,
     **options: Any,
 ) -> None:
-    """Run the agent until SIGTERM or SIGINT. `options` are the fields of AgentSettings. Raises DracoError, maybe in groups."""
+    """Run the agent until SIGTERM or SIGINT. `options` are the fields of AgentSettings. Raises DracoError, possibly in groups."""
     configure_log(log_level)
     settings = AgentSettings(**options, lease_holder=socket.gethostname())
     asyncio.run(_run(settings, connect, ApiServerAccess(kubeconfig, service_account), library))

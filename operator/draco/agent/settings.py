@@ -1,6 +1,6 @@
-"""How one agent works.
+"""The settings of one agent.
 
-Owns the settings and their defaults. Reads none from anywhere: the caller that runs an agent passes them.
+Owns the settings and their defaults. Reads none: the caller passes them.
 """
 
 from pathlib import Path
@@ -16,17 +16,16 @@ from draco.resources.names import NVIDIA_DRIVER
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How one agent works. Times in seconds. Of what has an option, `process` says what it is.
+    """The settings of one agent. Times in seconds. `process` describes those that have an option.
 
     `kubelet_dir` must have the same path for kubelet and for the agent. `state_dir` must survive reboots; `cdi_dir` need not.
-    In `proc_root` nobody can say who holds an instance if the node's processes are not in it. The GPUs are read every
-    `probe_s` while a fault needs some readings without it to be over. `event_wait_s` is how long NVML is asked for events at a
-    time, and so how long stopping may take; 0 reads the GPUs at intervals only. `nvml_limit_s` is how late a reading may be
-    before NVML counts as hanging. `prepare_deadline_s` must be below kubelet's 45; `health_timeout_s` is after how long
-    without news kubelet calls a device Unknown. Every `rediscover_s` the agent finds out again what the cluster can do; a
-    change is looked at again after each of some `confirm_s` before it counts. An agent stands by for `stand_by_s` at most.
-    `lease_holder` "" is the node's name. A prepared claim that is gone from the API server is given up when it is still gone
-    `confirm_gone_s` later, and no process of it runs.
+    Holders of an instance can be named only if `proc_root` shows the node's processes. The GPUs are read every `probe_s` while a
+    fault ends only after some readings without it. `event_wait_s` is the timeout of one wait for NVML events, and so the longest
+    delay of stopping; 0 reads the GPUs at intervals only. `nvml_limit_s` is how late a reading may be before NVML counts as
+    hanging. `prepare_deadline_s` must be below kubelet's 45; after `health_timeout_s` without news kubelet calls a device
+    Unknown. Cluster features are checked every `rediscover_s`; a change counts when it is still there after each of the
+    `confirm_s`. `stand_by_s` limits how long an agent stands by. `lease_holder` "" is the node's name. A prepared claim that is
+    gone from the API server is unprepared if it is still gone `confirm_gone_s` later and no process of it runs.
     """
 
     node_name: str
@@ -60,7 +59,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def installed(self) -> DriverRoot | None:
-        """Where the driver is searched."""
+        """Where the driver is installed."""
         root = self.driver_root
         return None if root is None else DriverRoot(root, self.driver_root_view or root, self.proc_root)
 

@@ -1,7 +1,7 @@
-"""From whatever the last run left to a node that is as its record says, and kept so.
+"""Brings the node from what the last run left to what its record says, and keeps it there.
 
-Owns when the record is read or rebuilt, from where the names of the GPUs are had if it has none, when record, instances and CDI
-specs are made to agree, and that it is tried until it works. What agreeing means is `recovery`'s.
+Owns when the record is read or rebuilt, where the GPUs' names come from if it has none, when record, instances and CDI specs are
+made to agree, and the retries. `recovery` says what agreement means.
 """
 
 import asyncio
@@ -41,15 +41,15 @@ T = TypeVar("T")
 
 CHECKPOINT = "checkpoint.json"
 NAMES_S = 5.0
-"""So long kubelet is served later for the names of the GPUs. Then it may give claims up; none is prepared without names."""
+"""Longest delay of serving kubelet while the GPUs have no names. Without names claims can be given up but not prepared."""
 
 
 class Startup:
-    """One node's record, made true at start and whenever the ground moved.
+    """Makes one node's record true, at start and after every change of the GPUs.
 
-    `trusted` is set when the record is what it should be, `record_read` when nothing of the last run's report is needed any
-    more, `recovered` when all agrees with the record. `known` learns its names as soon as they are available, and `hardware`
-    shows them. What the containers of a claim get anew is told to the state.
+    `trusted` is set when the record can be relied on, `record_read` when the last run's report is not needed any more,
+    `recovered` when instances and specs agree with the record. `known` gets its names as soon as they are available, and
+    `hardware` shows them. Each claim whose spec was rewritten is told to the state.
     """
 
     def __init__(
@@ -96,9 +96,10 @@ class Startup:
         self._lacking: tuple[list[ClaimUid], ...] = ([], [], [])
 
     async def name(self) -> None:
-        """Tell the GPUs their names, when the record has been read.
+        """Name the GPUs when the record has been read.
 
-        One that has none is of an earlier version, new, or lost: then what was published tells them, before it is overwritten.
+        A record without names is of an earlier version, new or lost; the names then come from what the last run published, which
+        is read before it is overwritten.
         """
         await self._loaded.wait()
         before: list[KnownGpu] = []
@@ -112,7 +113,7 @@ class Startup:
         self._named.set()
 
     async def recover(self) -> None:
-        """Read the record, or rebuild it; then make record, instances and specs agree. Not before that is kubelet served."""
+        """Read or rebuild the record, then make record, instances and specs agree. Kubelet is served only after that."""
         found = await self._persistently(
             "recovery.disk", lambda: self._threads.on_record(lambda: recovery.read_record(self._path, self._files))
         )
@@ -131,9 +132,9 @@ class Startup:
         self._state.tell(Recovered())
 
     async def keep(self) -> None:
-        """See after every look at the GPUs that what is prepared is what is there.
+        """After each reading of the GPUs, check that prepared claims match the hardware.
 
-        Where they are others or elsewhere than before, because the driver was loaded late or again, instances are made again too.
+        If GPUs were replaced or moved, because the driver was loaded late or reloaded, lost instances are recreated too.
         """
         while True:
             await self._looked.wait()
@@ -142,13 +143,13 @@ class Startup:
             await self._persistently("recovery.disk", self._converge if moved else self._respec)
 
     def seen(self, change: GpusRead) -> None:
-        """The GPUs were read."""
+        """Check prepared claims if the GPUs can be read."""
         view = change.view
         if view.driver is not None and not view.fault and (self._record.claims or self._where != _where(view)):
             self._looked.set()
 
     def worked_on(self, change: GpuWorkedOn) -> None:
-        """Instances of a GPU may have been made again, with other UUIDs and other device nodes."""
+        """Check prepared claims: instances of the GPU may have been recreated, with new UUIDs and device nodes."""
         devices = (device for claim in self._record.claims.values() for device in claim.devices)
         if any(device.gpu == change.gpu and device.partition is not None for device in devices):
             self._looked.set()
@@ -188,7 +189,7 @@ class Startup:
         log.info("checkpoint.rebuilt", node=self._node, claims=len(prepared), instances=len(instances))
 
     async def _find_again(self) -> None:
-        """Put on record what has a spec and is not there: the record was removed, or an older one put in its place."""
+        """Record claims that have a spec but no record: the record was removed or replaced by an older one."""
         found = rebuilding.forgotten(self._record.claims.values(), self._cdi.claims())
         if not found:
             return
@@ -230,7 +231,7 @@ class Startup:
     async def _respec(self) -> None:
         view = self._hardware.view
         if view.driver is None:
-            return  # nothing is known of what is there
+            return  # the hardware is unknown
         gpus = [located.gpu for located in view.gpus]
 
         def respec() -> recovery.RecoveryResult:

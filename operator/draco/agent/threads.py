@@ -1,7 +1,7 @@
-"""Two threads for work that blocks, so that nothing waits for the driver that does not need it.
+"""Two threads for blocking work, so that only work that needs NVML waits for NVML.
 
-A call of the driver may never return. So one thread asks NVML, and the other never does. Owns the threads, the turns of those who
-must not work at once, and that nothing is begun that needs NVML while it does not answer. What the work is, is not its business.
+A call of NVML may never return, so one thread calls NVML and the other never does. Owns the threads, the locks that keep
+conflicting work apart, and the rule that no NVML work starts while NVML hangs. Knows nothing of the work.
 """
 
 import asyncio
@@ -19,17 +19,18 @@ T = TypeVar("T")
 
 
 SUSPECT_S = 5.0
-"""A call that takes so long may be one that hangs: nothing new is begun that needs NVML."""
+"""A call that takes longer may hang: no new NVML work starts."""
 STUCK_S = 120.0
-"""No work takes so long unless something is wrong with it."""
+"""Work that takes longer counts as stuck."""
 _LOOK_S = 0.25
 _DRIVER = "the driver"
 
 
 class DaemonExecutor:
-    """One thread that does one thing after the other. Begun when there is something to do.
+    """Runs work in one thread, in order. The thread starts with the first work.
 
-    It is a daemon, which no executor's thread is: a call of a driver that never returns must not keep the process from ending.
+    It is a daemon thread, unlike those of standard executors: an NVML call that never returns must not keep the process from
+    ending.
     """
 
     def __init__(self, name: str, *, monotonic: Callable[[], float]) -> None:
@@ -41,7 +42,7 @@ class DaemonExecutor:
         self._then: Callable[[], None] = lambda: None
 
     def submit(self, work: Callable[[], T]) -> "asyncio.Future[T]":
-        """Have it done; what comes of it. It is done even if nobody waits for it any more."""
+        """Queue work and return its result as a future. The work runs even if nobody waits for it any more."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
@@ -52,17 +53,17 @@ class DaemonExecutor:
         return done
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The same, awaited."""
+        """Queue work and await it."""
         return await asyncio.shield(self.submit(work))
 
     @property
     def busy_s(self) -> float:
-        """For how long it has been doing what it does now; 0 when it does nothing."""
+        """Seconds that the current work has taken; 0 when idle."""
         since_s = self._since_s
         return 0.0 if since_s is None else self._monotonic() - since_s
 
     def close(self, then: Callable[[], None] = lambda: None) -> None:
-        """Let the thread end when it has done what is on its list. `then` is called in it, or at once where there is none."""
+        """End the thread after the queued work. `then` is called in it, or immediately if it never started."""
         if self._thread is None:
             then()
         else:
@@ -83,14 +84,14 @@ class DaemonExecutor:
                 future.set_result(result)
             finally:
                 self._since_s = None
-            del future, work, item  # or they live until there is something to do again
+            del future, work, item  # otherwise they live until the next work
         self._then()
 
 
 class NameLocks:
-    """Who works on what: no two at a time have a name in common. Names are taken all at once, so nobody waits holding some.
+    """Locks by name. All names of one piece of work are taken together, so nobody waits while holding some.
 
-    Names may be tried in any thread; what waits or gives back is the event loop's.
+    `try_take` may be called in any thread; the other methods belong to the event loop.
     """
 
     def __init__(self) -> None:
@@ -99,7 +100,7 @@ class NameLocks:
         self._freed = asyncio.Event()
 
     def try_take(self, names: Iterable[str]) -> bool:
-        """Take all of the names, if nobody has any."""
+        """Take all of the names if all are free."""
         wanted = set(names)
         with self._lock:
             if wanted & self._taken:
@@ -108,19 +109,19 @@ class NameLocks:
             return True
 
     async def take(self, names: Iterable[str]) -> None:
-        """Take all of the names, as soon as nobody has any."""
+        """Take all of the names when all are free."""
         wanted = set(names)
         while not self.try_take(wanted):
             await self._freed.wait()
 
     async def until_free(self, names: Iterable[str]) -> None:
-        """Return when nobody has any of the names, and take none."""
+        """Wait until all of the names are free, without taking them."""
         wanted = set(names)
         while wanted & self._taken:
             await self._freed.wait()
 
     def give_back(self, names: Iterable[str]) -> None:
-        """Let others have the names."""
+        """Release names."""
         with self._lock:
             self._taken.difference_update(names)
         self._freed.set()
@@ -128,7 +129,7 @@ class NameLocks:
 
 
 class _Attempt(Generic[T]):
-    """Work for the driver's thread, which is begun there or not."""
+    """Work for the driver's thread, which may refuse to start it."""
 
     def __init__(self, work: Callable[[], T], names: Collection[str] = ()) -> None:
         self.work = work
@@ -138,9 +139,9 @@ class _Attempt(Generic[T]):
 
 
 class AgentThreads:
-    """The threads of one node. `calling` is the call of NVML that has been going on longest, None when there is none.
+    """The threads of one node. `calling` is the longest NVML call in progress, None without one.
 
-    `nvml` is held by those who keep NVML for themselves, in whatever thread.
+    Whoever needs NVML alone holds `nvml`, in any thread.
     """
 
     def __init__(
@@ -153,20 +154,17 @@ class AgentThreads:
         self._calling = calling
         self._nvml = nvml
         self._clock = clock
-        self._worked_on: frozenset[str] = frozenset()  # in the driver's thread
+        self._worked_on: frozenset[str] = frozenset()  # used in the driver's thread
         self._records = DaemonExecutor("claims", monotonic=clock.monotonic)
         self._driver = DaemonExecutor("instances", monotonic=clock.monotonic)
         self._turns = NameLocks()
 
     def close(self, then: Callable[[], None] = lambda: None) -> None:
-        """Let the threads end when they have done what is on their lists. `then` is called when nothing is done any more.
-
-        With a call that hangs that is never.
-        """
+        """End the threads after the queued work, then call `then`: never, if a call hangs."""
         self._driver.close(lambda: self._records.close(then))
 
     async def closed(self, within_s: float, then: Callable[[], None]) -> None:
-        """The same, and return when it is so, after a while, or at once where NVML does not answer."""
+        """The same; returns when `then` was called, after `within_s`, or immediately if NVML hangs."""
         ended: Future[None] = Future()
 
         def end() -> None:
@@ -181,7 +179,7 @@ class AgentThreads:
             waiting.cancel()
 
     async def take(self, names: Collection[str]) -> NvmlCall | None:
-        """Take names, for `on_record` to give back. The call instead, if they are kept by work to which NVML does not answer."""
+        """Take names for `on_record` to release. Returns the hanging call if work that waits for it holds them."""
         found = None
 
         def kept() -> bool:
@@ -192,15 +190,15 @@ class AgentThreads:
         return None if await self._take_unless(kept, names) else found
 
     def give_back(self, names: Iterable[str]) -> None:
-        """Give names back that nothing was done with."""
+        """Release names without having done work."""
         self._turns.give_back(names)
 
     async def on_record(self, work: Callable[[], T], names: Collection[str] = ()) -> T:
-        """Work that needs the disk and never NVML. The names are released when it has ended, even if its waiter is gone."""
+        """Run work that needs the disk and never NVML. The names are released when it ends, even if its waiter is gone."""
         return await asyncio.shield(self._holding(names, self._records, work))
 
     async def with_driver(self, work: Callable[[], T], names: Collection[str] = ()) -> T:
-        """Work that needs NVML, and is alone with what it names meanwhile. Not begun while NVML does not answer."""
+        """Run work that needs NVML, holding its names. It does not start while NVML hangs."""
         while True:
             await self._turns.until_free(names)
             await self._turns.take({_DRIVER})
@@ -209,14 +207,14 @@ class AgentThreads:
             try:
                 came = await asyncio.shield(trying)
             finally:
-                attempt.wanted = False  # who is gone before it was begun takes nothing with him
+                attempt.wanted = False  # work whose waiter is gone before it starts must not take its names
             if came:
                 return came[0]
             if self.hanging is not None:
                 await self._clock.sleep(_LOOK_S)
 
     async def ask(self, work: Callable[[], None]) -> bool:
-        """The same for work that can be done without: whether it was done. What was begun goes on where NVML does not answer."""
+        """Run optional NVML work; returns whether it was done. False if NVML hangs; work that has started then continues."""
         if not await self._take_unless(lambda: self.hanging is not None, {_DRIVER}):
             return False
         if self.hanging is not None:
@@ -235,7 +233,7 @@ class AgentThreads:
         return True
 
     async def _take_unless(self, hopeless: Callable[[], bool], names: Collection[str]) -> bool:
-        """Take names in one's turn: who looks for them again and again is always later than who has just begun."""
+        """Take names in queue order: a poller would always lose to a newcomer. False if `hopeless` becomes true first."""
         taking = asyncio.ensure_future(self._turns.take(names))
         try:
             await asyncio.sleep(0)
@@ -256,9 +254,9 @@ class AgentThreads:
         return True
 
     def _try(self, attempt: _Attempt[T]) -> asyncio.Future[list[T]]:
-        """Do work as soon as NVML is free; what it comes to, in a list that is empty where it was not begun.
+        """Run work as soon as NVML is free; the future's list has its result, or is empty if it did not start.
 
-        The driver's turn is taken by the caller, and given back here.
+        The caller has taken the driver's name; it is released here.
         """
         done = self._driver.submit(lambda: self._begin(attempt))
         done.add_done_callback(lambda _: self._turns.give_back({_DRIVER, *(attempt.names if attempt.begun else ())}))
@@ -266,14 +264,14 @@ class AgentThreads:
 
     def _begin(self, attempt: _Attempt[T]) -> list[T]:
         with ExitStack() as holding:
-            # Names are taken when NVML is, which is kept as long as they are: who waits for NVML while it is kept by a call that
-            # hangs would keep them from work that needs no driver.
+            # Take names only together with NVML. Work that held names while it waited behind a hanging call would block work that
+            # needs no driver.
             holding.enter_context(self._nvml)
             attempt.begun = attempt.wanted and self.hanging is None and self._turns.try_take(attempt.names)
             if not attempt.begun:
                 return []
             if not attempt.names:
-                holding.close()  # others may read between two of its steps
+                holding.close()  # others may read between its steps
             self._worked_on = attempt.names
             try:
                 return [attempt.work()]
@@ -282,14 +280,14 @@ class AgentThreads:
 
     @property
     def hanging(self) -> NvmlCall | None:
-        """A call of NVML that has not returned for so long that it may never do so."""
+        """The NVML call that has not returned within SUSPECT_S and may never do so; None without one."""
         call = self._calling()
         return call if call is not None and self._clock.monotonic() - call.since_s > SUSPECT_S else None
 
     def stuck(self) -> list[str]:
-        """Whose thread does not come to an end, as sentences; empty when all is well.
+        """Which threads are stuck, as sentences; empty if none is.
 
-        Not the driver's: a process that is started again does not make it answer.
+        A hanging NVML call does not count: a restart of the process does not end it.
         """
         if self._records.busy_s > STUCK_S:
             return [f"Work on a claim's record has been running for more than {STUCK_S:g} s."]
@@ -304,6 +302,6 @@ class AgentThreads:
 
 
 def _heard(done: "asyncio.Future[Any]") -> None:
-    """Nobody may wait any more for what work comes to: that is no error."""
+    """Retrieve the error, so that asyncio does not report it when nobody waits any more."""
     if not done.cancelled():
         done.exception()

@@ -1,7 +1,7 @@
-"""Who is woken by which change of the node: the whole list.
+"""Which parts each change of the node wakes: the whole list.
 
-What is named first is woken first: the faults and the health of a GPU are known before it is offered. Owns the list and nothing
-of what follows. `state` has the kinds of change.
+Parts are woken in the order given: a GPU's faults and health are known before it is offered. Owns the list, not the reactions.
+`state` has the kinds of change.
 """
 
 from draco.agent.parts import AgentParts
@@ -30,7 +30,7 @@ from draco.agent.state.changes import (
 
 
 def connect(parts: AgentParts) -> None:
-    """Have the parts of one agent hear of each other."""
+    """Connect the parts of one agent to the changes they follow."""
     on, state = parts.state.on, parts.state
     claims, keeper, offers, startup = parts.claim_reporter, parts.keeper, parts.offers, parts.startup
     events, faults, report, due = (
@@ -67,11 +67,9 @@ def connect(parts: AgentParts) -> None:
     on(ClaimInTheWay, lambda change: parts.leftovers.in_the_way(change.uid))
     on(LeftoversSeen, report)
     on(HealthChanged, claims.touch_all)
-    # What is wanted, and who else there is
+    # The GpuNode, and other plugins
     on(WantedSeen, lambda change: setattr(faults, "forgotten", change.wanted.forgotten))
-    on(
-        PoliciesChanged, judge, offers.touch, due
-    )  # the spec was seen, though nothing else that is reported may change by it
+    on(PoliciesChanged, judge, offers.touch, due)  # reports that the spec was seen, even if nothing else changed
     on(ReportDue, due)
     on(LeaseRenewed, keeper.lease_renewed)
     on(RegistrationHeard, events.registration_heard, report)

@@ -1,1 +1,1 @@
-"""Claims on this node: prepared, given up, and what a container gets of them."""
+"""Prepares and unprepares claims on this node, and writes what their containers get."""

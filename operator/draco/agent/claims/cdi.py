@@ -1,11 +1,11 @@
 """Writes and reads the CDI specs by which containers get the devices of their claims.
 
-Owns the spec files, one per claim, their names and their content. Does not decide which devices a claim has.
+Owns the spec files, one per claim, with their names and content. Does not decide which devices a claim has.
 
-A container may use a whole claim or only some of its requests; kubelet passes the CDI device names of exactly those. So what is
-about one device stands in that device's edits, and what every container needs stands at the top of the spec. The runtime merges
-environment variables of one name by taking the last, so a variable that lists devices cannot be right for every container:
-each device has a variable of its own, `DRACO_DEVICE_GPU_0=<GPU uuid>`. CUDA sees the GPUs whose device nodes are there.
+A container may use a whole claim or only some requests of it; kubelet passes the CDI device names of exactly those. So each
+device's edits hold what concerns that device, and the top of the spec holds what every container needs. The runtime merges
+environment variables of one name by taking the last, so one variable cannot list devices correctly for every container: each
+device has its own variable, `DRACO_DEVICE_GPU_0=<GPU uuid>`. CUDA sees the GPUs whose device nodes are there.
 
 Source: Container Device Interface specification; NVIDIA's DRA driver uses the same kind, k8s.gpu.nvidia.com/claim.
 """
@@ -30,20 +30,20 @@ from draco.resources.api.foreign import read
 from draco.resources.names import ClaimUid
 
 VERSION = "0.6.0"
-"""The lowest version that has what a spec uses: annotations. containerd knows it since 1.7.13."""
+"""The lowest version with annotations, which specs use. containerd supports it since 1.7.13."""
 
 CLAIM = "draco.dev/claim"
 BOOT = "draco.dev/boot-id"
 CHECKSUM = "draco.dev/checksum"
-"""Annotations of a spec: the claim as it is on record, the boot in which that was so, and a checksum over both."""
+"""Annotations of a spec: the recorded claim, the boot in which it was recorded, and a checksum over both."""
 FORMAT = "draco.dev/format"
 """Annotation: the FORMAT_VERSION of the agent that wrote the spec."""
 FORMAT_VERSION = 2
-"""To be counted up when specs give anything that an agent of this version would not expect and take away."""
+"""Increase it when specs give anything that an agent of this version would not expect and would take away."""
 
 
 class CdiDevice(msgspec.Struct, frozen=True, rename="camel"):
-    """A device by its name in the spec."""
+    """A device with its name in the spec."""
 
     name: str
     container_edits: ContainerEdits
@@ -70,17 +70,17 @@ def device_id(driver: str, device: str, uid: ClaimUid) -> str:
 
 
 def kind(driver: str) -> str:
-    """Vendor and class, such as k8s.gpu.nvidia.com/claim."""
+    """Vendor and class, for example k8s.gpu.nvidia.com/claim."""
     return f"k8s.{driver}/claim"
 
 
 def spec(
     claim: PreparedClaim, driver: str, node: Capabilities, common: ContainerEdits, *, boot_id: str = ""
 ) -> CdiSpec:
-    """The spec of a claim, from what is on record for it and what every container gets of the node.
+    """A claim's spec, from its record and the node's common edits.
 
-    Its annotations say what is on record, for when the record is lost. A device that the claim got twice (administrative access)
-    is in it once. Device nodes that are missing are made; DeviceNodeMissing, CapabilityUnknown.
+    Its annotations repeat the record, in case that is lost. A device that the claim got twice (administrative access) appears
+    once. Creates missing device nodes. Raises DeviceNodeMissing or CapabilityUnknown.
     """
     devices = {device.device: device for device in claim.devices}
     return CdiSpec(
@@ -95,7 +95,7 @@ def spec(
 
 
 def _device_edits(device: PreparedDevice, node: Capabilities) -> ContainerEdits:
-    """For a partition also what opens its instance; without the nodes of others a container sees no more of the GPU."""
+    """A partition also gets its instance's nodes; without the nodes of other instances a container sees no more of the GPU."""
     part = device.partition
     opening = [capabilities.path(number) for number in device.capabilities]
     for path in opening:
@@ -107,7 +107,7 @@ def _device_edits(device: PreparedDevice, node: Capabilities) -> ContainerEdits:
 
 
 def _device_nodes(paths: Iterable[str], nodes: DeviceNodes) -> list[DeviceNode]:
-    """The device nodes that containers see under these paths."""
+    """The device nodes at these paths as containers see them."""
     where = {path: str(nodes.on_host(path)) for path in paths}
     return [DeviceNode(path, "" if on_host == path else on_host) for path, on_host in where.items()]
 
@@ -122,14 +122,14 @@ def _checksum(claim: str, boot_id: str) -> str:
 
 
 class SpecAnnotations(NamedTuple):
-    """What a spec says of itself: the claim that it was written for, and the boot in which that was."""
+    """The claim for which a spec was written, and the boot in which it was."""
 
     claim: PreparedClaim
     boot_id: str
 
 
 def annotated(content: bytes) -> SpecAnnotations | None:
-    """What a spec says of itself; None when it does not say so, or is damaged."""
+    """A spec's annotations; None without them, or if they are damaged."""
     try:
         notes = read(_annotated, content).annotations
         text, boot_id = notes.get(CLAIM, ""), notes.get(BOOT, "")
@@ -149,12 +149,12 @@ _claim = msgspec.json.Decoder(PreparedClaim)
 
 
 def variable(device: str) -> str:
-    """The environment variable that tells a container the UUID of one of its devices: DRACO_DEVICE_GPU_0 for gpu-0."""
+    """The environment variable with the UUID of a container's device: DRACO_DEVICE_GPU_0 for gpu-0."""
     return "DRACO_DEVICE_" + re.sub(r"[^A-Z0-9]", "_", device.upper())
 
 
 class CdiFolder:
-    """The spec files of one driver in the runtime's folder. Files of other names are never touched."""
+    """The spec files of one driver in the runtime's folder. Other files are never touched."""
 
     def __init__(
         self,
@@ -179,20 +179,20 @@ class CdiFolder:
         return self._folder / f"{self._prefix}{uid}.json"
 
     def write(self, claim: PreparedClaim) -> None:
-        """Write the claim's spec; OSError when the disk refuses, and as `spec` does. Then there is none."""
+        """Write the claim's spec. Raises OSError if the disk refuses, and what `spec` raises; then there is no spec."""
         self._files.write_volatile(self.path(claim.uid), _encoded(self._spec(claim)))
 
     def is_current(self, claim: PreparedClaim) -> bool:
-        """Whether the claim's spec is there and says what it should.
+        """Whether the claim's spec exists and is right.
 
-        What else it gives stays as it was written as long as all that is there: what another agent gives, after an upgrade or a
-        downgrade, is for claims to come, so that no container of a pod is restarted with less than it was started with. While
-        no driver that works can be given, a spec keeps the files that it names: the runtime says which of them is gone.
+        Common edits may differ from today's while their files exist: after an upgrade or downgrade, restarted containers keep
+        what the pod started with, and new edits are for new claims. While no working driver can be given, a spec keeps missing
+        files, so that the runtime names them in its error.
         """
         return self._says(claim, complete=not self.common.lacking())
 
     def opens_its_devices(self, claim: PreparedClaim) -> bool:
-        """Whether the claim's spec is there and opens its devices, and no others; files of the driver may be gone."""
+        """Whether the claim's spec exists and opens exactly its devices; the driver's files may be missing."""
         return self._says(claim, complete=False)
 
     def _says(self, claim: PreparedClaim, *, complete: bool) -> bool:
@@ -204,7 +204,7 @@ class CdiFolder:
         return found == _encoded(wanted) or self._good_still(found, wanted, complete=complete)
 
     def _good_still(self, content: bytes, wanted: CdiSpec, *, complete: bool) -> bool:
-        """Whether a spec for the claim as it is differs from the wanted one only in what need not be, and can be had still."""
+        """Whether an existing spec differs from the wanted one only where it may."""
         try:
             found = msgspec.json.decode(content, type=CdiSpec)
         except (msgspec.DecodeError, UnicodeError):
@@ -216,10 +216,10 @@ class CdiFolder:
             if not self.common.all_there(edits):
                 return False
             if gives_cuda(wanted.container_edits) and not gives_cuda(edits):
-                return False  # it is from before there was a driver
+                return False  # written before there was a driver
         if _is_newer(found):
             return annotated(content) == annotated(_encoded(wanted)) and _gives(found, wanted)
-        whole = content == _encoded(found)  # else there is something in it that we never wrote
+        whole = content == _encoded(found)  # otherwise it has something that we never wrote
         as_wanted = msgspec.structs.replace(
             found,
             annotations=found.annotations,
@@ -236,11 +236,11 @@ class CdiFolder:
         return [ClaimUid(name[len(self._prefix) : -len(".json")]) for name in self._own() if name.endswith(".json")]
 
     def claims(self) -> list[PreparedClaim]:
-        """The claims that have a spec, as it says itself; without those of damaged specs and of another boot."""
+        """The claims in the annotations of undamaged specs of this boot."""
         return [one.claim for one in self._annotated() if one.boot_id == self._boot_id]
 
     def claims_before_boot(self) -> list[PreparedClaim]:
-        """The same of specs that were written in another boot: what they say may be out of date."""
+        """The same from specs of another boot, which may be out of date."""
         return [one.claim for one in self._annotated() if one.boot_id != self._boot_id]
 
     def _annotated(self) -> list[SpecAnnotations]:
@@ -253,7 +253,7 @@ class CdiFolder:
         return found
 
     def texts(self) -> list[str]:
-        """The content of all specs, for finding out what was given when the record is lost."""
+        """The content of all specs, from which a lost record is rebuilt."""
         found = []
         for name in self._own():
             with suppress(OSError):
@@ -261,7 +261,7 @@ class CdiFolder:
         return found
 
     def sweep(self, keep: Iterable[ClaimUid]) -> list[ClaimUid]:
-        """Remove what belongs to no claim of `keep`, and half-written files; returns the claims whose specs went."""
+        """Remove specs of claims not in `keep`, and half-written files; returns the claims whose specs were removed."""
         kept = {uid: self.path(uid).name for uid in keep}
         removed = [uid for uid in self.uids() if uid not in kept]
         for name in {*self._own()} - {*kept.values()}:
@@ -283,16 +283,16 @@ def _encoded(one: CdiSpec) -> bytes:
 
 
 def _is_newer(spec: CdiSpec) -> bool:
-    """Whether an agent wrote it that may know more than we do, as after a downgrade."""
+    """Whether a newer agent wrote it, as after a downgrade."""
     with suppress(ValueError):
         return int(spec.annotations.get(FORMAT, "0")) > FORMAT_VERSION
     return False
 
 
 def _gives(spec: CdiSpec, wanted: CdiSpec) -> bool:
-    """Whether a spec gives the devices of the wanted one, each with all that opens it, and maybe more.
+    """Whether a spec gives at least the wanted devices, each with all of its nodes.
 
-    Of the nodes that GPUs share, those that are there, and all that no container can do without.
+    Of the nodes that GPUs share, it must have the required ones that exist, and none that is missing.
     """
     given = {each.name: each.container_edits for each in spec.devices}
     named = {each.path for each in spec.container_edits.device_nodes}

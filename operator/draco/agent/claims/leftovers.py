@@ -1,14 +1,13 @@
-"""Finds claims on record that nothing can use any more, and gives them up when kubelet does not.
+"""Finds claims on record that nothing can use any more, and unprepares them if kubelet does not.
 
-A claim whose pod was deleted by force is deleted, or deallocated, while kubelet still ends its containers; then kubelet gives it
-up, as a rule. Until then nobody else can be prepared on its devices. Owns the decision to give such a claim up ourselves: when it
-is gone from the API server (or its name is another claim's by now), or has none of its devices allocated, in two looks that are
-`confirm_s` apart, and no process of it runs on the node. What kubelet's own record says does not count: it may be lost, or be of
-a kubelet that is down; what it gives up later is not known here any more, which is fine. Every claim is looked at when the agent
-starts, every INTERVAL_S, and at once when it is in another claim's way.
+When a pod is deleted by force, its claim is deleted or deallocated while kubelet still ends the containers; kubelet usually
+unprepares the claim later. Until then its devices cannot be prepared for others. Owns the decision to unprepare such a claim
+ourselves: when two checks `confirm_s` apart find it gone from the API server (or replaced by another of its name) or with none of
+its devices allocated, and no process of it runs on the node. Kubelet's own record does not count, since it may be lost or belong
+to a stopped kubelet; a later Unprepare of an unknown claim succeeds. All claims are checked at start and every INTERVAL_S, and a
+claim that blocks another immediately.
 
-Owns also what is said of the opposite: a claim that kubelet gave up, though its processes run and the API server says that it is
-reserved for a pod.
+Owns also the warning for the opposite: kubelet unprepared a claim whose processes run and which is still reserved for a pod.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ CONFIRM_S: Final = 10.0
 
 
 class Leftovers:
-    """Looks for such claims, and gives them up by `work`. `tell` makes an Event."""
+    """Checks claims and unprepares leftovers through `work`. `tell` makes an Event."""
 
     def __init__(
         self,
@@ -68,18 +67,18 @@ class Leftovers:
         self._woken = asyncio.Event()
 
     def in_the_way(self, uid: ClaimUid) -> None:
-        """Another claim could not be prepared since this one has its device."""
+        """Check a claim soon: it has a device that another claim needs."""
         self._wanted.add(uid)
         self._woken.set()
 
     def claim_settled(self, claim: PreparedClaim) -> None:
-        """A claim was prepared or given up: of one that was given up its processes count."""
+        """After Unprepare, check whether processes of the claim still run."""
         if claim.uid not in self._record.claims:
             self._given_up.append(claim)
             self._woken.set()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         due_s = self._clock.monotonic()
         while True:
             self._woken.clear()
@@ -96,7 +95,7 @@ class Leftovers:
             await wait_for(self._woken, self._clock, max(0.0, pause_s))
 
     async def look(self, uids: Iterable[ClaimUid]) -> None:
-        """One look at these of the claims on record."""
+        """Check these claims once."""
         claims, before = self._record.claims, self._state.facts.leftovers
         self._since_s = {uid: since for uid, since in self._since_s.items() if uid in claims}
         found = {uid: one for uid, one in before.items() if uid in claims}
@@ -107,7 +106,7 @@ class Leftovers:
             try:
                 why = await self._why_not_ours(claim)
             except ApiError as error:
-                self._since_s.pop(uid, None)  # two looks without a break
+                self._since_s.pop(uid, None)  # the two checks must not have an error between them
                 log.info("leftovers.not_checked", claim=str(claim), error=str(error))
                 continue
             found.pop(uid, None)
@@ -120,7 +119,7 @@ class Leftovers:
             self._state.tell(LeftoversSeen(gone))
 
     async def _try(self, claim: PreparedClaim, why: str) -> Leftover:
-        """Give a claim up, if no process of it runs; say once what is the matter."""
+        """Unprepare a claim if no process of it runs; log and report its state once."""
         processes = await self._work.running(claim)
         if processes is None:
             hindrance = "NVML does not answer and nobody can say who uses its devices"
@@ -147,7 +146,7 @@ class Leftovers:
             claim = self._given_up.pop(0)
             known = self._record.claims.get(claim.uid)
             if known is not None and known.state is PreparationState.PREPARED:
-                continue  # it was prepared again
+                continue  # prepared again
             processes = await self._work.running(claim)
             if not processes:
                 continue
@@ -166,14 +165,14 @@ class Leftovers:
                 )
 
     async def _why_not_ours(self, claim: PreparedClaim) -> str:
-        """What became of a claim that nothing can use here any more; "" while something can."""
+        """Why nothing can use the claim here any more; "" while something can."""
         found = await self._read(claim)
         if found is None:
             return "gone"
         return "" if self._still_allocated(claim, found) else "deallocated"
 
     async def _read(self, claim: PreparedClaim) -> ResourceClaim | None:
-        """The claim as the API server has it; None where it is gone, and maybe another has its name."""
+        """The claim from the API server; None if it is gone or another one has its name."""
         try:
             found = await self._client.get(CLAIMS, ObjectKey(claim.namespace, claim.name))
         except NotFound:

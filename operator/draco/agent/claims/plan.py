@@ -1,7 +1,7 @@
-"""Plans what Prepare does for a claim, or why it must refuse: from its allocation, the record and the GPUs, as values.
+"""Plans what Prepare does for a claim, or why it must refuse, from its allocation, the record and the GPUs.
 
-Owns the reading of an allocation, that no device is given to two claims, and whether a claim comes for the first time or again.
-Pure. `preparer` carries it out.
+Owns reading the allocation, the rule that no device is given to two claims, and whether this is a first or a repeated Prepare.
+Pure. `preparer` carries the plan out.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,19 +23,19 @@ from draco.resources.texts import are, sentence
 
 
 class FirstPrepare(msgspec.Struct, frozen=True):
-    """A claim that is prepared for the first time: `claim` is recorded as an intent, then everything it needs is made."""
+    """First Prepare: record `claim` as an intent, then make everything it needs."""
 
     claim: PreparedClaim
 
 
 class RepeatedPrepare(msgspec.Struct, frozen=True):
-    """A claim that is prepared, as `claim` says: kubelet was restarted, or lost the answer. What it has is made good."""
+    """Repeated Prepare of a recorded claim, after kubelet restarted or lost the answer: repair what it has."""
 
     claim: PreparedClaim
 
 
 class PartlyReleased(msgspec.Struct, frozen=True):
-    """A claim that kubelet gave up and wants again, while `claim` still has instances: those go first."""
+    """Prepare of a claim that kubelet unprepared while `claim` still has instances: release those first."""
 
     claim: PreparedClaim
 
@@ -52,20 +52,20 @@ def plan_prepare(
     gpus: Mapping[str, Gpu],
     leftovers: Mapping[ClaimUid, str] = MappingProxyType({}),
 ) -> ClaimPlan:
-    """What Prepare has to do for an allocated claim. PrepareError says why it cannot be had, StillPrepared who has its device.
+    """The plan for an allocated claim. Raises StillPrepared if another claim has a device, PrepareError for any other refusal.
 
-    `gpus` are this node's, by the device names they are published under. `leftovers` says what is the matter with claims on
-    record that nothing can use any more, as the end of a sentence.
+    `gpus`: this node's, by published device name. `leftovers`: why recorded claims cannot be used any more, as the end of a
+    sentence.
     """
     known = record.get(ClaimUid(claim.metadata.uid))
     if known is not None and known.state is PreparationState.PREPARED:
         _check_unchanged(known, claim, driver)
-        if refusal := joining(known, gpus):  # as after a boot
+        if refusal := joining(known, gpus):  # for example after a boot
             raise PrepareError(refusal)
         return RepeatedPrepare(known)
     if known is not None and known.state is PreparationState.RELEASING:
         return PartlyReleased(known)
-    # An intent that was left over counts for nothing.
+    # A leftover intent does not count.
     intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus)
     if (found := conflict(intent, record.values(), leftovers)) is not None:
         raise PrepareError(found.why) if found.holder is None else StillPrepared(found.why, holder=found.holder)
@@ -87,9 +87,9 @@ def _check_unchanged(known: PreparedClaim, claim: ResourceClaim, driver: str) ->
 
 
 def intent_of(claim: ResourceClaim, *, driver: str, pool: str, gpus: Mapping[str, Gpu]) -> PreparedClaim:
-    """The claim as an intent: the devices of `driver` in its allocation. PrepareError says why it cannot be had.
+    """The claim as an intent, with `driver`'s devices in its allocation. Raises PrepareError if it cannot be prepared.
 
-    `gpus` are this node's, by the device names they are published under.
+    `gpus`: this node's, by published device name.
     """
     name = str(claim.metadata.key)
     allocation = claim.status.allocation
@@ -150,7 +150,7 @@ def _partition(name: str, device: str, gpu: Gpu, part: PartitionName) -> Partiti
 
 
 class ClaimConflict(NamedTuple):
-    """Why a claim cannot have what it was allocated, as a sentence, and the claim that holds it; None: the claim itself."""
+    """Why a claim cannot have its devices, as a sentence, and the claim that holds them, None if it is the claim itself."""
 
     why: str
     holder: ClaimUid | None
@@ -159,13 +159,13 @@ class ClaimConflict(NamedTuple):
 def conflict(
     claim: PreparedClaim, others: Iterable[PreparedClaim], leftovers: Mapping[ClaimUid, str] = MappingProxyType({})
 ) -> ClaimConflict | None:
-    """Who already holds what the claim was allocated; None when nobody does.
+    """The conflict with a claim that holds one of these devices; None without one.
 
-    A whole GPU and its partitions exclude each other, and so do partitions that share units. Administrative access never
-    conflicts, but a partition cannot be where another stands, nor in a GPU that somebody has whole. An intent that was left over
-    holds nothing, and what a claim that kubelet gave up still has shows when its instances are to give way.
+    A whole GPU and its partitions exclude each other, as do partitions that share units. Administrative access never conflicts,
+    but even then a partition cannot overlap an instance or a whole GPU in use. Leftover intents hold nothing. Claims that kubelet
+    unprepared are checked later, when their remaining instances must give way.
 
-    No scheduler allocates hardware twice to one claim, but anybody who may write allocations can.
+    Schedulers never allocate a device twice to one claim, but anybody who may write allocations can.
     """
     for one, two in combinations(claim.devices, 2):
         if one.device != two.device and _excludes(one, two):
@@ -188,7 +188,7 @@ def conflict(
 
 
 def _clash(claim: PreparedClaim, other: PreparedClaim) -> tuple[PreparedDevice, PreparedDevice] | None:
-    """A device that a claim was allocated, and what another one has of it."""
+    """A device of the claim and the conflicting device of another one."""
     if other.uid == claim.uid or other.state is not PreparationState.PREPARED:
         return None
     pairs = ((wanted, held) for held in other.devices for wanted in claim.devices if _excludes(wanted, held))
@@ -196,9 +196,9 @@ def _clash(claim: PreparedClaim, other: PreparedClaim) -> tuple[PreparedDevice, 
 
 
 def sick(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> str:
-    """Which of the claim's GPUs take no new work, and why, as a sentence; "" when all do.
+    """Which of the claim's GPUs take no new work, and why, as a sentence; "" if all do.
 
-    Who has administrative access comes to look at a GPU, not to compute on it: to such a claim no fault is an obstacle.
+    Faults do not block administrative access, which is for inspecting a GPU.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus.values()}
     ill = [
@@ -215,7 +215,7 @@ def sick(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> str:
 
 
 def joining(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> str:
-    """Which whole GPUs of the claim have not joined their NVLink fabric yet, as a sentence; "" when none has to wait."""
+    """Which whole GPUs of the claim have not joined their NVLink fabric yet, as a sentence; "" if none."""
     by_uuid = {gpu.uuid: gpu for gpu in gpus.values()}
     late = [
         one.device
@@ -231,7 +231,7 @@ def joining(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> str:
 
 
 def _sickness(gpu: Gpu, device: PreparedDevice) -> str:
-    """What keeps new work away from a device: a fault of its GPU, or of an instance that it shares units with."""
+    """What keeps new work off a device: a fault of its GPU, or of an instance that overlaps it."""
     worst = blocking(gpu.faults, None if device.partition is None else device.partition.mask)
     return "" if worst is None else f"{worst.status.name}: {worst.status.message}"
 
@@ -242,7 +242,7 @@ def _excludes(wanted: PreparedDevice, held: PreparedDevice) -> bool:
     if wanted.partition is None and held.partition is None:
         return not wanted.admin and not held.admin
     if wanted.partition is None or held.partition is None:
-        # Administrative access to a partition creates it too, and with it divides the GPU.
+        # Administrative access to a partition creates its instance too, and so divides the GPU.
         return not (wanted if wanted.partition is None else held).admin
     if wanted.key == held.key:
         return not wanted.admin and not held.admin

@@ -1,14 +1,13 @@
 """Prepares and unprepares claims: from an allocated claim to a recorded one with its CDI spec, and back.
 
-Each is read → plan → apply: what kubelet's call asks for is decided in `plan` from the record and the GPUs, then carried
-out. Owns the order of the steps. Reads no API server: a claim comes in as it was read. All methods block on the disk, and on NVML
-where instances are made. No two are called at a time that are about one claim, or that prepare claims of one GPU: `work`
-sees to that.
+Each is read → plan → apply: `plan` decides from the record and the GPUs, then the plan is carried out. Owns the order of the
+steps. Does not read the API server: the caller passes the claim. All methods block on the disk, and on NVML where instances are
+made. `work` ensures that no two calls concern one claim, or prepare claims of one GPU, at the same time.
 
-The order makes every crash harmless. Preparing: intent on record, spec written, claim on record as prepared; an intent found at
-start is undone, since kubelet never got an answer. Giving up: spec removed, then the record; a claim found on record without its
-spec gets it back, since kubelet will ask again. Where partitions are in a claim, their instances are made between intent and
-spec, and destroyed between spec and record, in steps that are on record too (`mig.claim_instances`).
+The order makes every crash harmless. Prepare: record the intent, write the spec, record the claim as prepared. An intent found at
+start is undone, since kubelet never got an answer. Unprepare: remove the spec, then the record. A recorded claim found without
+its spec gets it back, since kubelet will unprepare again. Instances of partitions are created between intent and spec and
+destroyed between spec and record, in recorded steps (`mig.claim_instances`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,7 +33,7 @@ from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
 
 
 def node_hardware(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances) -> NodeHardware:
-    """What is there: these GPUs, our instances as they were seen last, and what the driver says opens them."""
+    """What exists: these GPUs, our instances as last read, and the driver's capability numbers."""
     return NodeHardware(
         gpus={gpu.uuid: gpu for gpu in gpus},
         instances=instances.observed(),
@@ -43,18 +42,18 @@ def node_hardware(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances
 
 
 class GpuChecks(NamedTuple):
-    """How it is made sure that the GPUs of a claim are where they are said to be, and undivided where it has all of them."""
+    """How to check that a claim's GPUs have not moved, and that whole GPUs are undivided."""
 
     verify: Callable[[PreparedClaim, Mapping[GpuUuid, Gpu]], None]
     whole: Callable[[PreparedClaim], None]
 
 
 def _unchecked(_claim: PreparedClaim, _gpus: object = None) -> None:
-    """There is nobody to ask."""
+    """No check, because NVML is not asked."""
 
 
 class ClaimPreparer:
-    """Prepares the claims of one node and gives them up. `leftovers`: see `plan.plan_prepare`."""
+    """Prepares and unprepares the claims of one node. `leftovers`: see `plan.plan_prepare`."""
 
     def __init__(
         self,
@@ -75,15 +74,15 @@ class ClaimPreparer:
         self._pool = pool
         self._leftovers = leftovers
 
-    # What kubelet asks for. Each may raise PrepareError.
+    # Kubelet's calls. Each may raise PrepareError.
 
     def prepare(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
-        """Prepare an allocated claim; a claim that is prepared already is returned as it is."""
+        """Prepare an allocated claim; an already prepared one is repaired."""
         with self._lock(read_partition_name(result.device) is not None for result in claim.results):
             return self._prepare(claim, gpus, self._asking)
 
     def clear(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> None:
-        """Make the GPUs of a claim of whole GPUs undivided, so that it can be prepared without NVML."""
+        """End MIG mode on a claim's whole GPUs, so that it can be prepared without NVML."""
         plan = self._plan(claim, gpus)
         try:
             gpus_of(plan.claim, _by_uuid(gpus))
@@ -95,12 +94,12 @@ class ClaimPreparer:
             raise
 
     def prepare_unasked(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
-        """Prepare a claim of whole GPUs without NVML: where they are, and undivided, is known from `clear` or the last look."""
+        """Prepare a claim of whole GPUs without NVML, relying on `clear` or the last reading."""
         with self._checkpoint.lock:
             return self._prepare(claim, gpus, self._not_asking)
 
     def unprepare(self, uid: ClaimUid) -> PreparedClaim | None:
-        """Give a claim up; returns what it was, None when it was not known, which is fine."""
+        """Unprepare a claim; returns it, None if it was unknown, which is no error."""
         known = self._checkpoint.claims.get(uid)
         divided = known is not None and _divided(known)
         with self._lock([True]) if divided else self._checkpoint.lock:
@@ -112,7 +111,7 @@ class ClaimPreparer:
                     self._checkpoint.drop(uid)
             return known
 
-    # The way of a claim through Prepare
+    # Carrying out a plan
 
     def _prepare(self, claim: ResourceClaim, gpus: Mapping[str, Gpu], checks: GpuChecks) -> PreparedClaim:
         plan = self._plan(claim, gpus)
@@ -124,7 +123,7 @@ class ClaimPreparer:
         return carry_out(plan.claim, gpus, checks)
 
     def _taken_back(self, claim: PreparedClaim) -> bool:
-        """Whether a claim that kubelet gave up under its own processes has its instances again."""
+        """Return its instances to a claim that kubelet unprepared under its own processes; whether it has all again."""
         try:
             with _on_disk(claim, "prepared"):
                 return self._instances.take_back(claim)
@@ -142,7 +141,7 @@ class ClaimPreparer:
         )
 
     def _first_time(self, intent: PreparedClaim, gpus: Mapping[str, Gpu], checks: GpuChecks) -> PreparedClaim:
-        """Intent on record with all that is made for it, a look at what is there, spec, claim on record; or nothing of that."""
+        """Record the intent, make what it needs, check the hardware, write the spec, record the claim. Undo all on a refusal."""
         self._refuse_without_driver(intent)
         acquired = self._acquire(intent)
         try:
@@ -159,7 +158,7 @@ class ClaimPreparer:
         return prepared
 
     def _again(self, known: PreparedClaim, gpus: Mapping[str, Gpu], checks: GpuChecks) -> PreparedClaim:
-        """What it has lost made again, a look at what is there, and its spec as that is now; no spec where something is gone."""
+        """Recreate what was lost, check the hardware, and renew the spec; remove the spec if a device is gone."""
         try:
             gpus_of(known, _by_uuid(gpus))
             checks.verify(known, _by_uuid(gpus))
@@ -178,10 +177,10 @@ class ClaimPreparer:
             raise PrepareError(f"Claim {known} was prepared before its GPU moved: {has_moved} Kubelet tries again.")
         return now
 
-    # Its steps
+    # Steps
 
     def _acquire(self, intent: PreparedClaim) -> AcquiredInstances:
-        """The intent on record, and with it whatever has to be made or moved for it."""
+        """Record the intent and make its instances."""
         if _divided(intent):
             return self._instances.acquire(intent)
         with _on_disk(intent, "recorded"):
@@ -189,7 +188,7 @@ class ClaimPreparer:
         return AcquiredInstances(intent, ())
 
     def _opened(self, claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
-        """A new claim as it is now, with its spec."""
+        """Write a new claim's spec; returns the claim with its current numbers."""
         try:
             now = as_it_is(claim, node_hardware(gpus.values(), self._cdi, self._instances))
             self._cdi.write(now)
@@ -198,20 +197,20 @@ class ClaimPreparer:
         return now
 
     def _restore(self, known: PreparedClaim) -> list[str]:
-        """Make again what the claim has lost since it was prepared; what hinders."""
+        """Recreate lost instances of the claim; returns obstacles."""
         gpus = {device.gpu for device in known.devices if device.partition is not None}
         with _on_disk(known, "prepared"):
             return self._instances.restore(gpus)
 
     def _seen(self, known: PreparedClaim, gpus: Mapping[str, Gpu], hindrances: Iterable[str]) -> PreparedClaim:
-        """A prepared claim as it is now."""
+        """A prepared claim with its current numbers."""
         try:
             return as_it_is(known, node_hardware(gpus.values(), self._cdi, self._instances))
         except DeviceMissing as error:
             raise DeviceMissing(f"{error} {' '.join(hindrances)}".strip()) from error
 
     def _respec(self, known: PreparedClaim, now: PreparedClaim) -> None:
-        """Record and spec as a prepared claim is now. No spec is left that says anything else."""
+        """Update record and spec of a prepared claim. No outdated spec remains, even on a failure."""
         with _on_disk(known, "prepared"):
             if now != known:
                 self._cdi.remove(known.uid)
@@ -225,12 +224,12 @@ class ClaimPreparer:
             raise PrepareError(f"Claim {claim} cannot be prepared: {lacking}")
 
     def _withdraw(self, claim: PreparedClaim) -> None:
-        """What opened a device that is gone may open somebody else's at any time."""
+        """Remove a spec whose device is gone: its numbers may open somebody else's device at any time."""
         with _on_disk(claim, "taken back"):
             self._cdi.remove(claim.uid)
 
     def _undo(self, acquired: AcquiredInstances) -> None:
-        """Leave nothing of a failed prepare. What the disk does not even let us undo is undone at the next start."""
+        """Undo a failed Prepare. What the disk refuses to undo is undone at the next start."""
         try:
             self._cdi.remove(acquired.claim.uid)
             if not acquired.created:
@@ -242,7 +241,7 @@ class ClaimPreparer:
                 self._instances.undo(acquired.claim, acquired.created)
 
     def _lock(self, partitions: Iterable[bool]) -> AbstractContextManager[object]:
-        """Claims of whole GPUs ask NVML for the mode only; nothing else of theirs waits for it."""
+        """The instances' lock if the claim has partitions; claims of whole GPUs ask NVML only for the mode."""
         return self._instances.lock if any(partitions) else nullcontext()
 
 
@@ -256,7 +255,7 @@ def _by_uuid(gpus: Mapping[str, Gpu]) -> dict[GpuUuid, Gpu]:
 
 @contextmanager
 def _on_disk(claim: PreparedClaim | ClaimUid, what: str) -> Iterator[None]:
-    """Refuse what the disk refuses: a claim cannot be prepared, say, or unprepared."""
+    """Raise PrepareError for an OSError; `what` is the step, such as "prepared"."""
     try:
         yield
     except OSError as error:

@@ -1,12 +1,12 @@
-"""Decides whether a claim on record may have a CDI spec: only while every device of it is present as recorded.
+"""Decides whether a recorded claim may have a CDI spec: only while every device of it is present as recorded.
 
-A container opens its devices by numbers: the minor number of the GPU, and those of the capabilities that open an instance. They
-name hardware only as long as nothing moved. So a spec exists only while each device of its claim is there, under the UUID, the
-minor number, the PCI address and the capability numbers that are on record for it, with which the spec was written. Where one is
-gone there is no spec; where one has moved the record is put right first and the spec is written from it.
+Containers open devices by number: the GPU's minor number and the capability numbers of an instance. Numbers name other hardware
+after a move. So a spec may exist only while each device of its claim is there with the recorded UUID, minor number, PCI address
+and capability numbers, from which the spec was written. If a device is gone, the spec is removed; if one has moved, the record is
+corrected first and the spec is written from it.
 
-Owns that rule. Pure: it takes what is there as arguments, and every caller that writes or keeps a spec asks here: prepare,
-prepare asked again, recovery, and whatever looks again after a reset, a reload of the driver or any other reading.
+Owns that rule. Pure. Every caller that writes or keeps a spec asks here: first and repeated Prepare, recovery, and the checks
+after each reading.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,13 +20,13 @@ from draco.agent.record.contents import PreparedClaim, PreparedDevice
 from draco.resources.names import GpuUuid
 
 GONE = frozenset({ABSENT, LOST, NOT_FOUND})
-"""Faults of GPUs that cannot be asked who they are."""
+"""Faults of GPUs that no longer report who they are."""
 
 
 class NodeHardware(msgspec.Struct, frozen=True, kw_only=True):
-    """What is there now. `instances` are ours that were seen in the last look; what could not be looked at is not in it.
+    """What exists now. `instances` are ours as last read, without those that could not be read.
 
-    `numbers` tells which capability nodes open an instance, by the minor number of its GPU; it raises CapabilityUnknown.
+    `numbers` returns the capability numbers of an instance, by its GPU's minor number; it raises CapabilityUnknown.
     """
 
     gpus: Mapping[GpuUuid, Gpu]
@@ -35,12 +35,12 @@ class NodeHardware(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gone(gpu: Gpu | None) -> bool:
-    """Whether a GPU is one that nobody can be given, not even who has it already."""
+    """Whether a GPU is gone for everybody, even for claims that have it."""
     return gpu is None or gpu.minor < 0 or (gpu.fault is not None and gpu.fault.name in GONE)
 
 
 def gpus_of(claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> dict[GpuUuid, Gpu]:
-    """The GPUs of a claim. DeviceMissing when one of them is gone."""
+    """The GPUs of a claim. Raises DeviceMissing if one is gone."""
     found: dict[GpuUuid, Gpu] = {}
     for device in claim.devices:
         gpu = gpus.get(device.gpu)
@@ -62,9 +62,9 @@ def gpus_of(claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> dict[GpuUuid, 
 
 
 def as_it_is(claim: PreparedClaim, hardware: NodeHardware) -> PreparedClaim:
-    """The claim with the numbers that its devices have now: it may have a spec, made from them, and no other.
+    """The claim with its devices' current numbers, from which alone its spec may be written.
 
-    DeviceMissing when it may have none, CapabilityUnknown when the driver does not say how an instance is opened.
+    Raises DeviceMissing if it may have no spec, CapabilityUnknown if the driver does not report an instance's numbers.
     """
     gpus = gpus_of(claim, hardware.gpus)
     devices = [_as_it_is(claim, device, gpus[device.gpu], hardware) for device in claim.devices]
@@ -94,7 +94,7 @@ def _as_it_is(claim: PreparedClaim, device: PreparedDevice, gpu: Gpu, hardware: 
 
 
 def moved(before: PreparedClaim, now: PreparedClaim) -> str:
-    """Which GPU of a claim has another minor number or PCI address than on record, as a sentence; "" when none has."""
+    """Which GPU of a claim has a new minor number or PCI address, as a sentence; "" if none has."""
     for old, new in zip(before.devices, now.devices, strict=True):
         if old.minor != new.minor:
             return f"GPU {old.gpu} has moved from /dev/nvidia{old.minor} to /dev/nvidia{new.minor}."
@@ -104,7 +104,7 @@ def moved(before: PreparedClaim, now: PreparedClaim) -> str:
 
 
 def located(claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> PreparedClaim:
-    """The claim with the numbers of those of its GPUs that are there, whatever else of it is gone."""
+    """The claim with the current numbers of its present GPUs, whatever else is gone."""
     devices = [
         device
         if gone(gpu := gpus.get(device.gpu)) or gpu is None

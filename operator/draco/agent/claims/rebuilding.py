@@ -1,16 +1,15 @@
-"""Rebuilds the record of prepared claims when it is lost or incomplete: from claims, CDI specs and the GpuNode.
+"""Rebuilds a lost or incomplete record of prepared claims from claims, CDI specs and the GpuNode.
 
-Owns who is believed, and in which order. Pure: it compares what was read. There are four that tell of a claim:
+Owns which source is believed, and in which order. Pure. The sources of a claim, most trusted first:
 
-- its CDI spec, whose annotations say all that was on record when it was written; only one of this boot, since a spec that
-  survived a reboot may be older than the record;
-- the API server: allocated from our pool, and either its spec is here or its status says that we made it ready; an allocated
-  claim with neither was never given to kubelet;
-- the same where its GPU is not there: its status says which GPU it is, and so does a spec of an earlier boot;
-- the record before the damage, for what kubelet does not deny to hold.
+- its CDI spec of this boot, whose annotations repeat the record; a spec that survived a reboot may be older than the record;
+- the API server: allocated from our pool, and its spec is here or its status says that we made it ready. An allocated claim with
+  neither was never given to kubelet;
+- the same if its GPU is missing: its status, or a spec of an earlier boot, names the GPU;
+- the record before the damage, unless kubelet denies that it holds the claim.
 
-None of them is believed where it contradicts one before it: two claims never have one device. A claim too many is found when
-kubelet does not know it and given up; a claim too few may still have a container that runs.
+A source is not believed where it contradicts an earlier one: two claims never have one device. A surplus claim does little harm:
+it is unprepared when kubelet does not know it. A missing claim could still have a running container.
 """
 
 import re
@@ -39,7 +38,7 @@ from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
 _MIG_UUID = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 NOT_THERE = -1
-"""The minor number of a GPU that is not known to be anywhere."""
+"""The minor number of a GPU whose place is unknown."""
 
 
 def rebuilt(
@@ -54,11 +53,11 @@ def rebuilt(
     before: Iterable[PreparedClaim] = (),
     kubelet_denies: Callable[[ClaimUid], bool] = lambda _: False,
 ) -> list[PreparedClaim]:
-    """The claims of this node that were prepared or were being given up, each once.
+    """The claims of this node that were prepared or being released, each once.
 
-    `claims` are those of the API server, `with_spec` have a spec here, `by_spec` are those whose spec could be read, and
-    `by_old_spec` those whose spec is of an earlier boot. `before` is what the record said before it was damaged, and
-    `kubelet_denies` says whether kubelet's own record, which can be read, lacks a claim.
+    `claims`: from the API server. `with_spec`: have a spec here. `by_spec`: from readable specs of this boot. `by_old_spec`: from
+    specs of an earlier boot. `before`: the record before the damage. `kubelet_denies`: whether kubelet's readable record lacks a
+    claim.
     """
     specs = set(with_spec)
     prepared = [claim for claim in claims if claim.metadata.uid in specs or _reported_ready(claim, driver, pool)]
@@ -78,7 +77,7 @@ def rebuilt(
 def _planned(
     claim: ResourceClaim, driver: str, pool: str, gpus: Mapping[str, Gpu], old: Mapping[ClaimUid, PreparedClaim]
 ) -> PreparedClaim | None:
-    """The claim as it is prepared, from its allocation; None when it is another node's or driver's, or nothing tells its GPUs."""
+    """The prepared claim of an allocation; None if it is another node's or driver's, or its GPUs are unknown."""
     with suppress(PrepareError):
         return msgspec.structs.replace(
             intent_of(claim, driver=driver, pool=pool, gpus=gpus), state=PreparationState.PREPARED
@@ -110,7 +109,7 @@ class _Placed(msgspec.Struct):
 
 
 class _Identity(msgspec.Struct, rename={"parent_uuid": "parentUUID"}):
-    """What `claim_status.identity` writes, as far as it is needed here."""
+    """The part of what `claim_status.identity` writes that is needed here."""
 
     uuid: str = ""
     parent_uuid: str = ""
@@ -126,7 +125,7 @@ def _said(data: object) -> _Identity | None:
 
 
 def _by_status(result: DeviceRequestAllocationResult, said: _Identity | None) -> PreparedDevice | None:
-    """A device whose GPU is not there, from what its claim's status says it is; None when that does not say it."""
+    """A device whose GPU is missing, from its claim's status; None if the status does not identify it."""
     if said is None:
         return None
     name = read_partition_name(result.device)
@@ -151,7 +150,7 @@ def _by_status(result: DeviceRequestAllocationResult, said: _Identity | None) ->
 
 
 def forgotten(record: Iterable[PreparedClaim], by_spec: Iterable[PreparedClaim]) -> list[PreparedClaim]:
-    """Claims that have a spec and are not on record. None is written before its claim is on record, so the record lost them."""
+    """Claims with a spec but no record. A claim is recorded before its spec is written, so the record lost them."""
     known = {claim.uid: claim for claim in record}
     found: dict[ClaimUid, PreparedClaim] = {}
     for one in by_spec:
@@ -161,7 +160,7 @@ def forgotten(record: Iterable[PreparedClaim], by_spec: Iterable[PreparedClaim])
 
 
 def instances_of(claims: Iterable[PreparedClaim], *, boot_id: str) -> list[OwnedInstance]:
-    """The instances of claims, as their specs of this boot say."""
+    """The instances of claims, from their specs of this boot."""
     return [
         _made(device.gpu, part, part.uuid, boot_id)
         for claim in claims
@@ -171,7 +170,7 @@ def instances_of(claims: Iterable[PreparedClaim], *, boot_id: str) -> list[Owned
 
 
 def merged_instances(*sources: Iterable[OwnedInstance]) -> list[OwnedInstance]:
-    """One instance for each place: what the last source says."""
+    """One instance per placement, from the last source that has it."""
     found: dict[PlacementKey, OwnedInstance] = {one.key: one for source in sources for one in source}
     return list(found.values())
 
@@ -179,7 +178,7 @@ def merged_instances(*sources: Iterable[OwnedInstance]) -> list[OwnedInstance]:
 def instance_uuids(
     claims: Iterable[ResourceClaim], node: GpuNode | None, specs: Iterable[str], *, driver: str, pool: str
 ) -> set[str]:
-    """MIG UUIDs of instances that we made, as far as we published them: in claims' status, in our GpuNode, in CDI specs."""
+    """MIG UUIDs of our instances as far as published: in claim statuses, our GpuNode and CDI specs."""
     found = {uuid for text in specs for uuid in _MIG_UUID.findall(text)}
     for claim in claims:
         for device in claim.status.devices:
@@ -191,7 +190,7 @@ def instance_uuids(
 
 
 def adopted(observed: Iterable[Instance], uuids: Collection[str], *, boot_id: str) -> list[OwnedInstance]:
-    """Those of the instances that are there that we made. Without such proof an instance counts as somebody else's."""
+    """The existing instances that are provably ours. Without proof an instance counts as foreign."""
     return [_made(one.gpu, one, one.uuid, boot_id) for one in observed if one.uuid is not None and one.uuid in uuids]
 
 

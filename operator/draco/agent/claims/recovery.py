@@ -1,12 +1,11 @@
-"""Brings what the last run left behind to a state that kubelet can rely on.
+"""Restores what the last run left to a state that kubelet can rely on.
 
-Owns what happens to the record and the CDI specs at start, before any socket is served. Reads the API server only when the
-record was lost.
+Owns what happens to record and CDI specs at start, before any socket is served. Does not read the API server.
 
-A claim on record as prepared is kept whatever else changed: kubelet keeps a record of its own, survives reboots with it, and asks
-to unprepare every claim whose Prepare was ever answered. Its CDI spec exists as long as all that it names is there (`presence`):
-it is written again where it is missing (a reboot empties /var/run) and where its GPU has another number now, and taken away where
-a GPU or an instance is gone. An intent is undone: kubelet never got an answer. Specs that no claim on record needs are removed.
+A claim recorded as prepared is kept whatever else changed: kubelet keeps its own record across reboots and unprepares every claim
+whose Prepare was answered. Its CDI spec exists while all of its devices do (`presence`): it is rewritten if it is missing (a
+reboot empties /var/run) or its GPU has another number, and removed if a GPU or an instance is gone. An intent is undone, since
+kubelet never got an answer. Specs without a recorded claim are removed.
 """
 
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ from draco.resources.names import ClaimUid
 
 
 class Damaged(msgspec.Struct, frozen=True):
-    """The record was lost: `sentence` says how, `moved_to` where it lies for inspection, `before` what it said until then."""
+    """The record was lost: `sentence` says how, `moved_to` is the kept copy, `before` its content before the damage."""
 
     sentence: str
     moved_to: Path
@@ -51,9 +50,9 @@ class RecoveryResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_record(path: Path, files: Files) -> checkpoint.RecordState | Damaged:
-    """The record as it was left, or, when it cannot be trusted, how it was lost; then it has been set aside.
+    """The record as it was left; or how it was lost, after setting it aside.
 
-    Raises OSError when the disk does not let it be set aside: nothing may be recorded over it.
+    Raises OSError if it cannot be set aside: nothing may be recorded over it.
     """
     try:
         return checkpoint.load(path, files)
@@ -62,7 +61,7 @@ def read_record(path: Path, files: Files) -> checkpoint.RecordState | Damaged:
 
 
 def kubelet_denies(kubelet_dir: Path, uid: ClaimUid) -> bool:
-    """Whether kubelet's own record can be read and lacks a claim: JSON that differs between releases, with every claim's uid."""
+    """Whether kubelet's own record is readable and lacks a claim: JSON that differs between releases, with every claim's uid."""
     try:
         return uid not in (kubelet_dir / "dra_manager_state").read_text()
     except (OSError, UnicodeDecodeError):
@@ -79,11 +78,11 @@ def converge(
 ) -> RecoveryResult:
     """Make record, GPU instances and specs agree.
 
-    To be run at start, when GPUs are others or elsewhere than before, and when instances that prepared claims need are gone.
-    What points at something else by now goes before anything else is done.
+    Called at start, after GPUs were replaced or moved, and when instances of prepared claims are gone. Specs that open wrong
+    devices are removed first.
 
-    `gpus` None: they cannot be read yet. Then no spec is written, and those there are stay, but not after a reboot: their minor
-    numbers may belong to other GPUs now. Raises OSError when the disk refuses; running it again continues.
+    `gpus` None: not readable yet. Then no spec is written; existing ones stay, except after a reboot, when their minor numbers
+    may belong to other GPUs. Raises OSError if the disk refuses; another call continues.
     """
     with record.lock:
         rebooted = bool(record.boot_id) and record.boot_id != boot_id
@@ -95,7 +94,7 @@ def converge(
             done = RecoveryResult(undone=undone, swept=cdi.sweep(kept), rebooted=rebooted)
             _record(record, _kept(record), boot_id=record.boot_id if rebooted else boot_id)
             return done
-        instances.shown()  # the GPUs were looked at before the record told whose the instances are
+        instances.shown()  # the GPUs were read before the record was loaded, which tells whose instances they are
         swept = _retract(record, cdi, _judged(record, cdi, instances, gpus))
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
         _record(record, [located(claim, by_uuid) for claim in _kept(record)], boot_id=boot_id)
@@ -111,10 +110,10 @@ def converge(
 
 
 def respec(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, *, gpus: Sequence[Gpu]) -> RecoveryResult:
-    """Make the specs those of the prepared claims of which all is there. To be run after every look at the GPUs.
+    """Write the specs of complete prepared claims. Called after every reading of the GPUs.
 
-    The caller holds the record's lock: otherwise a claim that is given up meanwhile would get its spec back. None is written
-    while the node has no driver that works.
+    The caller holds the record's lock: otherwise a claim unprepared meanwhile would get its spec back. Nothing is written while
+    the node has no working driver.
     """
     judged = _judged(record, cdi, instances, gpus)
     swept = _retract(record, cdi, judged)
@@ -142,7 +141,7 @@ def respec(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, *, gpu
 
 
 class _Judged(NamedTuple):
-    """The prepared claims as they are now, and those that lack something."""
+    """The prepared claims with current numbers, and those that lack something."""
 
     there: dict[ClaimUid, PreparedClaim]
     without_gpu: list[ClaimUid]
@@ -164,9 +163,9 @@ def _judged(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, gpus:
 
 
 def _retract(record: Checkpoint, cdi: CdiFolder, judged: _Judged) -> list[ClaimUid]:
-    """Take away every spec that opens anything but what its claim's devices are now.
+    """Remove every spec that opens anything but its claim's current devices.
 
-    One that names files of a driver that is being replaced stays: while there is no other it could not be written again.
+    A spec with files of a driver that is being replaced stays: it could not be rewritten without a driver.
     """
     right = (uid for uid, now in judged.there.items() if now == record.claims[uid] and cdi.opens_its_devices(now))
     return cdi.sweep(right)

@@ -1,11 +1,11 @@
-"""Runs Prepare and Unprepare in threads, so that nothing waits for the driver that does not need it.
+"""Runs Prepare and Unprepare in threads, so that only work that needs NVML waits for it.
 
-Giving up whole GPUs needs no NVML. A claim of whole GPUs needs it only to check that they are undivided; where NVML does
-not answer, and hangs about another GPU, the last look counts: nobody loads another driver, or puts in another board, under a
-call that is going on. What makes or destroys instances waits.
+Unpreparing whole GPUs needs no NVML. Preparing whole GPUs needs it only to check that they are undivided; if NVML hangs in a call
+about another GPU, the last reading counts, since nobody replaces a driver or a board during a call. Work that creates or destroys
+instances waits.
 
-Owns which work goes where, and what excludes what: a claim is worked on by one at a time, and so is a GPU, but for giving up.
-What the work is, is `preparer`'s.
+Owns the choice of thread and the exclusion: one piece of work at a time per claim, and per GPU except for Unprepare. `preparer`
+does the work.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -34,7 +34,7 @@ from draco.resources.names import ClaimUid, GpuUuid, gpu_name, read_partition_na
 
 
 class ClaimWork:
-    """The work on one node's claims. Of one that keeps another from being prepared the state is told."""
+    """The work on one node's claims. A claim that blocks another is told to the state."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ClaimWork:
         self._driver = driver
 
     async def prepare(self, claim: ResourceClaim) -> PreparedClaim:
-        """Prepare an allocated claim. PrepareError says why it cannot be had."""
+        """Prepare an allocated claim. Raises PrepareError."""
         uid = ClaimUid(claim.metadata.uid)
         names = {uid, *self._gpus_of(claim)}
         divides = any(map(read_partition_name, self._devices(claim)))
@@ -66,7 +66,7 @@ class ClaimWork:
             raise
 
     def on_record(self, uid: ClaimUid) -> ResourceClaim | None:
-        """A claim that is prepared, with the devices that it has by the record: for when the API server cannot be asked."""
+        """A prepared claim with its recorded devices, for when the API server cannot be asked; None if it is not prepared."""
         known = self._record.claims.get(uid)
         if known is None or known.state is not PreparationState.PREPARED:
             return None
@@ -86,12 +86,12 @@ class ClaimWork:
         )
 
     async def _with_driver(self, claim: ResourceClaim, names: Collection[str]) -> PreparedClaim:
-        """Parts of GPUs are made by NVML, or not at all."""
+        """Prepare partitions, which needs NVML."""
         self._refuse_parts(str(claim.metadata.key), "prepared")
         return await self._threads.with_driver(lambda: self._preparer.prepare(claim, self._gpus(claim)), names)
 
     async def _as_a_whole(self, claim: ResourceClaim, names: Collection[str]) -> PreparedClaim:
-        """Whole GPUs are made undivided by NVML where it answers; what else there is to do needs none."""
+        """Prepare whole GPUs: NVML ends their MIG mode if it answers; the rest does not need it."""
         await self._take(names, str(claim.metadata.key), "prepared")
         try:
             if not await self._threads.ask(lambda: self._preparer.clear(claim, self._gpus(claim))):
@@ -102,24 +102,24 @@ class ClaimWork:
         return await self._threads.on_record(lambda: self._preparer.prepare_unasked(claim, self._gpus(claim)), names)
 
     async def unprepare(self, uid: ClaimUid) -> PreparedClaim | None:
-        """Give a claim up; what it was, None if it was not known. PrepareError when it cannot be now."""
+        """Unprepare a claim; returns it, None if it was unknown. Raises PrepareError if it cannot be done now."""
         if self._has_parts(uid):
             self._refuse_parts(str(self._record.claims[uid]), "unprepared")
             return await self._threads.with_driver(lambda: self._preparer.unprepare(uid), {uid})
         await self._take({uid}, str(self._record.claims.get(uid) or uid), "unprepared")
-        if self._has_parts(uid):  # it has just been prepared
+        if self._has_parts(uid):  # prepared just now
             self._threads.give_back({uid})
             return await self.unprepare(uid)
         return await self._threads.on_record(lambda: self._preparer.unprepare(uid), {uid})
 
     async def running(self, claim: PreparedClaim) -> Sequence[HoldingProcess] | None:
-        """The processes that run on a claim's devices; None while NVML does not answer."""
+        """The processes on a claim's devices; None while NVML does not answer."""
         found: list[HoldingProcess] = []
         asked = await self._threads.ask(lambda: found.extend(self._instances.processes_of(claim)))
         return found if asked else None
 
     async def _take(self, names: Collection[str], claim: str, what: str) -> None:
-        """Exclude others. PrepareError when somebody does so who waits for a call that hangs."""
+        """Take names. Raises PrepareError if work that waits for a hanging call holds them."""
         if (call := await self._threads.take(names)) is not None:
             raise PrepareError(_unanswered(claim, what, call))
 
@@ -129,7 +129,7 @@ class ClaimWork:
             raise PrepareError(f"Claim {claim} cannot be {what} now: {view.fault} Kubelet tries again.")
 
     def _refuse_hanging(self, claim: ResourceClaim) -> None:
-        """Refuse a new claim of GPUs that the call that hangs may be about."""
+        """Refuse a new claim of GPUs that the hanging call may concern."""
         known = self._record.claims.get(ClaimUid(claim.metadata.uid))
         call = self._threads.hanging
         if call is None or (known is not None and known.state is PreparationState.PREPARED):
@@ -138,14 +138,14 @@ class ClaimWork:
             raise PrepareError(_unanswered(str(claim.metadata.key), "prepared", call))
 
     def _gpus(self, claim: ResourceClaim) -> Mapping[str, Gpu]:
-        """The GPUs as they are when the work is done: a fault may have come while it waited."""
+        """The GPUs when the work runs: a fault may have come while it waited."""
         view = self._state.facts.view
         if view.driver is None:
             raise PrepareError(f"Claim {claim.metadata.key} cannot be prepared: {view.fault}")
         return view.by_device
 
     def _gpus_of(self, claim: ResourceClaim) -> set[GpuUuid]:
-        """The GPUs that a claim was allocated something of, and those that it has."""
+        """The GPUs in a claim's allocation and in its record."""
         by_device = self._state.facts.view.by_device
         known = self._record.claims.get(ClaimUid(claim.metadata.uid))
         found = {device.gpu for device in known.devices} if known is not None else set()

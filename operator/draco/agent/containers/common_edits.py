@@ -1,8 +1,8 @@
 """The edits that every container gets now: the toolkit's, or our own with the reason.
 
-Owns which of both hold, and when they are found out again: at start, and when another driver or toolkit is installed. The
-toolkit is never asked while kubelet waits: until its first answer, ours hold. All methods of `CommonEdits` block;
-`current` on a few files only.
+Owns the choice, and when it is made again: at start, and when another driver or toolkit is installed. The toolkit is never asked
+while kubelet waits: our own edits apply until its first answer. All methods of `CommonEdits` block, `current` only on a few
+files.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class _Found(NamedTuple):
 
 
 class CommonEdits:
-    """What containers get of the driver below `root`; nothing if that is None. The node must see `hook_folder` too.
+    """What containers get of the driver below `root`; nothing without `root`. The node must see `hook_folder` too.
 
     `loaded` is the version of the loaded kernel modules, "" if unknown.
     """
@@ -142,9 +142,9 @@ class CommonEdits:
 
 
 class EditsRefresh:
-    """Finds the edits out again whenever another driver was read.
+    """Determines the edits again whenever another driver was read.
 
-    In a thread of its own: asking the toolkit may take seconds, and must keep no process from ending.
+    Runs in its own daemon thread: the toolkit may take seconds, and must not keep the process from ending.
     """
 
     def __init__(self, edits: CommonEdits, state: NodeState, *, clock: Clock) -> None:
@@ -154,18 +154,18 @@ class EditsRefresh:
         self._woken = asyncio.Event()
 
     def gpus_read(self, _change: GpusRead) -> None:
-        """The driver may be another."""
+        """Check whether the driver is another one."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Find out until cancelled."""
+        """Determine edits until cancelled."""
         executor = DaemonExecutor("edits", monotonic=self._clock.monotonic)
         try:
             while True:
                 await self._woken.wait()
                 self._woken.clear()
                 version = self._state.facts.view.driver_version
-                # Files go as they are read while another driver is installed: the next reading tells.
+                # Files vanish while another driver is installed: the next reading of the GPUs retries.
                 with suppress(OSError):
                     if version != "" and await executor.run(partial(self._edits.outdated, version)):
                         await executor.run(partial(self._edits.refresh, version))

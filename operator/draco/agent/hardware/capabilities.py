@@ -1,8 +1,8 @@
 """The device nodes that open one instance of a GPU: /dev/nvidia-caps/nvidia-cap<N>.
 
-Owns where N comes from, and that the node exists before a container refers to it. Besides the GPU's own node a container needs
-one for the GPU instance and one for the compute instance; without those of other instances it sees only its own. The driver lists
-the numbers below /proc/driver and leaves creating the nodes to others.
+Owns where N comes from, and that the node exists before a container refers to it. A container needs the GPU's own node, one for
+the GPU instance and one for the compute instance; without those of other instances it sees only its own. The driver lists the
+numbers below /proc/driver and does not create the nodes.
 """
 
 import re
@@ -30,9 +30,9 @@ def path(number: int) -> str:
 
 
 class Capabilities:
-    """Looks below `proc`, where the node's /proc is seen; makes missing nodes below `device_root`.
+    """Looks below `proc`, the node's /proc; makes missing nodes below `device_root`.
 
-    That is "/" but where device nodes are kept elsewhere (tests, simulated nodes). `nodes` are those of the GPUs.
+    `device_root` is "/" except in tests and simulated nodes. `nodes` are those of the GPUs.
     """
 
     def __init__(self, proc: Path = Path("/proc"), device_root: Path = Path("/")) -> None:
@@ -40,11 +40,11 @@ class Capabilities:
         self.nodes = DeviceNodes(proc, device_root)
 
     def paths(self, minor: int, gi: int, ci: int | None) -> tuple[str, ...]:
-        """The nodes of a GPU instance and of a compute instance in it, as containers see them. CapabilityUnknown."""
+        """The nodes of a GPU instance and its compute instance, as containers see them. Raises CapabilityUnknown."""
         return tuple(map(path, self.reported_once()(minor, gi, ci)))
 
     def reported_once(self) -> Callable[[int, int, int | None], tuple[int, ...]]:
-        """Tells the device numbers of the same, from one reading of the driver's table, made at the first call."""
+        """A function for the device numbers of the same, which reads the driver's table once, at its first call."""
 
         @cache
         def table() -> Mapping[str, str]:

@@ -31,7 +31,7 @@ DRIVER_MISMATCH = "DriverMismatch"
 
 
 class Recovery(StrEnum):
-    """The faults for NVML's recovery actions, which NVML requests until they are done."""
+    """The faults for NVML's recovery actions; NVML requests an action until it is done."""
 
     RESET = "NeedsReset"
     REBOOT = "NeedsReboot"
@@ -76,7 +76,7 @@ def only_sign(gpu: Gpu, sign: Sign) -> Gpu:
 
 
 def _health(faults: Sequence[JudgedFault], worst: JudgedFault | None) -> GpuHealth:
-    """What cannot be read is unknown at once, before it keeps anybody away. What is announced is said."""
+    """The health. An unreadable GPU is Unknown even before its fault blocks new work; an announced fault is mentioned."""
     if worst is not None and worst.health is HealthState.UNHEALTHY:
         return GpuHealth(HealthState.UNHEALTHY, worst.status.message)
     unreadable = next((one for one in faults if one.status.family is FaultFamily.UNREADABLE), None)

@@ -228,7 +228,7 @@ class GpuLocation(NamedTuple):
 
 
 class KnownGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A GPU that this node has or had, with its permanent name. `last` is None if nothing else is known."""
+    """A GPU that this node has or had, with its permanent name. `last` is None if only the name is known."""
 
     uuid: GpuUuid
     device: str
@@ -263,7 +263,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def as_told_before(gpu: Gpu, before: Gpu | None) -> Gpu:
-    """The GPU with facts that are unknown now taken from before. Facts that the board lacks stay out."""
+    """The GPU with facts that are unknown now taken from `before`. Facts that the board lacks stay out."""
     if before is None:
         return gpu
     fields = [field for one in gpu.unread if not one.lacking for field in _FIELDS.get(one.name, ())]

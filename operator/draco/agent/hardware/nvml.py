@@ -79,7 +79,7 @@ class Nvml:
         self._reader = GpuReader(self.call)
 
     def open(self) -> None:
-        """Start the session. Raises DriverMissing if the node has no working driver."""
+        """Start the session. Raises DriverMissing without a working driver."""
         if self._open:
             return
         self._load()
@@ -104,7 +104,7 @@ class Nvml:
     def aside(self, work: Callable[[], T]) -> T:
         """Run slow work that does not call NVML, and return its result. This thread releases the lock, however often it holds it.
 
-        Others may read meanwhile, and may end the session.
+        Others may read meanwhile, or end the session.
         """
         finished = False
 
@@ -276,7 +276,7 @@ class Nvml:
             return None
 
     def _drop_lost(self, events: "_Subscription") -> Iterator[GpuEvent]:
-        """A lost GPU would end every further wait immediately: continue with a new set without it."""
+        """Continue with a new set without lost GPUs, which would end every further wait immediately."""
         self._events = None
         self.optional("nvmlEventSetFree", events.handle)
         for index, uuid in sorted(events.watched.items()):

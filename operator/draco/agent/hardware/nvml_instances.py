@@ -63,9 +63,9 @@ class NvmlInstances:
         return MigModes(current == pynvml.NVML_DEVICE_MIG_ENABLE, pending == pynvml.NVML_DEVICE_MIG_ENABLE)
 
     def switch(self, uuid: GpuUuid, wanted: str) -> None:
-        """Turn MIG mode `wanted`, "on" or "off"; an NvmlError when it did not come about at once.
+        """Turn MIG mode `wanted`, "on" or "off". Raises an NvmlError if it did not change immediately.
 
-        The call itself raises nothing when the change waits for a reset, or when the GPU is in use: it returns the code.
+        The NVML call raises nothing when the change waits for a reset or the GPU is in use: it returns the code.
         """
         function = "nvmlDeviceSetMigMode"
         mode = pynvml.NVML_DEVICE_MIG_ENABLE if wanted == "on" else pynvml.NVML_DEVICE_MIG_DISABLE

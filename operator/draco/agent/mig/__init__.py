@@ -1,1 +1,1 @@
-"""GPU instances on this node: what there is, whose it is, and how it becomes what is wanted."""
+"""GPU instances on this node: which exist, who owns them, and the changes towards what is wanted."""

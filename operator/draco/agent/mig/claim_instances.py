@@ -1,8 +1,8 @@
-"""Creates the GPU instances of a claim when it is prepared, destroys them with it, and recreates those that were lost.
+"""Creates a claim's GPU instances at Prepare, destroys them at Unprepare, and recreates lost ones.
 
-Each is read → plan → apply: `reading` says what a GPU has and what claims need of it, `mig.claim_plan` decides which instances go
-and which are made, and the plan is carried out. Owns the order of the steps, and what is said when one cannot be taken. How a
-change survives a crash is `instance_manager`'s. What is asked for comes in as an intent that conflicts with no prepared claim.
+Each is read → plan → apply: `reading` reads the GPU and what claims need of it, `mig.claim_plan` decides which instances are made
+and destroyed, and this module carries the plan out. Owns the order of the steps and the refusals. `instance_manager` makes each
+change survive a crash. An intent passed in conflicts with no prepared claim.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,24 +32,24 @@ from draco.mig.observed import IN_PLACE, ObservedInstance
 from draco.resources.names import GpuUuid
 
 PATIENCE_S = 30.0
-"""How long kubelet gets a retryable error while an instance of a claim is in use. Its units are published as tainted meanwhile.
-After that the claim is given up, and the instance destroyed when it can be."""
+"""How long kubelet gets a retryable error while an instance of a claim is in use; its units are published as tainted. After that
+the claim is unprepared, and the instance is destroyed when it is free."""
 
 NO_PROC = Path("/nonexistent")
 
 KeepingOf = Callable[[GpuUuid], KeptInstances]
-"""What is to stay idle on a GPU."""
+"""What stays idle on a GPU."""
 
 
 class AcquiredInstances(msgspec.Struct, frozen=True):
-    """A claim with its instances, not yet on record as prepared; and those that were made for it."""
+    """A claim with its instances, not yet recorded as prepared, and the instances created for it."""
 
     claim: PreparedClaim
     created: tuple[PlacementKey, ...]
 
 
 class ClaimInstances:
-    """Instances for claims, over a `InstanceManager`. Without `users` nobody looks below /proc."""
+    """The instances of claims. Without `users` nobody looks below /proc."""
 
     def __init__(
         self,
@@ -72,17 +72,17 @@ class ClaimInstances:
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Held while a claim is prepared or given up, so that nobody sees it half done."""
+        """Held while a claim is prepared or unprepared, so that nobody sees it half done."""
         return self._inventory.lock
 
     def shown(self) -> None:
-        """What was done is on record now: let others see it."""
+        """Show others the recorded changes."""
         self._inventory.show()
 
     # Preparing
 
     def acquire(self, intent: PreparedClaim) -> AcquiredInstances:
-        """Put the intent on record and have all its instances. PrepareError when that fails; then what was made is undone."""
+        """Record the intent and get all of its instances. On a failure, undo what was made and raise PrepareError."""
         devices = {device.key: device for device in intent.devices if device.key is not None}
         wanted = read_places(dict.fromkeys(devices, (intent,)))
         gpus = list(dict.fromkeys(key.gpu for key in wanted))
@@ -109,20 +109,20 @@ class ClaimInstances:
         return AcquiredInstances(self.filled(intent), tuple(created))
 
     def undo(self, intent: PreparedClaim, created: Iterable[PlacementKey]) -> None:
-        """Leave nothing of a failed attempt. What cannot be undone now stays on record, and its GPU dirty."""
+        """Undo a failed attempt. What cannot be undone now stays on record, and its GPU is dirty."""
         created = list(created)
-        with suppress(OSError):  # what is on record then is the intent, which is undone at the next chance
+        with suppress(OSError):  # the record then has the intent, which is undone at the next chance
             self._manager.discard(created, drop=[intent.uid])
         for uuid in {device.gpu for device in intent.devices if device.partition is not None}:
             with suppress(NvmlError, OSError):
                 self._manager.settle(uuid)
 
     def verify(self, claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> None:
-        """See that NVML says of a claim's GPUs what `gpus` say, which may be older. DeviceMissing when it says something else.
+        """Check that a claim's GPUs are where `gpus`, which may be older, says. Raises DeviceMissing if one has moved.
 
-        A session that outlived its driver answers nothing, so what was read in it is not relied on. Nor is a handle that has
-        become invalid: so they do when boards come and go. A GPU of which only this cannot be read is where it was: within a
-        session nothing else moves.
+        A session that outlived its driver answers nothing, so its older readings cannot be trusted; nor can those behind an
+        invalid handle, since handles become invalid when boards come and go. After any other error the GPU has not moved: within
+        a session nothing else moves it.
         """
         for uuid in dict.fromkeys(device.gpu for device in claim.devices):
             try:
@@ -139,16 +139,16 @@ class ClaimInstances:
                 )
 
     def whole(self, intent: PreparedClaim) -> None:
-        """Make the whole GPUs of an intent on record undivided. PrepareError says what is in the way.
+        """End MIG mode on the whole GPUs of a recorded intent. Raises PrepareError that names the obstacle.
 
-        NVML is asked for the mode, since the last look may be older than what somebody did by hand.
+        Asks NVML for the mode: somebody may have changed it by hand since the last reading.
         """
         for device in intent.devices:
             if device.partition is not None or device.admin:
                 continue
             may_be_divided = not self._inventory.never_divided(device.gpu)
             try:
-                with self._inventory.lock:  # a look between plan and step may no longer find what the plan speaks of
+                with self._inventory.lock:  # a reading between plan and step could make the plan invalid
                     if may_be_divided and self._inventory.divided(device.gpu):
                         self._manager.settle(device.gpu)
                         self._undivide(intent, device)
@@ -160,7 +160,7 @@ class ClaimInstances:
                 raise PrepareError(f"Claim {intent} cannot get the whole of {device.device}: {why}") from error
 
     def seen_whole(self, intent: PreparedClaim) -> None:
-        """Refuse what was divided when it was last looked at, or has an earlier user without NVML's word. NVML is not asked."""
+        """Refuse GPUs that were last read in MIG mode or have an earlier user, without asking NVML."""
         for device in intent.devices:
             if device.admin:
                 continue
@@ -187,14 +187,14 @@ class ClaimInstances:
         *,
         at: PlacementKey | None = None,
     ) -> None:
-        """PrepareError while a process of an earlier claim runs on a device, or on the instance `at` a place of it."""
+        """Raise PrepareError while a process of an earlier claim runs on a device, or on its instance `at`."""
         if (process := self._users.earlier(intent, at or device.gpu, running, uuid=uuid)) is not None:
             raise PrepareError(
                 f"Claim {intent} cannot get {device.device} yet: {named([process])}; end that process, and kubelet tries again."
             )
 
     def _running(self, uuid: GpuUuid) -> RunningProcesses:
-        """Who runs on a GPU. Where NVML does not say, /proc tells of those at least that were given it by a claim."""
+        """The processes on a GPU; none if NVML does not list them: /proc still shows those of earlier claims."""
         try:
             return self._manager.running(uuid)
         except NvmlError:
@@ -215,7 +215,7 @@ class ClaimInstances:
             self._manager.switch(device.gpu, plan.mode_change)
 
     def _turn_on(self, intent: PreparedClaim, uuid: GpuUuid, wanted: Mapping[PlacementKey, ObservedInstance]) -> None:
-        """The GPU in MIG mode, with no step of a change left over."""
+        """Turn on MIG mode, with no step of an earlier change left over."""
         self._manager.settle(uuid)
         plan = self._plan(uuid, wanted)
         _refuse_gpu(intent, plan)
@@ -223,13 +223,13 @@ class ClaimInstances:
             self._manager.switch(uuid, plan.mode_change)
 
     def _check(self, intent: PreparedClaim, device: PreparedDevice, key: PlacementKey, plan: GpuPlan) -> None:
-        """PrepareError when a device cannot be had: something that must stay is in the way, or is still computed on."""
+        """Raise PrepareError if a device is unavailable: an instance that stays blocks it, or a process computes there."""
         for part in (*plan.keeps, *plan.destroys):
             if part.claims or device.admin or device.partition is None or not part.mask & device.partition.mask:
                 continue
             one = self._at(key.gpu, part)
             running = RunningProcesses(tuple(self._manager.processes(one)))
-            # Who was given an instance that goes and does not use it now cannot use it later either.
+            # Who had an instance that is destroyed now, and does not use it, cannot use it later.
             uuid = one.uuid if one.uuid and part.id == key.place and part in plan.keeps else ""
             self._refuse_users(intent, device, running, uuid, at=one.key)
         _refuse_gpu(intent, plan)
@@ -251,7 +251,7 @@ class ClaimInstances:
         return plan_places(read_gpu(uuid, self._inventory, self._record), places)
 
     def _clear(self, plans: Iterable[GpuPlan], *, put: Sequence[PreparedClaim] = ()) -> list[PlacementKey]:
-        """Destroy what plans say; `put` goes on record with it. StillHeld when something stays."""
+        """Destroy what the plans say and record `put` with it. Raises StillHeld if an instance stays."""
         keys = _destroyed(plans)
         if keys:
             self._manager.discard(keys, put=put)
@@ -266,20 +266,20 @@ class ClaimInstances:
         return keys
 
     def _at(self, uuid: GpuUuid, part: ObservedInstance) -> Instance:
-        """The instance that a plan speaks of."""
+        """The existing instance of a plan's entry."""
         return next(one for one in self._inventory.divisions[uuid].instances if one.key.place == part.id)
 
     def _stranger(self, uuid: GpuUuid, part: ObservedInstance) -> str:
         return self._inventory.stranger(self._at(uuid, part))
 
     def _who(self, error: Exception, gpus: Iterable[GpuUuid]) -> str:
-        """Who uses the GPU whose MIG mode could not be changed; "" after any other error."""
+        """The users of GPUs whose MIG mode could not be changed; "" after any other error."""
         if not isinstance(error, InUse):
             return ""
         return f"The GPU is in use by {', '.join(map(self._manager.who, sorted(gpus)))}."
 
     def _what_is_there(self, gpus: Iterable[GpuUuid], wanted: Mapping[PlacementKey, ObservedInstance]) -> str:
-        """What somebody else has in the way, from a look after the failure; "" for nothing."""
+        """A foreign instance that blocks the claim, as seen after the failure; "" without one."""
         for uuid in filter(self._inventory.known, gpus):
             for one in self._plan(uuid, wanted).blocked:
                 if isinstance(one.by, ObservedInstance) and one.by.foreign:
@@ -287,11 +287,11 @@ class ClaimInstances:
         return ""
 
     def take_back(self, claim: PreparedClaim) -> bool:
-        """Whether a claim that was given up has all of its instances again, since its own processes run on them still."""
+        """Return an unprepared claim's instances to it while its own processes still run on them; whether it has all again."""
         return self._back.take(claim)
 
     def processes_of(self, claim: PreparedClaim) -> list[HoldingProcess]:
-        """The processes that run on a claim's devices and may be its own."""
+        """The processes on a claim's devices that may be its own."""
         running: dict[str, RunningProcesses] = {}
         for device in claim.devices:
             if device.key is None:
@@ -304,12 +304,12 @@ class ClaimInstances:
                     running[found.uuid] = RunningProcesses(tuple(self._manager.processes(found)))
         return self._users.of(claim, running)
 
-    # Giving up
+    # Unpreparing
 
     def release(self, claim: PreparedClaim) -> None:
-        """Give up a claim's instances and forget the claim. PrepareError while one of them is in use.
+        """Destroy a claim's unneeded instances and forget the claim. Raises PrepareError while one is in use.
 
-        Those of a GPU that left the node are in nobody's way. OSError when the disk refuses.
+        Instances of a GPU that left the node do not block. Raises OSError if the disk refuses.
         """
         self._asked_since_s = {uid: at for uid, at in self._asked_since_s.items() if uid in self._record.claims}
         unneeded = read_unneeded(claim, self._record)
@@ -320,7 +320,7 @@ class ClaimInstances:
             return
         self._manager.discard(go, put=[msgspec.structs.replace(claim, state=PreparationState.RELEASING)])
         problem = self._try_settle({key.gpu for key in go})
-        # What a GPU took along is off the record when the GPU is back, or else never used again.
+        # Instances of a GPU that left go off the record when it returns; otherwise their record is never used again.
         left = [key for key in go if key in self._record.instances and not self._inventory.left(key.gpu)]
         now_s = self._monotonic()
         if left and now_s - self._asked_since_s.setdefault(claim.uid, now_s) < PATIENCE_S:
@@ -331,7 +331,7 @@ class ClaimInstances:
         self._record.drop(claim.uid)
 
     def _try_settle(self, gpus: Iterable[GpuUuid]) -> str:
-        """Finish what was begun; why not, as a sentence."""
+        """Finish open steps; returns the obstacle as a sentence, "" without one."""
         problem = ""
         for uuid in gpus:
             try:
@@ -340,10 +340,10 @@ class ClaimInstances:
                 problem = str(error)
         return problem
 
-    # Making again
+    # Recreating
 
     def restore(self, gpus: Iterable[GpuUuid]) -> list[str]:
-        """Settle GPUs and make again what prepared claims need; what hinders, as sentences. OSError when the disk refuses."""
+        """Settle GPUs and recreate prepared claims' instances; returns obstacles. Raises OSError if the disk refuses."""
         hindrances = []
         for uuid in gpus:
             with self._inventory.lock:
@@ -357,7 +357,7 @@ class ClaimInstances:
         return hindrances
 
     def observed(self) -> dict[PlacementKey, Instance]:
-        """Our instances that were seen in the last look at their GPU; where that failed nothing was."""
+        """Our instances as of the last reading of each GPU; none for a GPU whose reading failed."""
         return {
             one.instance.key: one.instance
             for uuid, division in self._inventory.divisions.items()
@@ -367,10 +367,10 @@ class ClaimInstances:
         }
 
     def rebuild(self, uuid: GpuUuid) -> str:
-        """Make the instances that prepared claims need and that are gone; what hinders, as a sentence, "" for nothing.
+        """Recreate lost instances of prepared claims; returns the obstacle as a sentence, "" without one.
 
-        A reboot, a reset and a reload of the driver end all instances. Those made again have new UUIDs, which the claims get.
-        NvmlError, OSError and NotVerified when it cannot be done now.
+        A reboot, a reset and a driver reload end all instances. Recreated ones have new UUIDs, which are recorded with their
+        claims. Raises NvmlError, OSError or NotVerified if it cannot be done now.
         """
         self._manager.settle(uuid)
         needed = read_places(references(self._record.claims.values()))
@@ -382,7 +382,7 @@ class ClaimInstances:
         for key, place in needed.items():
             if key.gpu == uuid and place.id not in there:
                 hindrance = self._make_again(key, place) or hindrance
-        # Claims of whole GPUs come and go meanwhile, in another thread: what was read of them is not written again.
+        # Another thread prepares and unprepares claims of whole GPUs meanwhile: write back only claims that changed here.
         moved = [now for claim in self._record.claims.values() if (now := self.filled(claim)) != claim]
         if moved:
             self._record.change(put=moved)
@@ -390,7 +390,7 @@ class ClaimInstances:
         return hindrance
 
     def _make_again(self, key: PlacementKey, place: ObservedInstance) -> str:
-        """Make one instance; what hinders, as a sentence."""
+        """Recreate one instance; returns the obstacle as a sentence, "" without one."""
         plan = self._plan(key.gpu, {key: place})
         for one in plan.blocked:
             return self._why_gone(key, one.by)
@@ -403,7 +403,7 @@ class ClaimInstances:
         return ""
 
     def _why_gone(self, key: PlacementKey, by: ObservedInstance | Obstacle) -> str:
-        """Why an instance cannot be made again, as a sentence."""
+        """Why an instance cannot be recreated, as a sentence."""
         what = f"The instance {self._inventory.named(key)}, which a claim needs, is gone"
         match by:
             case Obstacle.NO_MIG:
@@ -418,7 +418,7 @@ class ClaimInstances:
                 return f"{what}, and its memory slices belong to another claim."
 
     def filled(self, claim: PreparedClaim) -> PreparedClaim:
-        """The claim with the numbers and UUIDs that its instances have now."""
+        """The claim with the current ids and UUIDs of its instances."""
         devices = [self._filled(device) for device in claim.devices]
         return claim if devices == claim.devices else msgspec.structs.replace(claim, devices=devices)
 
@@ -437,7 +437,7 @@ def _destroyed(plans: Iterable[GpuPlan]) -> list[PlacementKey]:
 
 
 def _refuse_gpu(intent: PreparedClaim, plan: GpuPlan) -> None:
-    """PrepareError when a GPU, as it is, can have no instance that a claim was allocated of it."""
+    """Raise PrepareError if the GPU, in its present mode, can have none of the claim's instances."""
     for one in plan.blocked:
         if one.by is Obstacle.NO_MIG:
             raise PrepareError(f"Claim {intent} was allocated a part of GPU {plan.uuid}, which does not support MIG.")
@@ -453,12 +453,12 @@ def _no_such_place(key: PlacementKey) -> str:
 
 
 def _refusal(error: OSError) -> str:
-    """What a disk refuses, and what to do."""
+    """What the disk refused, and the remedy."""
     return f"{advice(error)}; kubelet tries again."
 
 
 def _stays(holder: str | None) -> str:
-    """Why an instance that was to be destroyed is there; None if that was not refused."""
+    """Why a destroyed instance still exists. `holder`: who uses it, "" if nobody is listed, None if not refused."""
     if holder is None:
         return "is still listed by NVML, which reported it destroyed"
     return f"is in use by {holder or NOBODY_LISTED}"

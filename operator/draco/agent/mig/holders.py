@@ -1,7 +1,7 @@
-"""Finds what keeps an instance from being destroyed: processes, and the containers and pods they run in.
+"""Finds what keeps an instance from being destroyed: processes, and their containers and pods.
 
-Owns looking below /proc, which takes long where many processes run: it asks NVML nothing, so that nobody who needs NVML has to
-wait for it. Ends nobody: the answer is for people.
+Owns the search below /proc, which is slow where many processes run. It does not call NVML, so nobody who needs NVML waits for it.
+Ends no process: the answer is for people.
 """
 
 import os
@@ -17,18 +17,18 @@ from draco.agent.hardware.gpus import Gpu, Instance
 from draco.resources.texts import listed, shown
 
 _DEVICE = re.compile(r"(?:^|\0)DRACO_DEVICE_[A-Z0-9_]+=([^\0]{1,64})(?=\0|$)")
-"""The variable that our CDI specs give for each device."""
+"""The variable that our CDI specs set for each device."""
 MOST = 3
-"""So many holders are named; the rest is counted."""
+"""How many holders are named; the others are counted."""
 
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
 _CONTAINER = re.compile(r"([0-9a-f]{64})(?:\.scope)?$")
 _HOSTNAME = re.compile(r"(?:^|\0)HOSTNAME=([a-z0-9.-]{1,253})(?:\0|$)")
-"""Longer names of pods there are not; the process may have written anything."""
+"""The longest possible pod name; a process may have written anything."""
 
 
 class HoldingProcess(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """A process that holds a GPU or an instance. Empty: not known, or in none."""
+    """A process that holds a GPU or an instance. Empty fields: unknown, or it runs in no container."""
 
     pid: int
     command: str = ""
@@ -47,18 +47,18 @@ class HoldingProcess(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
     @property
     def place(self) -> str:
-        """The container and the pod in which it runs, "" in none."""
+        """Its container and pod; "" in none."""
         what = ""
         if self.container:
             what += f"in container {self.container[:12]} "
         if self.pod:
-            # A pod's name is its processes' host name, unless it uses the host's network.
+            # A pod's name is its processes' host name unless it uses the host's network.
             what += f"of pod {self.hostname or 'with uid'} {f'({self.pod})' if self.hostname else self.pod}"
         return what.strip()
 
 
 def own_pid(proc: Path) -> int:
-    """The agent's number among the processes below `proc`; in a container it has another one than it knows of."""
+    """The agent's PID among the processes below `proc`; inside its container it has another one."""
     try:
         return int((proc / "self").readlink().name)
     except (OSError, ValueError):
@@ -66,23 +66,23 @@ def own_pid(proc: Path) -> int:
 
 
 class Holders:
-    """Looks up processes below `proc`, where the node's /proc is seen. `own` is the agent itself, which never counts."""
+    """Looks up processes below `proc`, the node's /proc. `own` is the agent's PID, which never counts."""
 
     def __init__(self, proc: Path = Path("/proc"), *, own: int = 0) -> None:
         self._proc = proc
         self._own = own
 
     def named(self, pids: Iterable[int]) -> list[HoldingProcess]:
-        """Processes by their numbers."""
+        """Processes by PID."""
         return [self._holder(pid) for pid in sorted(set(pids))]
 
     def having_open(self, *paths: str) -> list[HoldingProcess]:
-        """The processes that have one of the device nodes open. Processes that we may not look into are left out."""
+        """The processes that have one of the device nodes open. Unreadable processes are left out."""
         wanted = set(paths)
         return [self._holder(pid) for pid in self._pids() if pid != self._own and wanted & set(self._open(pid))]
 
     def told_of(self, devices: Collection[str]) -> list[HoldingProcess]:
-        """The processes in containers whose environment names one of these UUIDs, as CDI specs of ours have it."""
+        """The processes in containers whose environment names one of these UUIDs, as our CDI specs do."""
         found = []
         for pid in self._pids():
             if pid == self._own or not _in_container(_text(f"{self._proc}/{pid}/cgroup")):
@@ -92,7 +92,7 @@ class Holders:
         return found
 
     def of_the_node(self, pid: int) -> bool:
-        """Whether a process certainly runs in no container. Of one whose cgroup cannot be read nobody knows."""
+        """Whether a process certainly runs in no container. Unknown, so False, if its cgroup is unreadable."""
         cgroup = _text(self._proc / str(pid) / "cgroup")
         return bool(cgroup.strip()) and not _in_container(cgroup)
 
@@ -128,9 +128,9 @@ class Holders:
 
 
 class HolderSearch:
-    """Finds who uses an instance: first those that NVML lists, else those that have its nodes open.
+    """Finds the users of an instance: those that NVML lists, else those that have its nodes open.
 
-    What keeps a GPU open as a whole, as monitoring programs do, is named only when nothing nearer is found.
+    Processes that only have the whole GPU open, as monitoring programs do, are named only if no other user is found.
     """
 
     def __init__(self, holders: Holders, capabilities: Capabilities) -> None:
@@ -138,7 +138,7 @@ class HolderSearch:
         self._capabilities = capabilities
 
     def __call__(self, one: Instance | None, gpu: Gpu, listed: Sequence[int]) -> str:
-        """The holders of an instance, or of the GPU, in one phrase; "" when nobody is found. `listed`: NVML knows of these."""
+        """The holders of an instance, or of the GPU, in one phrase; "" if none is found. `listed`: the PIDs that NVML lists."""
         near = self._holders.named(listed)
         if one is not None:
             with suppress(CapabilityUnknown):
@@ -146,7 +146,7 @@ class HolderSearch:
         if near:
             return sentence(near)
         far = sentence(self._holders.having_open(f"/dev/nvidia{gpu.minor}"))
-        # Those that run on other parts of the GPU have it open too.
+        # Users of other instances of the GPU have it open too.
         return f"a process that NVML does not list, perhaps {far}" if far and one is not None else far
 
 
@@ -161,7 +161,7 @@ def _in_container(cgroup: str) -> bool:
 
 def _text(path: str | Path) -> str:
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - of thousands, pathlib takes thrice the time
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib takes three times as long
             return file.read().decode(errors="replace")
     except OSError:
         return ""

@@ -1,13 +1,12 @@
-"""Creates and destroys GPU instances so that after a crash at any step each instance found has a recorded owner.
+"""Creates and destroys GPU instances so that after a crash at any step every existing instance has a recorded owner.
 
-Owns the order of journal and hardware: a step is on record before it is taken and until its end has been seen in a fresh list.
-So at every moment each GPU instance is one of: needed by a prepared claim, kept idle, a step on record that `settle` finishes or
-undoes, or somebody else's. The last are reported and never touched. Decides neither which claims get what nor what is kept idle.
-A GPU whose steps cannot be finished, or that cannot be listed, is dirty until it has been listed with nothing left over.
+Owns the order of journal and hardware: a step is recorded before it is taken, and until a fresh list shows its result. So each
+GPU instance is always one of: needed by a prepared claim; kept idle; a recorded step that `settle` finishes or undoes; foreign,
+which is reported and never touched. A GPU that cannot be listed, or has unfinished steps, is dirty until it is listed with
+nothing left over. Does not decide which instances claims get or which stay idle.
 
-All methods block on NVML and the disk. Each holds the lock of the NVML session from its first look to its last step, so nobody
-sees a change half done. Only while the holder of what was refused is looked for is the lock free: that may take long, and what
-others see of the GPU then is that it is dirty.
+All methods block on NVML and the disk. Each holds the NVML session's lock from its first look to its last step, so nobody sees
+half a change. Only the search for the holder of an instance, which may be slow, releases the lock; others then see a dirty GPU.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -36,20 +35,20 @@ from draco.resources.names import ClaimUid, GpuUuid
 
 
 class NotVerified(AgentError):
-    """NVML said yes, and its list says something else."""
+    """NVML reported success, but its list shows something else."""
 
 
 class StillHeld(AgentError):
-    """An instance that has to go is in use."""
+    """An instance that must be destroyed is in use."""
 
 
 FindHolder = Callable[[Instance | None, Gpu, Sequence[int]], str]
-"""Who holds an instance of a GPU, or anything of the GPU, as a phrase; "" when nobody is found. NVML lists the numbers."""
+"""The holder of an instance, or of the GPU, as a phrase; "" if none is found. The numbers are the PIDs that NVML lists."""
 NOBODY_LISTED = "a process that NVML does not list, such as a monitoring program that keeps it open"
 
 
 class InstanceManager:
-    """Changes the GPU instances that an inventory knows of, with a journal. `holder` finds who keeps one from being destroyed."""
+    """Changes the instances of an inventory, with a journal. `holder` finds who keeps one from being destroyed."""
 
     def __init__(
         self,
@@ -65,10 +64,10 @@ class InstanceManager:
         self._holder = holder
 
     def settle(self, uuid: GpuUuid) -> GpuInventory:
-        """Undo what was being made, finish what was being destroyed, and forget what is gone.
+        """Undo unfinished creations, finish destroys, and forget instances that are gone.
 
-        What is in use stays on record for the next time. NvmlError and OSError when it cannot be done now; the GPU is dirty
-        then.
+        What is in use stays on record for the next time. Raises NvmlError or OSError if it cannot be done now; the GPU is then
+        dirty.
         """
         with self._mig.lock:
             try:
@@ -103,9 +102,9 @@ class InstanceManager:
         return seen
 
     def make(self, uuid: GpuUuid, placements: Iterable[Placement], *, put: Sequence[PreparedClaim] = ()) -> None:
-        """Make instances, largest first and else in this order, and see them in the list. `put` goes on record with the intent.
+        """Create instances, largest first and otherwise in this order, and verify the list. `put` is recorded with the intent.
 
-        What fails leaves its step on record, for `settle`, and those before it: NvmlError, OSError, NotVerified.
+        On NvmlError, OSError or NotVerified the failed step and earlier ones stay on record for `settle`.
         """
         with self._mig.lock:
             wanted = sorted(placements, key=lambda one: -one.profile.size)
@@ -127,7 +126,7 @@ class InstanceManager:
                 try:
                     self._create(untried.pop(0), placement)
                 except NvmlError:
-                    # What stands there later is not ours: a step that was never taken must not be undone.
+                    # Steps not taken must not be undone: an instance that appears there later is not ours.
                     self._record.change(disown=[own.key for own in untried])
                     raise
             seen = self._inventory.observe(uuid)
@@ -148,7 +147,7 @@ class InstanceManager:
         try:
             made = self._mig.create(own.gpu, placement, on_gi)
         except (InsufficientResources, NotSupported, InvalidArgument, PermissionMissing):
-            # Nothing was made. Whatever stands there now is not ours, so the step must not be taken for its maker.
+            # Nothing was made. Forget the step: an instance that stands there now is not ours.
             if self._record.instances[own.key].gi is None:
                 self._inventory.attempt([own.key], CreationAttempt.REFUSED)
                 self._record.change(disown=[own.key])
@@ -166,7 +165,7 @@ class InstanceManager:
     def discard(
         self, keys: Collection[PlacementKey], *, put: Sequence[PreparedClaim] = (), drop: Sequence[ClaimUid] = ()
     ) -> None:
-        """Put on record that instances of ours are to go; `settle` destroys them."""
+        """Record that our instances are to go; `settle` destroys them."""
         own = [
             msgspec.structs.replace(self._record.instances[key], state=InstanceState.DESTROYING)
             for key in keys
@@ -175,26 +174,26 @@ class InstanceManager:
         self._record.change(put=put, drop=drop, own=own)
 
     def _destroy(self, own: OwnedInstance, found: Instance, seen: GpuInventory) -> GpuInventory:
-        """Destroy an instance; what is there for the next step to act on."""
+        """Destroy an instance; returns what the next step has to act on."""
         try:
             self._mig.destroy(found)
         except InUse:
             self._refuse(own, found, seen.gpu)
-            return self._inventory.observe(own.gpu)  # the search for the holder took its time
+            return self._inventory.observe(own.gpu)  # the search for the holder took time
         except NvmlError as error:
             self._inventory.trouble(own.gpu, str(error))
             raise
         return seen
 
     def _refuse(self, own: OwnedInstance, found: Instance, gpu: Gpu) -> None:
-        """Remember that an instance is in use, and by whom."""
+        """Record in the inventory that an instance is in use, and by whom."""
         who = self._find(found, gpu)
         self._inventory.refuse(own.key, who)
         text = f"Its instance {self._inventory.named(own.key)} cannot be destroyed: it is in use by {who or NOBODY_LISTED}."
         self._inventory.trouble(own.gpu, text)
 
     def _find(self, one: Instance | None, gpu: Gpu) -> str:
-        """Who holds an instance, or anything of the GPU: NVML is asked now, and the processes without its lock."""
+        """Who holds an instance, or the GPU. Asks NVML first, then looks below /proc without its lock."""
         listed: list[int] = []
         if one is not None:
             with suppress(NvmlError):
@@ -202,7 +201,7 @@ class InstanceManager:
         return self._mig.aside(lambda: self._holder(one, gpu, listed))
 
     def _discard_broken(self, seen: GpuInventory) -> None:
-        """An instance of ours that lost its compute instance to somebody is of no use: it has to go."""
+        """Discard our instances whose compute instance somebody destroyed: they are useless."""
         broken = [
             one.key
             for one in seen.instances
@@ -212,7 +211,7 @@ class InstanceManager:
             self.discard(broken)
 
     def _forget(self, gone: Collection[PlacementKey]) -> None:
-        """Take instances off the record, and with them the claims that only waited for that."""
+        """Take instances off the record, and with them claims that only waited for that."""
         left = {
             own.key
             for own in self._record.instances.values()
@@ -236,16 +235,16 @@ class InstanceManager:
                 self._inventory.show()
 
     def who(self, uuid: GpuUuid) -> str:
-        """Who uses a GPU."""
+        """Who uses a GPU, as a phrase."""
         seen = self._inventory.known(uuid)
         return (self._find(None, seen.gpu) if seen else "") or NOBODY_LISTED
 
     def running(self, uuid: GpuUuid) -> RunningProcesses:
-        """Who uses a GPU as a whole, as far as NVML says."""
+        """The processes that NVML lists on a whole GPU."""
         with self._mig.lock:
             return self._mig.running(uuid)
 
     def processes(self, one: Instance) -> list[int]:
-        """Who computes on an instance, as far as NVML says."""
+        """The processes that NVML lists as computing on an instance."""
         with self._mig.lock:
             return self._mig.processes(one)

@@ -1,14 +1,13 @@
-"""Keeps what is known of one node's GPU instances: the last reading of each GPU, and who owns each instance.
+"""The known state of one node's GPU instances: the last reading of each GPU, and who owns each instance.
 
-Owns looking, and what everybody else sees of it. Changes no instance and records nothing: that is `instance_manager`'s. Looking
-blocks on NVML and is done under the lock of its session.
+Owns reading, and what others see of it. `instance_manager` changes and records instances. Reading blocks on NVML, under its
+session's lock.
 
-One thing no record can tell: an agent that ends after it put a step on record, and before it recorded the number of what NVML
-made, leaves a GPU instance without a compute instance; but so does somebody who made one at that very place by hand, before the
-agent asked or while there was none. NVML says neither who made an instance nor when. So such an instance is left alone for
-`DOUBT_S`, and its GPU is dirty: who made it by hand puts a compute instance into it or opens it, which ours never has. Only what
-is still bare then, and in no use, is taken for ours and undone. A run that took the step itself knows what NVML answered, and has
-no such doubt.
+The record cannot settle one case. An agent that ends between recording a step and recording the id that NVML assigned leaves a
+GPU instance without a compute instance. So does a person who created one in that place by hand. NVML reports neither creator nor
+time, so the agent leaves such an instance alone for `DOUBT_S`, with its GPU dirty: a person would add a compute instance or open
+it, which our interrupted step never does. If it is still bare and unused then, it counts as ours and is undone. The run that took
+the step knows NVML's answer and has no doubt.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,7 +29,7 @@ from draco.resources.names import GpuUuid
 
 
 class GpuInventory(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at a GPU."""
+    """One reading of a GPU."""
 
     gpu: Gpu
     mode: MigModes | None
@@ -38,22 +37,21 @@ class GpuInventory(msgspec.Struct, frozen=True, kw_only=True):
     instances: tuple[Instance, ...]
 
     def at(self, key: PlacementKey) -> Instance | None:
-        """What stands at that place."""
+        """The instance with that placement."""
         return next((one for one in self.instances if one.key == key), None)
 
 
 UNFINISHED = "A change of its instances is not finished yet."
-"""How a GPU stands while a step is on its way, and after one that was cut short."""
+"""The message of a GPU with a step in progress, or interrupted."""
 DOUBT_S = 30.0
-"""So long an instance that may be ours or somebody else's is left alone."""
+"""How long an instance that may be ours or foreign is left alone."""
 
 
 class MigInventory:
-    """The GPU instances of one node, as they were at the last look.
+    """The GPU instances of one node as of the last reading.
 
-    `divisions` is what everybody else may know of them, as of the last finished change; `shown` is told, in the thread of that
-    change, when it differs. `refused` are the instances whose destroy was refused as in use, with who holds each ("" if
-    nobody is listed).
+    Others see `divisions`, as of the last finished change; `shown` is called with a new one in the thread of that change.
+    `refused` are the instances whose destroy was refused as in use, with the holder of each ("" if none is listed).
     """
 
     def __init__(
@@ -85,15 +83,15 @@ class MigInventory:
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """The lock of the NVML session; a caller that takes several related steps holds it meanwhile."""
+        """The NVML session's lock; held by callers across related steps."""
         return self._mig.lock
 
-    # Looking
+    # Reading
 
     def look(self, gpus: Sequence[Gpu]) -> list[Gpu]:
-        """All GPUs of the node, each with its board and instances as they are now; those that left it are forgotten.
+        """Read all GPUs of the node with boards and instances; forget those that left it.
 
-        A GPU that cannot be listed keeps what was seen last.
+        A GPU that cannot be listed keeps its last reading.
         """
         with self._mig.lock:
             for uuid in self._seen.keys() - {gpu.uuid for gpu in gpus}:
@@ -125,9 +123,9 @@ class MigInventory:
         return msgspec.structs.replace(gpu, board=seen.board, instances=seen.instances)
 
     def observe(self, uuid: GpuUuid) -> GpuInventory:
-        """A fresh list of a GPU's instances. An NvmlError makes the GPU dirty; GpuUnknown before the first look."""
+        """A fresh list of a GPU's instances. NvmlError makes the GPU dirty; GpuUnknown before the first `look`."""
         if uuid not in self._seen:
-            # The record may name a GPU that left the node, or that a driver which is down has not shown yet.
+            # The record may name a GPU that left the node, or that a failed driver has not shown yet.
             raise never_seen(uuid)
         gpu = self._seen[uuid].gpu
         try:
@@ -143,47 +141,47 @@ class MigInventory:
         return self._seen[uuid]
 
     def divided(self, uuid: GpuUuid) -> bool:
-        """Whether a GPU is in MIG mode at this moment, or was when that was last read. NvmlError when it does not say."""
+        """Whether a GPU is in MIG mode now, or was at the last reading. Raises NvmlError if NVML does not say."""
         with self._mig.lock:
             seen = self._seen.get(uuid)
             modes = (self._mig.mode(uuid), None if seen is None else seen.mode)
             return any(mode is not None and mode.enabled for mode in modes)
 
     def never_divided(self, uuid: GpuUuid) -> bool:
-        """Whether the last look says that a GPU has no MIG mode. One that could not be looked at may be in it."""
+        """Whether the last reading says that a GPU has no MIG mode. False if it failed: the GPU may be in MIG mode."""
         seen = self.listed(uuid)
         return seen is not None and seen.mode is None
 
     def known(self, uuid: GpuUuid) -> GpuInventory | None:
-        """The last look."""
+        """The last successful reading, even if a later one failed."""
         return self._seen.get(uuid)
 
     def listed(self, uuid: GpuUuid) -> GpuInventory | None:
-        """The last look, if it succeeded."""
+        """The last reading, None if it failed."""
         return None if uuid in self._unlisted else self._seen.get(uuid)
 
     def left(self, uuid: GpuUuid) -> bool:
-        """Whether a GPU was not there in the last look at the node."""
+        """Whether a GPU was missing from the last `look`."""
         return self._looked and uuid not in self._seen
 
     def where(self, uuid: GpuUuid) -> GpuLocation:
-        """Where a GPU is at this moment. NvmlError when it does not say."""
+        """A GPU's current place. Raises NvmlError if NVML does not say."""
         with self._mig.lock:
             return self._mig.where(uuid)
 
     def named(self, key: PlacementKey) -> str:
-        """A place as people write it: 1g.10gb at 3."""
+        """A placement for people: 1g.10gb at 3."""
         seen = self._seen.get(key.gpu)
         profile = seen.board.by_id(key.profile_id) if seen and seen.board else None
         return f"{profile.name if profile else f'profile {key.profile_id}'} at {key.start}"
 
     def own(self, one: Instance) -> OwnedInstance | None:
-        """The instance's record, if it is certainly ours."""
+        """The instance's record if it is certainly ours."""
         own = self._record.instances.get(one.key)
         return own if own is not None and self.ownership_of(own, one) is Ownership.OURS else None
 
     def ownership_of(self, own: OwnedInstance, found: Instance | None) -> Ownership:
-        """Whose it is what stands where one of ours is on record. Nothing is doubtful for longer than DOUBT_S."""
+        """Who owns the instance in the place of a recorded one. Nothing is doubtful longer than DOUBT_S."""
         attempt = self._attempts.get(own.key, CreationAttempt.LEFT_OVER)
         verdict = ownership_of(own, found, boot_id=self.boot_id, attempt=attempt)
         if verdict is Ownership.DOUBTFUL:
@@ -192,7 +190,7 @@ class MigInventory:
         return verdict
 
     def stranger(self, one: Instance) -> str:
-        """Who made an instance that is not certainly ours, as a sentence; and what to do."""
+        """Who made an instance that is not certainly ours, and what to do, as a sentence."""
         own = self._record.instances.get(one.key)
         bare = "" if one.ci is not None else ", without a compute instance,"
         if own is not None and self.ownership_of(own, one) is Ownership.DOUBTFUL:
@@ -206,50 +204,50 @@ class MigInventory:
         )
 
     def open_steps(self, uuid: GpuUuid) -> list[OwnedInstance]:
-        """Steps on record that have not been seen to their end, latest first."""
+        """Recorded steps that are not finished, latest first."""
         steps = [
             one for one in self._record.instances.values() if one.gpu == uuid and one.state is not InstanceState.MADE
         ]
         return steps[::-1]
 
-    # What is tried, and what is wrong
+    # Attempts and trouble
 
     def attempt(self, keys: Iterable[PlacementKey], outcome: CreationAttempt) -> None:
-        """What this run knows of its own steps."""
+        """Remember the outcome of this run's own steps."""
         self._attempts |= dict.fromkeys(keys, outcome)
 
     def trouble(self, uuid: GpuUuid, text: str) -> None:
-        """A GPU is dirty, and why; "" when nothing is wrong with it any more."""
+        """Mark a GPU dirty with a reason; "" clears it."""
         _set(self._trouble, uuid, text)
 
     def refuse(self, key: PlacementKey, holder: str) -> None:
-        """Somebody keeps an instance from being destroyed."""
+        """Remember that an instance's destroy was refused, and its holder."""
         self.refused = MappingProxyType({**self.refused, key: holder})
 
     def forget(self, gone: Collection[PlacementKey]) -> None:
-        """Instances are off the record: who held them, and what was known of their steps, counts no more."""
+        """Forget holders and attempts of instances that are off the record."""
         for key in gone:
             self._attempts.pop(key, None)
             self._doubtful_since_s.pop(key, None)
         self.refused = MappingProxyType({key: one for key, one in self.refused.items() if key not in gone})
 
-    # Telling
+    # Publishing
 
     def note(self, uuid: GpuUuid, text: str, *, lacks: str = "") -> None:
-        """Say what is still to be done on a GPU, and what it has no room for; "" for nothing.
+        """Set what is still to be done on a GPU, and what it has no room for; "" for nothing.
 
-        Instances are kept warm as far as there is room, so a GPU that lacks it is as wanted.
+        A GPU that only lacks room is Ready: instances are kept warm only as far as there is room.
         """
         _set(self._notes, uuid, text)
         _set(self._lacks, uuid, lacks)
         self.show()
 
     def lay_out(self, uuid: GpuUuid, places: frozenset[PlacementId]) -> None:
-        """Which places a static layout wants, for telling idle instances apart."""
+        """Set the places of a static layout, to tell idle instances apart."""
         self._layouts[uuid] = places
 
     def show(self) -> None:
-        """Make what is known now what others see."""
+        """Publish the current state to others."""
         needed = references(self._record.claims.values())
         fresh = {uuid: self._division(uuid, needed) for uuid in self._seen}
         if fresh != self.divisions:

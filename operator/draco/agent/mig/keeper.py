@@ -1,7 +1,7 @@
-"""Keeps the node's GPUs divided as wanted: schedules the work on each GPU, and its retries.
+"""Keeps the node's GPUs divided as wanted: a work queue of GPUs, with backoff.
 
-Owns following this node's GpuNode and the pace of retries. What is wanted while the GpuNode does not say it is `last_spec`'s; the
-work itself is `layout`'s, done where claims are prepared, so that the two never meet halfway.
+Owns following this node's GpuNode and the pace of retries. `last_spec` says what is wanted while the GpuNode does not; `layout`
+does the work, in the thread that prepares claims, so that the two never interleave.
 """
 
 import asyncio
@@ -39,18 +39,18 @@ log = structlog.get_logger()
 
 ABSENT_S = 60.0
 UNWRITTEN_S = 30.0
-"""How soon to try again to record what is wanted."""
+"""Retry interval for recording what is wanted."""
 OnGpu = Callable[[GpuUuid, Callable[[], str]], Awaitable[str]]
-"""Runs work on a GPU where claims of partitions are prepared, and while no claim of that GPU is."""
+"""Runs work on a GPU in the thread that prepares partitions, while no claim of that GPU is worked on."""
 
 _Facts = tuple[bool, bool, frozenset[PlacementKey]]
-"""What of a GPU others may change: the MIG mode, whether another one is pending, and which instances there are."""
+"""What others may change on a GPU: the MIG mode, a pending mode, and the instances."""
 
 
 class MigKeeper:
-    """Works on one GPU after the other. `recalled` is set once it is known what was wanted last, `known` once GpuNodes were read.
+    """Works on one GPU at a time. `recalled` is set when the last wanted state is known, `known` when the GpuNode was read.
 
-    `divisions` tells how the GPUs stand. What is wanted, and that work on a GPU has ended, is told to the node's state.
+    `divisions` returns the GPUs' current state. What is wanted, and the end of work on a GPU, are told to the node's state.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class MigKeeper:
         self._heard = asyncio.Event()
 
     def lease_renewed(self, _change: LeaseRenewed) -> None:
-        """The agent lives. The operator may have called it lost meanwhile, as after a while without a network."""
+        """Report at once if the operator called this agent lost, for example after a network outage."""
         found = self._informer.store.get(ObjectKey("", self._node))
         if found is not None and found.is_agent_lost:
             self._state.tell(ReportDue())
@@ -98,46 +98,46 @@ class MigKeeper:
             await run_workers(self._queue, self._reconcile, workers=1, log=log)
 
     def seen(self, change: GpusRead) -> None:
-        """The GPUs were read. Work on those on which something is open, that are new, or not as the last work left them.
+        """Queue GPUs that have open work, are new, or differ from how the last work left them.
 
-        A reset, a reload of the driver and a person with nvidia-smi take instances and the MIG mode without telling anybody, and
-        a driver that is loaded late shows its GPUs when it has long been known what is wanted of them.
+        A reset, a driver reload and a person with nvidia-smi change instances and MIG mode without notice, and a driver loaded
+        late shows its GPUs long after the spec is known.
         """
         for located in change.view.gpus:
             uuid = located.gpu.uuid
             division = self._divisions().get(uuid)
             if division is None:
                 continue
-            if self._left.get(uuid) != _facts(division):  # or nobody has worked on it since it came
+            if self._left.get(uuid) != _facts(division):  # also if nobody has worked on it yet
                 self._left[uuid] = _facts(division)
                 self.touch(uuid)
             elif division.missing or division.state is MigState.DIRTY:
                 self._wake(uuid)
 
     def claim_settled(self, change: ClaimSettled) -> None:
-        """A claim was prepared or given up: what a layout waited for may be there."""
+        """Queue the claim's GPUs: a layout may have waited for them."""
         for uuid in {device.gpu for device in change.claim.devices}:
             self.touch(uuid)
 
     def touch(self, uuid: GpuUuid) -> None:
-        """Something that a GPU's layout may have waited for has happened."""
+        """Queue a GPU and reset its backoff: something that its layout waited for may have happened."""
         self._backoffs.pop(uuid, None)
         self._queue.add(uuid)
 
     def touch_all(self) -> None:
-        """Look at every GPU."""
+        """Queue every GPU."""
         for uuid in self._divisions():
             self.touch(uuid)
 
     async def _follow(self) -> None:
-        """Follow the GpuNode, once there is such a kind. Without it nothing else is wanted than before."""
+        """Follow the GpuNode once its kind is installed. Without the kind the last wanted state stays."""
         while not await persistently("wanted.unknown", lambda: serves(self._client, GPU_NODES), clock=self._clock):
             self._heard.set()
             await self._clock.sleep(ABSENT_S)
         await self._informer.run()
 
     async def _first(self) -> None:
-        """Nothing may be wanted: then there is no change that would tell."""
+        """Wake after the first sync: an absent GpuNode causes no change event."""
         await self._informer.synced.wait()
         self._heard.set()
 
@@ -147,7 +147,7 @@ class MigKeeper:
         self._heard.set()
 
     async def _take_up(self) -> None:
-        """Take up what is wanted whenever something is heard of it. It is on record before anything is done by it."""
+        """Take over each change of what is wanted. It is recorded before anything acts on it."""
         await self._memory.recall()
         if self._memory.last.spec != NOTHING:
             self._want()
@@ -163,7 +163,7 @@ class MigKeeper:
             self.known.set()
 
     def _want(self, generation: int = 0, forgotten: frozenset[GpuUuid] = frozenset()) -> None:
-        """From now on this is wanted, all of it at once: nothing is ever offered by one part without the taints of another."""
+        """Replace what is wanted as a whole, so that no part is offered without the taints of another."""
         before = self._state.facts.wanted
         fresh = WantedNode.of(
             self._memory.last.spec,
@@ -191,7 +191,7 @@ class MigKeeper:
         note = await self._worked_on(uuid) if uuid in self._divisions() else ""
         self._state.tell(GpuWorkedOn(uuid))
         division = self._divisions().get(uuid)
-        if division is None:  # it has left the node, perhaps meanwhile
+        if division is None:  # it has left the node, perhaps during the work
             self._backoffs.pop(uuid, None)
             self._left.pop(uuid, None)
             return None
@@ -203,7 +203,7 @@ class MigKeeper:
         return backoff.next()
 
     async def _worked_on(self, uuid: GpuUuid) -> str:
-        """What is still to be done on a GPU, after the work on it."""
+        """Work on a GPU; returns what is still to be done."""
         node = self._state.facts.wanted
         if node.gpus is None or node.as_published:
             return await self._on_gpu(uuid, lambda: self._layouts.keep(uuid))

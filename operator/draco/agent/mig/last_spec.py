@@ -1,11 +1,11 @@
-"""What the operator wanted of this node last, for the time in which the node's GpuNode does not say it.
+"""The last spec that the operator wrote for this node, for times when the GpuNode does not have it.
 
-A GpuNode can be deleted, and the one that the agent then makes is empty. That lifts no maintenance, takes back no GPU and drops
-no layout. So what the operator wrote last is kept, on disk and by the UID of the Node, and holds for each GPU until the operator
-has written that it decided about that GPU (`spec.decided`). A Node that is made again is another node: what was wanted of the one
-before is void. Where the file is lost, the slices of this Node say what was published last.
+A deleted GpuNode is recreated empty by the agent. That must not lift maintenance, take back GPUs or drop layouts. So the last
+spec is kept on disk with the Node's UID, and holds for each GPU until the operator writes that it decided about that GPU
+(`spec.decided`). A recreated Node is a new node, for which the old spec is void. If the file is lost, this Node's published
+slices tell what was wanted.
 
-Owns the file, and what holds. Follows no GpuNode and does nothing on GPUs: that is `keeper`'s.
+Owns the file and the spec in effect. `keeper` follows the GpuNode and works on GPUs.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ NOTHING = GpuNodeSpec()
 
 
 class LastSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the operator wanted last of the Node with this UID. `published`: read off slices, which do not tell all."""
+    """The last wanted spec of the Node with this UID. `published`: read from slices, which do not tell all."""
 
     node_uid: str
     spec: GpuNodeSpec
@@ -49,9 +49,9 @@ class LastSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpecMemory:
-    """Remembers what was wanted last of one node. `recall` first; from then on `last` is what holds.
+    """Remembers the last spec of one node. Call `recall` first; then `last` is in effect.
 
-    `in_thread` runs what needs the disk. What cannot be written holds all the same until the agent ends; `unwritten` says so.
+    `in_thread` runs disk work. A spec that cannot be written is in effect until the agent ends; `unwritten` tells.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class SpecMemory:
         self._clock = clock
 
     async def recall(self) -> None:
-        """Take up what is on record of this Node, else what is published of it. Waits as long as the API server does not say."""
+        """Load the record of this Node, else derive it from its published slices. Waits until the API server answers."""
         node_uid = await self._node_uid()
         recorded = await self._in_thread(self._read)
         if recorded is None:
@@ -92,14 +92,14 @@ class SpecMemory:
             log.info("wanted.recalled", node=self._node, published=self.last.published)
 
     async def hear(self, found: GpuNode | None, forgotten: Collection[str] = ()) -> None:
-        """Take up what a GpuNode says, None where there is none. `forgotten` are GPUs that are gone for good."""
+        """Take over the GpuNode's spec; None if there is none. `forgotten` are GPUs that are gone for good."""
         last = self.last
         if found is not None and found.node_uid not in {"", last.node_uid}:
             node_uid = await self._node_uid()
             if node_uid != last.node_uid:
                 last = LastSpec(node_uid=node_uid, spec=NOTHING)
             if found.node_uid != node_uid:
-                found = None  # left by an earlier Node of this name: the garbage collector takes it away
+                found = None  # left by an earlier Node of this name; the garbage collector deletes it
         said = found.spec if found is not None else NOTHING
         holds = LastSpec(
             node_uid=last.node_uid,
@@ -119,7 +119,7 @@ class SpecMemory:
             self.unwritten = False
 
     def _read(self) -> LastSpec | None:
-        """What is on record; None where there is nothing that can be read."""
+        """The recorded spec; None if there is none or it is unreadable."""
         try:
             return msgspec.json.decode(self._files.read(self._path), type=LastSpec)
         except FileNotFoundError:
@@ -140,7 +140,7 @@ class SpecMemory:
 
 
 def in_effect(last: GpuNodeSpec, said: GpuNodeSpec, forgotten: Collection[str] = ()) -> GpuNodeSpec:
-    """What is wanted when a GpuNode says `said`, and `last` was wanted before: of each GPU what is said, once it is decided."""
+    """The spec in effect: for each GPU `said`, and `last` until it is decided or `forgotten`."""
     decided = {*said.decided, *forgotten}
     named = {each.uuid for each in said.gpus}
     promised = {each.device for each in said.promised}
@@ -163,7 +163,7 @@ def in_effect(last: GpuNodeSpec, said: GpuNodeSpec, forgotten: Collection[str] =
 
 
 def as_published(slices: Iterable[ResourceSlice]) -> GpuNodeSpec:
-    """What must have been wanted for these slices of a node to be published, as far as they tell."""
+    """The spec implied by a node's published slices, as far as they tell."""
     by_gpu: dict[str, dict[str, Device]] = {}
     for device in (device for one in slices for device in one.spec.devices):
         if uuid := _text(device, ATTRIBUTE_PARENT_UUID) or _text(device, ATTRIBUTE_UUID):
@@ -180,7 +180,7 @@ def as_published(slices: Iterable[ResourceSlice]) -> GpuNodeSpec:
 
 
 def _wanted(uuid: str, devices: Mapping[str, Device]) -> WantedGpu | None:
-    """Partitions that are published beside their whole GPU are made on demand; without it they are a layout."""
+    """Partitions published beside their whole GPU are made on demand; without the whole GPU they are a layout."""
     parts = [
         WantedInstance(profile=profile, start=part.start)
         for name, device in devices.items()
@@ -195,9 +195,9 @@ def _wanted(uuid: str, devices: Mapping[str, Device]) -> WantedGpu | None:
 
 
 def _isolated(uuid: str, devices: Mapping[str, Device]) -> list[IsolatedGpu]:
-    """One entry for each taint of maintenance: of the whole GPU where all of it has the taint, else of each part that has it.
+    """One entry per maintenance taint: of the whole GPU if every device of it has the taint, else of each partition with it.
 
-    The whole has the taint of each of its parts as well.
+    The whole GPU has the taints of all its partitions.
     """
     having: dict[TaintIdentity, list[str]] = {}
     for name, device in devices.items():
@@ -217,7 +217,7 @@ def _concerned(names: Sequence[str], count: int) -> Sequence[str]:
 
 
 def _of_maintenance(key: str) -> bool:
-    """Whether a taint is one of a request. Draco's other taints say what the agent sees for itself."""
+    """Whether a request set the taint. Draco's other taints follow from what the agent observes."""
     return key == TAINT_MAINTENANCE or not key.startswith(f"{DRACO_DOMAIN}/")
 
 

@@ -1,7 +1,7 @@
-"""Applies what a policy wants of a GPU: reads how the GPU is divided, plans, takes one step, then reads and plans again.
+"""Applies a policy to a GPU: read how it is divided, plan, take one step, then read and plan again.
 
-Owns carrying out a `GpuPlan` (`mig.gpu_plan`, which decides everything), and what the GPU's status says of it. How a change
-survives a crash is `instance_manager`'s; which layout is wanted is the operator's.
+Owns carrying out a `GpuPlan`, which `mig.gpu_plan` decides, and the GPU's progress message. `instance_manager` makes each change
+survive a crash; the operator chooses the layout.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 class LayoutApplier:
-    """Applies what is wanted to GPUs, one at a time."""
+    """Applies wanted specs to GPUs, one at a time."""
 
     def __init__(
         self, record: Checkpoint, inventory: MigInventory, manager: InstanceManager, instances: ClaimInstances
@@ -35,13 +35,13 @@ class LayoutApplier:
         self._instances = instances
 
     def keep(self, uuid: GpuUuid) -> str:
-        """Finish and undo open steps and make again what claims need, and nothing else: what is wanted is not known."""
+        """Only settle open steps and recreate what claims need: the wanted spec is unknown."""
         return self._noted(uuid, lambda: LayoutProgress(self._instances.rebuild(uuid)))
 
     def apply(self, uuid: GpuUuid, wanted: WantedGpu | None, promised: Sequence[PromisedDevice] = ()) -> str:
-        """Make a GPU what is wanted of it, None for a GPU that no policy has; what is not there yet, "" for nothing.
+        """Bring a GPU to `wanted`, None without a policy; returns what is still missing, "" for nothing.
 
-        `promised` is what else claims have of it. OSError when the disk refuses.
+        `promised` is what other claims were allocated of it. Raises OSError if the disk refuses.
         """
         return self._noted(uuid, lambda: self._apply(uuid, wanted, promised))
 
@@ -51,13 +51,13 @@ class LayoutApplier:
                 done = work()
             except (NvmlError, NotVerified) as error:
                 done = LayoutProgress(str(error))
-                with suppress(NvmlError):  # the GPU is dirty then, and says why
+                with suppress(NvmlError):  # the GPU is then dirty and has the reason
                     self._manager.settle(uuid)
             self._inventory.note(uuid, done.waits, lacks=done.lacks)
             return f"{done.waits} {done.lacks}".strip()
 
     def _apply(self, uuid: GpuUuid, wanted: WantedGpu | None, promised: Sequence[PromisedDevice]) -> LayoutProgress:
-        """Each step ends with a look at the GPU, from which the rest is planned again."""
+        """Plan again from a fresh reading after each step."""
         hindrance = self._instances.rebuild(uuid)
         plan = self._plan(uuid, wanted, promised)
         self._inventory.lay_out(uuid, frozenset(one.id for one in plan.layout))
@@ -78,11 +78,11 @@ class LayoutApplier:
         return plan_gpu(read_gpu(uuid, self._inventory, self._record), wanted, promised)
 
     def _switch(self, plan: GpuPlan) -> str:
-        """Change the MIG mode; who keeps it from being changed, as a sentence, "" for nobody."""
+        """Change the MIG mode; returns who blocks it as a sentence, "" for nobody."""
         try:
             self._manager.switch(plan.uuid, plan.mode_change)
         except ResetRequired:
-            return ""  # the mode is pending, and the GPU says so
+            return ""  # the mode is pending, which the GPU's status shows
         except InUse:
             return f"MIG mode cannot be turned {plan.mode_change}: the GPU is in use by {self._manager.who(plan.uuid)}."
         return ""

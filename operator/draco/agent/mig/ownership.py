@@ -1,7 +1,6 @@
-"""Decides who owns each GPU instance that exists: we do, by the record, or somebody else.
+"""Decides who owns each existing GPU instance: us, by the record, or somebody else.
 
-Owns the recognition of our own instances, and the verdict on each. Pure: it compares what was observed with what is on record.
-Decides nothing about what happens to an instance.
+Owns recognising our instances. Pure: compares observed instances with the record. Decides nothing about their fate.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,12 +12,11 @@ from draco.mig.board import PlacementId
 
 
 def recognised(own: OwnedInstance, found: Instance | None, *, boot_id: str) -> bool:
-    """Whether what stands at an instance's place is that instance.
+    """Whether the instance found in a recorded place is the recorded one.
 
-    Somebody else may have destroyed ours and made another there, with the same numbers. A MIG UUID is new at every creation, so
-    it decides where both are known. Without one: nothing of an earlier boot exists any more; an instance on record whose
-    numbers are known must have them; and one that has a compute instance we never recorded a number for is not ours, since the
-    number is recorded in between.
+    Somebody may have destroyed ours and created another one there with the same ids. A MIG UUID is new at every creation, so it
+    decides if both are known. Otherwise: no instance survives a reboot; a recorded id must match; and an instance with a compute
+    instance but no recorded id is not ours, since we record the id before creating the compute instance.
     """
     if found is None or found.key != own.key:
         return False
@@ -32,7 +30,7 @@ def recognised(own: OwnedInstance, found: Instance | None, *, boot_id: str) -> b
 
 
 class CreationAttempt(Enum):
-    """What this run of the agent knows of a step that makes an instance."""
+    """What this run of the agent knows of one of its creation steps."""
 
     MADE = "NVML was asked, and may have made it"
     REFUSED = "NVML made nothing, or was never asked"
@@ -40,7 +38,7 @@ class CreationAttempt(Enum):
 
 
 class Ownership(Enum):
-    """Whose an instance is that stands where one of ours is on record."""
+    """The owner of an instance in a recorded place."""
 
     OURS = "ours"
     DOUBTFUL = "ours or somebody else's"
@@ -48,7 +46,7 @@ class Ownership(Enum):
 
 
 def ownership_of(own: OwnedInstance, found: Instance | None, *, boot_id: str, attempt: CreationAttempt) -> Ownership:
-    """Whose it is. Where a step was cut off before the instance's number was recorded, only who took the step can know."""
+    """The owner. If the step was interrupted before the id was recorded, only the run that took it knows."""
     if not recognised(own, found, boot_id=boot_id):
         return Ownership.OTHERS
     if own.gi is not None or attempt is CreationAttempt.MADE:
@@ -57,7 +55,7 @@ def ownership_of(own: OwnedInstance, found: Instance | None, *, boot_id: str, at
 
 
 def references(claims: Iterable[PreparedClaim]) -> Mapping[PlacementKey, tuple[PreparedClaim, ...]]:
-    """Which prepared claims need which instance."""
+    """The prepared claims that need each instance."""
     found: dict[PlacementKey, tuple[PreparedClaim, ...]] = {}
     for claim in claims:
         if claim.state is not PreparationState.PREPARED:
@@ -76,11 +74,11 @@ def held(
     holders: Mapping[PlacementKey, str],
     boot_id: str,
 ) -> tuple[HeldInstance, ...]:
-    """Every observed instance of a GPU with its one use."""
+    """Every observed instance of a GPU with its use."""
     found = []
     for one in observed:
         use = _use(one, owned.get(one.key), needed, layout, boot_id)
-        # Where somebody put one of theirs in the place of ours, claims have lost theirs.
+        # If a foreign instance replaced ours, the claims have lost theirs.
         claims = () if use is Use.FOREIGN else needed.get(one.key, ())
         found.append(
             HeldInstance(instance=one, use=use, claims=tuple(map(str, claims)), holder=holders.get(one.key, ""))
@@ -105,7 +103,7 @@ def _use(
 
 
 def remains(gpu: Gpu, claims: Iterable[PreparedClaim]) -> GpuMigView:
-    """How a GPU that cannot be looked at is divided, by what prepared claims have of it."""
+    """The division of a GPU that cannot be read, from what prepared claims have of it."""
     parts = {
         key: HeldInstance(
             instance=Instance(

@@ -1,6 +1,6 @@
-"""Reads what plans of a GPU are made from: how the last step left it, whose its instances are, and what claims need of it.
+"""Reads the planner's input for a GPU: its state after the last step, instance owners, and what claims need.
 
-Owns the way from the inventory and the record to the planner's values. Asks NVML nothing, and decides nothing.
+Owns the conversion from inventory and record to the planner's values. Does not call NVML and decides nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ def read_gpu(uuid: GpuUuid, inventory: MigInventory, record: Checkpoint) -> Obse
 
 
 def read_places(claims: Mapping[PlacementKey, Sequence[PreparedClaim]]) -> dict[PlacementKey, ObservedInstance]:
-    """The places where claims have their instances, or are to have them."""
+    """The placements that claims have or are to get."""
     return {
         key: _observed_instance(key, part.size, part.profile, use=None, claims=tuple(map(str, holders)))
         for key, holders in claims.items()
@@ -48,7 +48,7 @@ def read_places(claims: Mapping[PlacementKey, Sequence[PreparedClaim]]) -> dict[
 
 
 def read_unneeded(claim: PreparedClaim, record: Checkpoint) -> dict[GpuUuid, list[ObservedInstance]]:
-    """What no other claim needs of the GPUs of which a claim has instances. The claim's own come first, and name it."""
+    """Recorded instances on the claim's GPUs that no other claim needs. The claim's own come first and carry its name."""
     others = references(one for one in record.claims.values() if one.uid != claim.uid)
     free = {key: own for key, own in record.instances.items() if key not in others}
     mine = [key for device in claim.devices if (key := device.key) and key in free]
@@ -63,7 +63,7 @@ def read_unneeded(claim: PreparedClaim, record: Checkpoint) -> dict[GpuUuid, lis
 
 def _held(inventory: MigInventory, board: Board | None, one: HeldInstance, age: int) -> ObservedInstance:
     profile = board.by_id(one.instance.profile_id) if board else None
-    going = one.use is Use.ORPHAN  # what could be destroyed is gone by now
+    going = one.use is Use.ORPHAN  # an orphan that could be destroyed is gone by now
     return _observed_instance(
         one.instance.key,
         one.instance.size,
@@ -84,7 +84,7 @@ def _observed_instance(key: PlacementKey, size: int, profile: str = "", **fields
 
 
 def _whole(uuid: GpuUuid, record: Checkpoint) -> tuple[str, ...]:
-    """The claims that have all of the GPU."""
+    """The claims that have the whole GPU."""
     return tuple(
         str(claim)
         for claim in record.claims.values()

@@ -1,8 +1,8 @@
-"""Lets a claim that was given up under its own processes have its instances back.
+"""Returns instances to a claim that was unprepared while its own processes still ran.
 
-Kubelet may give a claim up while a container of it runs, and ask for it again. What is in use cannot be destroyed, so its
-instance is still there, on record as one that goes. Owns when the claim has it again instead: when the instance is whole, and
-nobody else's process runs on it. Destroys and makes nothing.
+Kubelet may unprepare a claim while one of its containers runs, and prepare it again. An instance in use cannot be destroyed, so
+it still exists, recorded as going. Owns the decision to return it: it must be whole, and no other claim's process may run on it.
+Creates and destroys nothing.
 """
 
 import msgspec
@@ -18,7 +18,7 @@ from draco.agent.record.contents import InstanceState, OwnedInstance, Preparatio
 
 
 class InstancesBack:
-    """Takes the decision for one node."""
+    """Decides and records this for one node."""
 
     def __init__(
         self, record: Checkpoint, inventory: MigInventory, manager: InstanceManager, users: DeviceUsers
@@ -29,10 +29,10 @@ class InstancesBack:
         self._users = users
 
     def take(self, claim: PreparedClaim) -> bool:
-        """Put on record that a claim has its instances again, as far as they stand; whether it has all of them.
+        """Record the claim's surviving instances as its own again; returns whether it has all of them.
 
-        One that is on record as being given up is prepared again if it has all, and else left as it is. NvmlError, and OSError
-        when the disk refuses.
+        A claim being released becomes prepared again if it has all; otherwise it stays unchanged. Raises NvmlError, and OSError
+        if the disk refuses.
         """
         back, has_all = [], True
         for device in claim.devices:
@@ -54,7 +54,7 @@ class InstancesBack:
         return has_all
 
     def _still_uses(self, claim: PreparedClaim, own: OwnedInstance, found: Instance) -> bool:
-        """Whether an instance that is to go is whole, and nobody but this claim runs on it, which does unless it is forgotten."""
+        """Whether an outgoing instance is whole and no other claim uses it; a forgotten claim must be computing on it."""
         if found.ci is None or self._inventory.ownership_of(own, found) is not Ownership.OURS:
             return False
         running = RunningProcesses(tuple(self._manager.processes(found)))

@@ -1,16 +1,15 @@
-"""Whose processes keep a device from the next claim: those of earlier claims' containers, for as long as they run.
+"""Which processes keep a device from the next claim: those of earlier claims' containers, while they run.
 
-Kubelet may give a claim up under a running container, and its word is final; the hardware knows better. Owns which processes
-count:
+Kubelet may unprepare a claim under a running container. Owns which processes count:
 
-- a process in a container that computes or draws on the device, by NVML, counts, whatever pod it is of: nobody shares a GPU;
-- so does one in a container whose environment names the device as our CDI specs do: it can use it at any time. A claim with
-  administrative access gives its containers the same variable, so while there is one, only pods of the last claim count by it;
-- one that computes and certainly runs in no container may be anybody's. It is waited for, for UNKNOWN_S, and then it is the
-  node's own: a server that shares GPUs, a person's program. What only keeps the device open, as monitoring does, never counts.
+- a process in a container that NVML lists on the device counts, whichever its pod: nobody shares a GPU;
+- so does one in a container whose environment names the device as our CDI specs do: it can use the device at any time. Containers
+  with administrative access have the same variable, so while such a claim exists, only pods of the last claim count this way;
+- one that computes and certainly runs in no container may belong to anybody. It counts for UNKNOWN_S and is then the node's own:
+  a server that shares GPUs, or a person's program. A process that only has the device open, as monitoring does, never counts.
 
-Pods of the claim itself, and of those with administrative access, may be there. Looks below /proc and at what the caller was told
-by NVML; changes nothing.
+Pods of the claim itself, and of claims with administrative access, are allowed. Reads /proc and the caller's NVML answers;
+changes nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,14 +27,14 @@ from draco.resources.names import ClaimUid, GpuUuid
 log = structlog.get_logger()
 
 UNKNOWN_S: Final = 60.0
-"""So long a process in no container is waited for that nobody knows."""
+"""How long an unknown process outside containers keeps a device."""
 UNLISTED: Final = RunningProcesses()
 Place = GpuUuid | PlacementKey
 _Asked = tuple[Place, ClaimUid | None]
 
 
 class DeviceUsers:
-    """Who uses the devices of one node. `monotonic` in seconds."""
+    """The processes on one node's devices. `monotonic` in seconds."""
 
     def __init__(self, record: Checkpoint, holders: Holders, *, monotonic: Callable[[], float]) -> None:
         self._record = record
@@ -46,13 +45,13 @@ class DeviceUsers:
     def earlier(
         self, claim: PreparedClaim, place: Place, running: RunningProcesses, *, uuid: str
     ) -> HoldingProcess | None:
-        """A process of an earlier user that still runs on a GPU or an instance which a claim is about to get.
+        """A process of an earlier user that still runs on a GPU or instance that a claim is to get; None without one.
 
-        `running` are those that NVML lists on it. `uuid` is its own; "": processes that do not run on it do not count.
+        `running`: the processes that NVML lists on it. `uuid`: its UUID; with "", only listed processes count.
         """
         last = self._record.last_users.get(place)
         if last is not None and last.uid == claim.uid:
-            return None  # kubelet gave it up too early: its own processes are there
+            return None  # kubelet unprepared it too early: its own processes are there
         at_home = [claim, *self._admins(place)]
         for process in self._counting((place, None), running, uuid, last, unsure=len(at_home) > 1):
             if not any(_is_of(process, one) for one in at_home):
@@ -60,7 +59,7 @@ class DeviceUsers:
         return None
 
     def of(self, claim: PreparedClaim, running: Mapping[str, RunningProcesses]) -> list[HoldingProcess]:
-        """The processes that a claim still has on its devices. `running`: what NVML lists, by UUID of GPU or instance."""
+        """A claim's remaining processes on its devices. `running`: what NVML lists, by UUID of GPU or instance."""
         found: dict[int, HoldingProcess] = {}
         self._unknown_since_s = {
             asked: since
@@ -86,7 +85,7 @@ class DeviceUsers:
         *,
         unsure: bool,
     ) -> Iterator[HoldingProcess]:
-        """The processes that count on a device, whose they may be. `unsure`: others' containers may have the device by right."""
+        """The processes that count on a device. `unsure`: other containers may rightly have it, only `last`'s count."""
         self._forget(asked, running.computing)
         for process in self._holders.named([*running.computing, *running.drawing]):
             of_last = last is not None and _is_of(process, last)
@@ -98,16 +97,16 @@ class DeviceUsers:
                 yield process
 
     def _is_waited_for(self, asked: _Asked, process: HoldingProcess) -> bool:
-        """Whether a process that computes, and that nothing tells the claim of, keeps the device yet."""
+        """Whether a computing process that cannot be assigned to the claim still keeps the device."""
         if not process.contained and not self._holders.of_the_node(process.pid):
-            return True  # it may well be in a container: its cgroup cannot be read
+            return True  # it may run in a container: its cgroup is unreadable
         since = self._unknown_since_s.setdefault(asked, {})
         now_s = self._monotonic()
         if now_s - since.setdefault(process.pid, now_s) < UNKNOWN_S:
             return True
         if since[process.pid] >= 0:
             log.warning("gpu.user_unknown", device=str(asked[0]), process=str(process), waited_s=UNKNOWN_S)
-            since[process.pid] = -float("inf")  # it is the node's own from now on
+            since[process.pid] = -float("inf")  # the node's own from now on
         return False
 
     def _forget(self, asked: _Asked, pids: Sequence[int]) -> None:
@@ -119,7 +118,7 @@ class DeviceUsers:
             self._unknown_since_s.pop(asked, None)
 
     def _admins(self, place: Place) -> list[PreparedClaim]:
-        """The prepared claims that have something of the GPU by administrative access."""
+        """Prepared claims with administrative access to the GPU."""
         gpu = place.gpu if isinstance(place, PlacementKey) else place
         return [
             claim
@@ -129,19 +128,19 @@ class DeviceUsers:
 
 
 def device_uuid(device: PreparedDevice) -> str:
-    """The UUID by which its containers know a device of a prepared claim."""
+    """The device's UUID as its containers see it."""
     return device.gpu if device.partition is None else device.partition.uuid
 
 
 def named(processes: Iterable[HoldingProcess]) -> str:
-    """The first of them as a refusal names it: process 4711 of an earlier user still runs on it (train, in container 1a2b)."""
+    """The first process in a refusal: process 4711 of an earlier user still runs on it (train, in container 1a2b)."""
     first = next(iter(processes))
     details = ", ".join(filter(None, (first.command, first.place)))
     return f"process {first.pid} of an earlier user still runs on it" + (f" ({details})" if details else "")
 
 
 def _is_of(process: HoldingProcess, claim: PreparedClaim) -> bool:
-    """Whether a process runs in one of a claim's pods. By its host name only where its cgroup does not say more."""
+    """Whether a process runs in one of a claim's pods; by host name only if its cgroup names no pod."""
     if process.pod:
         return any(process.pod == pod.uid for pod in claim.pods)
     return bool(process.hostname) and any(process.hostname == pod.name for pod in claim.pods)

@@ -43,7 +43,7 @@ PROBE_S: Final = 10.0
 
 
 class DevicePlugins:
-    """Follows one node. What is found is told to the state when it differs."""
+    """Follows one node. Each change of the findings is told to the state."""
 
     def __init__(
         self, client: Client, state: NodeState, *, node: str, folder: Path, clock: Clock, check_s: float
@@ -87,7 +87,7 @@ class DevicePlugins:
         fresh = OtherAllocator(tuple(sorted(given)), tuple(sorted(sockets)))
         before = self._state.facts.device_plugins
         if not fresh and before is None and self._allocatable is None:
-            return  # there may be one that only the node tells of
+            return  # only the node may report such a plugin
         if fresh != before:
             if fresh:
                 log.warning("device_plugin.found", resources=fresh.resources, sockets=fresh.sockets)

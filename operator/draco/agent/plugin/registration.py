@@ -1,18 +1,17 @@
 """The two Unix sockets of a driver for kubelet.
 
-Owns the sockets: their paths, their rights, the registration handshake, their existence while the agent serves, their removal
-afterwards, and the reaction to another plugin of the driver. `dra_service` and `health_service` answer the calls, `guard` finds
-other plugins.
+Owns the sockets: paths, permissions, registration handshake, existence while the agent serves, removal afterwards, and the
+reaction to another plugin of the driver. `dra_service` and `health_service` answer the calls, `guard` finds other plugins.
 
 Kubelet watches the registry folder: it registers every socket that exists at its start or appears later, and forgets a plugin
 whose socket is removed. So a restart of kubelet needs no action. A socket whose file has vanished (the folder was wiped) can
-never be found again, so it is created again.
+never be found again, so it is recreated.
 
-Kubelet calls the plugin of a driver that registered last. Later ones come with their own socket, as in updates without a gap, or
-replace ours. An agent that was first keeps the node: it registers again, to be the last, under another path if its own is taken.
-It does so twice for each newcomer, since kubelet may register the newcomer a little later than we see it, but never in a loop
-against a plugin that does the same. An agent that was not first yields: it withdraws its registration, so that kubelet calls the
-other one, and continues only when that is gone.
+Kubelet calls the plugin of a driver that registered last. A later plugin comes with its own socket, as in updates without a gap,
+or replaces ours. An agent that was first keeps the node: it registers again, to be the last, under another path if its own is
+taken. It does so twice for each newcomer, since kubelet may register the newcomer a little later than we see it, but never in a
+loop against a plugin that does the same. An agent that was not first yields: it withdraws its registration, so that kubelet calls
+the other one, and continues when that is gone.
 """
 
 import asyncio
@@ -81,7 +80,7 @@ class RegistrationState(msgspec.Struct, frozen=True):
 
     @classmethod
     def not_yet(cls, where: Sockets) -> "RegistrationState":
-        """No answer yet; kubelet never answers if its folder is another one."""
+        """No answer yet. The message covers a kubelet that never answers because its folder is another one."""
         folder = where.registration.parent.parent
         return cls(
             error=f"Kubelet has not connected to {where.registration} yet. If it does not within a minute, kubelet's folder is "
@@ -90,9 +89,9 @@ class RegistrationState(msgspec.Struct, frozen=True):
 
 
 class Plugin:
-    """Serves a driver to kubelet. `registration` is kubelet's last word, which is told to the state, as is who else serves it.
+    """Serves a driver to kubelet. Kubelet's answer (`registration`) and other plugins are told to the state.
 
-    `on_stopping` is called before calls that still run are waited for.
+    `on_stopping` is called before waiting for calls in progress.
     """
 
     def __init__(

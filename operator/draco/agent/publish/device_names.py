@@ -1,13 +1,12 @@
-"""The names of this node's GPUs: each stays with its board, whatever minor numbers do.
+"""The names of this node's GPUs: each stays with its board when minor numbers change.
 
 A GPU is published as gpu-<minor> when first seen, or under the lowest free number if another board has that name. From then on
-the name belongs to its UUID: across reboots that permute minor numbers, while it is away, and when it returns. A missing board
-stays known and is published as absent, so its name never means another board. A board whose slot has another one is no longer
-published, unless a claim has it; its name stays reserved. Only a person (`FORGET` on the GpuNode) frees the name of an absent
-board.
+the name belongs to its UUID: across reboots that permute minor numbers, while it is away, and when it returns. A missing board is
+published as absent, so its name never means another board. A board whose slot has another one is no longer published, unless a
+claim has it; its name stays reserved. Only a person (`FORGET` on the GpuNode) frees the name of an absent board.
 
-Owns the record of known GPUs, and their view for everybody else. Reads neither NVML nor the API server. A name is recorded before
-it is published.
+Owns the record of known GPUs, and the view of them for everybody else. Reads neither NVML nor the API server. A name is recorded
+before it is published.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -211,7 +210,7 @@ def shown(
 
 
 def _as_told_before(located: LocatedGpu, known: KnownGpu) -> LocatedGpu:
-    """A GPU with facts that are unreadable now, for example since the agent's start, taken from the last reading."""
+    """The GPU with unreadable facts taken from the last reading, also one before the agent's start."""
     gpu = as_told_before(located.gpu, known.last)
     return LocatedGpu(gpu, located.pcie_root, gpu.numa_node if located.numa_node is None else located.numa_node)
 
@@ -245,10 +244,10 @@ def needed_by(claims: Iterable[PreparedClaim]) -> set[GpuUuid]:
 
 
 class KnownGpus:
-    """The GPUs of one node by name: none until `tell` was called, and nothing is recorded before `record` was.
+    """The GPUs of one node by name: none before `tell`; nothing is recorded before `record`.
 
-    `in_thread` runs what writes the record. The state says which GPUs a person calls gone for good, and of which claims have been
-    allocated something.
+    `in_thread` runs what writes the record. The state has the GPUs that a person calls gone for good, and those allocated to
+    claims.
     """
 
     def __init__(

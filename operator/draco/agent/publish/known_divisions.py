@@ -1,7 +1,7 @@
-"""The known division of the node's GPUs, also between readings, and when nobody can read.
+"""The known division of the node's GPUs, also when they cannot be read.
 
 What claims have of a GPU stays published, with its counters, while the GPU is absent, not read yet, or has just left (the reading
-that misses it precedes the view in which it is absent). Otherwise the whole GPU would be free for everybody meanwhile.
+that misses it precedes the view in which it is absent). Otherwise the whole GPU would look free meanwhile.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from draco.resources.names import GpuUuid
 
 
 class KnownDivisions:
-    """Remembers what was known of the GPUs the last time."""
+    """Remembers the last known divisions."""
 
     def __init__(self, record: Checkpoint) -> None:
         self._record = record

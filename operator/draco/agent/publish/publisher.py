@@ -1,7 +1,7 @@
 """Writes the node's ResourceSlices to the API server and keeps them up to date.
 
-Owns the writes to ResourceSlices. Level-triggered: a change of the hardware, of a slice, by anybody, or of the Node only wakes
-it. Kubelet deletes a node's slices when it starts and when the driver was away; they are then written again.
+Owns the writes to ResourceSlices. Level-triggered: a change of the hardware, of a slice by anybody, or of the Node only wakes it.
+Kubelet deletes a node's slices when it starts and when the driver was away; they are then written again.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ NODE_MISSING_S = 5.0
 RECHECK_S = 300.0
 """Resync interval: a Node recreated under its name does not touch the slices immediately."""
 GONE_S = 0.2
-"""Retry after a slice was deleted meanwhile, as a starting kubelet does: the watch will show which."""
+"""Retry delay after a slice was deleted meanwhile, as by a starting kubelet; by then the watch shows which."""
 UNSEEN_S = 5.0
 """How long to wait for a write of ours to come back through the watch."""
 
 
 class SlicePublisher:
-    """Keeps one node's slices. What the API server has from us, and why it has nothing, is told to the state."""
+    """Keeps one node's slices. The published pool, or the reason for none, is told to the state."""
 
     def __init__(self, client: Client, state: NodeState, *, node: str, driver: str, clock: Clock) -> None:
         self._client = client
@@ -55,21 +55,21 @@ class SlicePublisher:
         self._queue: WorkQueue[str] = WorkQueue(clock=clock, cap_s=60.0)
         self._wanted: tuple[list[Device], list[CounterSet]] | None = None
         self._written: tuple[list[Device], list[CounterSet]] | None = None
-        self._announces = True  # the cluster takes taints that keep nobody away
+        self._announces = True  # the cluster accepts taints with effect None
         self._generation = 0
         self._unseen: dict[ObjectKey, int] = {}  # resource versions of our writes that the watch has not shown yet
         self._unseen_until = 0.0
         self._kept: dict[ObjectKey, tuple[Content, Content]] = {}  # what was asked, and what the server stored
 
     def want(self, devices: Sequence[Device], counters: Sequence[CounterSet] = ()) -> None:
-        """Publish these devices and their counters from now on. Until the first call nothing is written."""
+        """Set the devices and counters to publish. Nothing is written before the first call."""
         wanted = (list(devices), list(counters))
         if wanted != self._wanted:
             self._wanted = wanted
             self._queue.add(self._node)
 
     def conflict_seen(self, _change: object) -> None:
-        """While we leave the node to another plugin nothing is written. The slices stay as they are."""
+        """Write nothing while the node belongs to another plugin; the slices stay."""
         self._queue.add(self._node)
 
     def features_seen(self, _change: object) -> None:
@@ -140,7 +140,7 @@ class SlicePublisher:
                 raise
             except NotFound:
                 return GONE_S
-            except ApiError as error:  # which is logged where it is tried again
+            except ApiError as error:  # logged where it is retried
                 if self._state.facts.published is None:
                     self._say(None, f"The slices cannot be written: {error}.")
                 raise

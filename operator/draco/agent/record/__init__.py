@@ -1,1 +1,1 @@
-"""What the agent must not forget: its record on disk, and how it is known again when that is lost."""
+"""The agent's durable record: prepared claims, owned instances and known GPUs."""

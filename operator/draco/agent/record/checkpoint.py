@@ -1,14 +1,12 @@
-"""The record of this node: claims promised to kubelet, GPU instances that are ours, and what its GPUs are called.
+"""The record of this node: claims promised to kubelet, our GPU instances, and the GPUs' names.
 
-All of it is durable before it is done.
+Every change is durable before it is acted on.
 
-Owns what is on record, and that the file always tells the last state that was written; the file's format is `journal`'s. Knows
-nothing of CDI, kubelet or NVML. A claim is first recorded as `preparing`, an intent, and as `prepared` when everything it needs
-is in place; one whose instances have to be destroyed is `releasing` meanwhile. An instance is on record before it is made and
-until it is gone.
+Owns what is on record, and that the file has the last written state; `journal` owns the file's format. Knows nothing of CDI,
+kubelet or NVML. A claim is recorded as `preparing`, an intent, then as `prepared` when everything it needs exists, and as
+`releasing` while its instances are destroyed. An instance is on record before it is made and until it is gone.
 
-The file is a journal of changes. Fields that a change may have can be added without another version: an agent that does not know
-them leaves them out when it next rewrites the file.
+Optional fields can be added to a change without a new version: an older agent drops them when it next rewrites the file.
 """
 
 import threading
@@ -30,7 +28,7 @@ from draco.resources.names import ClaimUid, GpuUuid
 
 
 class CheckpointDamaged(AgentError):
-    """The record of prepared claims cannot be trusted. `before` is what it said before the damage, if that is known."""
+    """The record of prepared claims cannot be trusted. `before` is its content before the damage, if known."""
 
     def __init__(self, sentence: str, *, before: "RecordState | None" = None) -> None:
         super().__init__(sentence)
@@ -38,7 +36,7 @@ class CheckpointDamaged(AgentError):
 
 
 class _KnownGpu(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A known GPU as it is written. How it was read last may have been written by an agent that knew other things of it."""
+    """A known GPU as written. Its last reading may come from an agent with other fields."""
 
     uuid: GpuUuid
     device: str
@@ -62,7 +60,7 @@ def _as_written(one: KnownGpu) -> _KnownGpu:
 
 
 class _Change(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An entry of the journal. A whole one says everything; what came before no longer counts."""
+    """A journal entry. A whole one has everything and replaces what came before."""
 
     whole: bool = False
     boot_id: str | None = None
@@ -74,17 +72,17 @@ class _Change(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RecordState(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything on record at one time, and the boot in which it was recorded ("" when there was no file)."""
+    """Everything on record at one time, and the boot in which it was recorded ("" without a file)."""
 
     boot_id: str = ""
     claims: dict[ClaimUid, PreparedClaim] = {}
     instances: dict[PlacementKey, OwnedInstance] = {}
     gpus: dict[GpuUuid, KnownGpu] = {}
     position: Position | None = None
-    """Of what was read from the file: where the journal goes on; None when the next change rewrites it."""
+    """Where the journal continues, in a state read from the file; None if the next change rewrites it."""
 
     def after(self, change: _Change) -> "RecordState":
-        """The state that a change leads to."""
+        """The state after a change."""
         before = RecordState() if change.whole else self
         claims = {**before.claims, **{claim.uid: claim for claim in change.put}}
         instances = {**before.instances, **{one.key: one for one in change.own}}
@@ -97,7 +95,7 @@ class RecordState(msgspec.Struct, frozen=True, kw_only=True):
         return RecordState(boot_id=boot_id, claims=claims, instances=instances, gpus=gpus)
 
     def as_change(self) -> _Change:
-        """The change that leads here from anywhere."""
+        """The change that leads here from any state."""
         return _Change(
             whole=True,
             boot_id=self.boot_id,
@@ -110,9 +108,8 @@ class RecordState(msgspec.Struct, frozen=True, kw_only=True):
 class Checkpoint:
     """Claims, instances and known GPUs of one node, in memory and on disk.
 
-    Any thread may read and write. Who writes by what it has read, here or in CDI specs, holds `lock` meanwhile, and asks NVML
-    nothing while it does: the driver may never answer.
-    `boot_id` is the boot in which the minor numbers on record were right; "" when nothing was ever recorded.
+    Any thread may read and write. A thread that writes what follows from reading, here or in CDI specs, holds `lock` and does not
+    call NVML meanwhile: the driver may never answer.
     """
 
     def __init__(self, path: Path, files: Files, *, boot_id: str) -> None:
@@ -122,7 +119,7 @@ class Checkpoint:
         self._last_users: dict[GpuUuid | PlacementKey, PreparedClaim] = {}
 
     def restore(self, loaded: RecordState) -> None:
-        """Take up what was on disk."""
+        """Take over what was on disk."""
         self._state = msgspec.structs.replace(loaded, position=None)
         self._journal.go_on(loaded.position)
 
@@ -133,26 +130,26 @@ class Checkpoint:
 
     @property
     def claims(self) -> Mapping[ClaimUid, PreparedClaim]:
-        """By uid. What is returned never changes."""
+        """By uid. The returned mapping never changes."""
         return MappingProxyType(self._state.claims)
 
     @property
     def instances(self) -> Mapping[PlacementKey, OwnedInstance]:
-        """Our instances by where they stand, oldest first. What is returned never changes."""
+        """Our instances by placement, oldest first. The returned mapping never changes."""
         return MappingProxyType(self._state.instances)
 
     @property
     def last_users(self) -> Mapping[GpuUuid | PlacementKey, PreparedClaim]:
-        """The claim that had a whole GPU, or the instance at a place, last, since this process started. Not on the disk."""
+        """The last claim of each whole GPU and placement since this process started. Not on disk."""
         return MappingProxyType(self._last_users)
 
     @property
     def known(self) -> Mapping[GpuUuid, KnownGpu]:
-        """The GPUs that have a name, by UUID. What is returned never changes."""
+        """The named GPUs by UUID. The returned mapping never changes."""
         return MappingProxyType(self._state.gpus)
 
     def remember(self, gpus: Iterable[KnownGpu]) -> None:
-        """Record exactly these GPUs; raises OSError and changes nothing when the disk refuses."""
+        """Record exactly these GPUs. Raises OSError and changes nothing if the disk refuses."""
         known = {one.uuid: one for one in gpus}
         change = _Change(gpus=[_as_written(one) for one in known.values()])
         with self.lock:
@@ -166,9 +163,9 @@ class Checkpoint:
         own: Iterable[OwnedInstance] = (),
         disown: Iterable[PlacementKey] = (),
     ) -> None:
-        """Record and forget, all in one write; raises OSError and changes nothing when the disk refuses.
+        """Record and forget in one write. Raises OSError and changes nothing if the disk refuses.
 
-        What is on record already is not written again.
+        Skips what is already on record.
         """
         change = _Change(put=list(put), drop=list(drop), own=list(own), disown=list(disown))
         with self.lock:
@@ -184,7 +181,7 @@ class Checkpoint:
         self._take(after)
 
     def _take(self, after: RecordState) -> None:
-        """Go on from this state, and remember who had the devices of claims that are not on record any more."""
+        """Take over a state, and remember the devices' users among claims that leave the record."""
         for uid, claim in self._state.claims.items():
             if uid in after.claims or claim.state is PreparationState.PREPARING:
                 continue
@@ -196,20 +193,20 @@ class Checkpoint:
         self._state = after
 
     def intend(self, claim: PreparedClaim) -> None:
-        """Record an intent for the process that starts after this one, without waiting for the disk.
+        """Record an intent without waiting for the disk, for the next process.
 
-        For a claim for which nothing is made but a spec: a loss of power takes that away, too, or at least its boot.
+        Only for a claim for which nothing but a spec is made: a power loss ends that too, or its boot.
         """
         change = _Change(put=[claim])
         with self.lock:
             self._make(change, self._state.after(change), self._journal.append_volatile)
 
     def put(self, claim: PreparedClaim) -> None:
-        """Record a claim; raises OSError and changes nothing when the disk refuses."""
+        """Record a claim. Raises OSError and changes nothing if the disk refuses."""
         self.change(put=[claim])
 
     def drop(self, uid: ClaimUid) -> None:
-        """Forget a claim; raises OSError and changes nothing when the disk refuses."""
+        """Forget a claim. Raises OSError and changes nothing if the disk refuses."""
         self.change(drop=[uid])
 
     def replace(
@@ -219,7 +216,7 @@ class Checkpoint:
         boot_id: str,
         instances: Iterable[OwnedInstance] | None = None,
     ) -> None:
-        """Record exactly these claims, right in that boot; and exactly these instances, unless None are given."""
+        """Record exactly these claims, as of that boot, and exactly these instances unless None."""
         with self.lock:
             kept = self._state.instances if instances is None else {one.key: one for one in instances}
             after = msgspec.structs.replace(
@@ -233,27 +230,27 @@ class Checkpoint:
 
 
 def _meet(key: GpuUuid | PlacementKey, device: PreparedDevice) -> bool:
-    """Whether one is the whole GPU of which the other is all or a part."""
+    """Whether one is a whole GPU and the other is it or a part of it."""
     if device.partition is None:
         return device.gpu == (key.gpu if isinstance(key, PlacementKey) else key)
     return key == device.gpu
 
 
 def _takes_more(change: _Change) -> bool:
-    """Whether there will be more to give up. Room is kept so that giving up never fails for lack of it."""
+    """Whether a change adds something to release later. Room is reserved so that releases never fail on a full disk."""
     claims = any(claim.state is not PreparationState.RELEASING for claim in change.put)
     instances = any(one.state is not InstanceState.DESTROYING for one in change.own)
     return claims or instances or change.gpus is not None
 
 
 def _reserve(state: RecordState) -> int:
-    """Bytes that giving up everything takes at most: each claim and instance is put once more, and forgotten."""
+    """Most bytes that releasing everything takes: each claim and instance is recorded once more, then forgotten."""
     held = [*state.claims.values(), *state.instances.values()]
     return len(msgspec.json.encode(held)) + 512 * len(held)
 
 
 def load(path: Path, files: Files) -> RecordState:
-    """Read the record. No file means no claims; CheckpointDamaged when it is not whole or not of a version we know."""
+    """Read the record; empty without a file. Raises CheckpointDamaged if it is incomplete or of an unknown version."""
     what = f"The record of prepared claims {path}"
     try:
         content = files.read(path)
@@ -265,7 +262,7 @@ def load(path: Path, files: Files) -> RecordState:
 
 
 def read(content: bytes, what: str = "The record of prepared claims") -> RecordState:
-    """What the bytes of a record say; CheckpointDamaged when they are not whole or not of a version we know."""
+    """The content of a record. Raises CheckpointDamaged if it is incomplete or of an unknown version."""
     found = journal.read(content)
     state = RecordState()
     damage = found.damage
@@ -281,10 +278,10 @@ def read(content: bytes, what: str = "The record of prepared claims") -> RecordS
 
 
 def set_aside(path: Path, files: Files) -> Path:
-    """Keep a damaged record as `<name>.corrupt-<n>` too, n the first that is free, and return that path.
+    """Also keep a damaged record as `<name>.corrupt-<n>`, with the first free n; returns that path.
 
-    The record stays where it is until another takes its place: an agent that ends before that must not take a missing record
-    for a node without claims. What was kept before, then, is not kept again.
+    The record stays until another replaces it: an agent that ends before must not read a missing record as a node without claims.
+    An already kept record is not kept again.
     """
     prefix = f"{path.name}.corrupt-"
     taken = {name for name in files.names(path.parent) if name.startswith(prefix)}
@@ -299,5 +296,5 @@ def set_aside(path: Path, files: Files) -> Path:
 
 
 def boot_id(proc: Path = Path("/proc")) -> str:
-    """The kernel's name for this boot."""
+    """The kernel's ID of this boot."""
     return (proc / "sys/kernel/random/boot_id").read_text().strip()

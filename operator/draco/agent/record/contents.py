@@ -1,6 +1,6 @@
-"""What stands in the record of this node: the claims promised to kubelet, their devices, and the GPU instances that are ours.
+"""The structs of this node's record: prepared claims, their devices, and our GPU instances.
 
-Owns the structs. When each is written, and that the file tells it, is `checkpoint`'s.
+`checkpoint` decides when each is written.
 """
 
 from enum import StrEnum
@@ -13,15 +13,15 @@ from draco.resources.names import ClaimUid, GpuUuid
 
 
 class PreparationState(StrEnum):
-    """How far a claim has come."""
+    """The state of a claim on record."""
 
     PREPARING = "preparing"
     PREPARED = "prepared"
-    RELEASING = "releasing"  # kubelet gave it up; its instances are still being destroyed
+    RELEASING = "releasing"  # kubelet unprepared it; its instances are still being destroyed
 
 
 class InstanceState(StrEnum):
-    """How far an instance of ours has come."""
+    """The state of our instance on record."""
 
     CREATING = "creating"
     MADE = "made"
@@ -29,10 +29,10 @@ class InstanceState(StrEnum):
 
 
 class OwnedInstance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A GPU instance of ours: where it stands, and how to recognise it. `boot_id` is the boot in which it was made.
+    """A GPU instance of ours: its placement, and how to recognise it. `boot_id` is the boot in which it was made.
 
-    `gi` is on record as soon as the GPU instance exists and before its compute instance is made, so an instance that has one
-    and whose `gi` is not on record is not ours.
+    `gi` is recorded when the GPU instance exists and before its compute instance is made. So an instance with a compute instance
+    but no recorded `gi` is not ours.
     """
 
     gpu: GpuUuid
@@ -47,12 +47,12 @@ class OwnedInstance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def key(self) -> PlacementKey:
-        """Where it stands."""
+        """Its placement."""
         return PlacementKey(self.gpu, self.profile_id, self.start)
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The part of a GPU that a device is. `uuid`, `gi` and `ci` are those of the instance, once it is made."""
+    """The partition of a GPU that a device stands for. `uuid`, `gi` and `ci` are the instance's, once it is made."""
 
     profile_id: int
     start: int
@@ -69,10 +69,10 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One device of a claim. `gpu` says which hardware it is; `device` is only the name it had when it was allocated.
+    """One device of a claim. `gpu` identifies the hardware; `device` is its name at allocation.
 
-    `partition` is the part of that GPU, None for all of it. `minor`, `pci_bus_id`, `capabilities` (the device numbers that open
-    the instance) and the numbers of the instance are those with which the claim's spec was written.
+    `partition` is None for a whole GPU. The claim's spec was written with `minor`, `pci_bus_id`, `capabilities` (the device
+    numbers that open the instance) and the instance's numbers.
     """
 
     request: str
@@ -88,7 +88,7 @@ class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def key(self) -> PlacementKey | None:
-        """Where its instance stands; None for a whole GPU."""
+        """The placement of its instance; None for a whole GPU."""
         part = self.partition
         return None if part is None else PlacementKey(self.gpu, part.profile_id, part.start)
 
@@ -101,7 +101,7 @@ class ClaimPod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One claim and what it got. `pods` may run anywhere, and pods that share the claim later are not among them."""
+    """A claim and its devices. `pods` may be on any node; pods that share the claim later are missing."""
 
     uid: ClaimUid
     namespace: str

@@ -1,15 +1,14 @@
-"""An append-only file of checksummed entries, in room that is reserved beforehand.
+"""An append-only file of checksummed entries, in reserved space.
 
-Owns the format of the file, when an entry is appended in place and when the file is rewritten, and what of a damaged file can
-still be believed. Knows nothing of what entries mean.
+Owns the file format, the choice between appending and rewriting, and what a damaged file still proves. Knows nothing of the
+entries' meaning.
 
-The file is one JSON object a line, each with a checksum over itself and all before it, and spaces up to its full size. An entry
-is appended by writing over those spaces: that takes one fdatasync, and nothing that a full disk could refuse. When the room is
-used up the file is rewritten as one entry that says everything. Part of the room is kept for entries that must never fail
-for lack of space.
+The file has one JSON object a line, each with a checksum over itself and all before it, then spaces up to its full size.
+Appending overwrites those spaces, which takes one fdatasync and nothing that a full disk could refuse. When the space is used up,
+the file is rewritten as one entry with everything. Some space is kept free for entries that must never fail.
 
-A write that was cut off leaves a last line without its end; it was never acknowledged and does not count. Anything else that
-does not match its checksum is damage, and so is a file shorter than its first line says.
+An interrupted write leaves a last line without its end; it was never acknowledged and does not count. Any other checksum mismatch
+is damage, and so is a file shorter than its first line says.
 """
 
 import hashlib
@@ -23,13 +22,13 @@ import msgspec
 from draco.agent.files import Files
 
 VERSION = 3
-"""Of the file's format."""
+"""The version of the file's format."""
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding damaged bytes raises."""
+"""What decoding damaged bytes may raise."""
 
 ROOM = 64 * 1024
-"""What a fresh file has for entries to come, at least."""
+"""Least free space of a fresh file, in bytes."""
 PAGE = 4096
 _PAD = b" "
 
@@ -38,7 +37,7 @@ class _Line(msgspec.Struct, kw_only=True, omit_defaults=True):
     version: int
     checksum: str
     entry: msgspec.Raw
-    size: int = 0  # of the file; in the first line only
+    size: int = 0  # of the file, in bytes; in the first line only
 
 
 class _Versioned(msgspec.Struct):
@@ -46,7 +45,7 @@ class _Versioned(msgspec.Struct):
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Where a journal goes on: after the line with this checksum, in a file of that size."""
+    """Where a journal continues: after the line with this checksum, in a file of that size."""
 
     end: int
     checksum: str
@@ -54,9 +53,9 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class JournalContents(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says. With `damage`, a sentence's end, `entries` are those before it.
+    """The content of a file. `damage` is the end of a sentence; `entries` are those before it.
 
-    `position` is None when the file has to be rewritten before anything can be added.
+    `position` is None if the file must be rewritten before anything is added.
     """
 
     entries: Sequence[bytes]
@@ -65,7 +64,7 @@ class JournalContents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(content: bytes) -> JournalContents:
-    """The entries of a file, as far as they can be believed."""
+    """The entries of a file that can be trusted."""
     entries: list[bytes] = []
     checksum, size, start, clean = "", 0, 0, True
     while (end := content.find(b"\n", start)) >= 0:
@@ -78,7 +77,7 @@ def read(content: bytes) -> JournalContents:
     if rest:
         clean = False
         line = _line(rest, checksum) or _line(rest[:-1], checksum)
-        if line is not None:  # only the newline is lost, or another byte by now
+        if line is not None:  # only the newline is lost or overwritten
             entries.append(bytes(line.entry))
             size = line.size or size
     if not entries:
@@ -117,7 +116,7 @@ def _encoded(after: str, entry: bytes, size: int = 0) -> tuple[bytes, str]:
 
 
 class Journal:
-    """Writes one journal. After an error of the disk the next entry rewrites the file."""
+    """Writes one journal. After a disk error the next entry rewrites the file."""
 
     def __init__(self, path: Path, files: Files) -> None:
         self._path = path
@@ -125,18 +124,18 @@ class Journal:
         self._at: Position | None = None
 
     def go_on(self, position: Position | None) -> None:
-        """Append after what was read."""
+        """Append after `position`."""
         self._at = position
 
     def append(self, entry: bytes, *, keep_free: int) -> bool:
-        """Add an entry, durably; False when it would leave fewer than `keep_free` bytes: rewrite the file then.
+        """Append an entry, durably. False if fewer than `keep_free` bytes would remain: rewrite the file then.
 
-        OSError when the disk refuses; the entry may be there or not.
+        Raises OSError if the disk refuses; the entry may be written or not.
         """
         return self._append(entry, keep_free, self._files.overwrite)
 
     def append_volatile(self, entry: bytes, *, keep_free: int) -> bool:
-        """Add an entry as `append` does, but do not wait for the disk: it is durable with the next one that is."""
+        """Like `append`, without waiting for the disk: durable with the next durable entry."""
         return self._append(entry, keep_free, self._files.overwrite_volatile)
 
     def _append(self, entry: bytes, keep_free: int, overwrite: Callable[[Path, int, bytes], None]) -> bool:
@@ -155,7 +154,7 @@ class Journal:
         return True
 
     def rewrite(self, entry: bytes, *, keep_free: int) -> None:
-        """Replace the file by one with a single entry, and room for more. OSError when the disk refuses; then it is as it was."""
+        """Replace the file by one with a single entry and free space. On an OSError it is unchanged."""
         longest = len(entry) + 256
         size = math.ceil((longest + ROOM + 2 * keep_free) / PAGE) * PAGE
         line, checksum = _encoded("", entry, size)

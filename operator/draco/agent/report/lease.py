@@ -1,10 +1,10 @@
 """The Lease by which the operator sees that this node's agent is alive.
 
-The agent renews it four times in its duration while it can do its work: it reads the GPUs, has published them and serves kubelet.
-Otherwise it stops renewing, and the operator keeps new claims off the node's GPUs (`health.fencing`) until the next renewal. The
-Lease belongs to the Node. Owns the writes to it. Never releases it: the next agent continues with it, and a node without an
-agent is to be fenced. Each renewal is one write without a read, so a thousand agents with leases of 20 s make some 230 small
-writes a second, spread by jitter. Its times are for people: the operator never compares them with its own clock.
+The agent renews it four times in its duration while it reads the GPUs, has published them and serves kubelet. Otherwise it stops,
+and the operator keeps new claims off the node's GPUs (`health.fencing`) until the next renewal. The Lease belongs to the Node.
+Owns the writes to it. Never releases it: the next agent continues with it, and a node without an agent must be fenced. Each
+renewal is one write without a read, so a thousand agents with leases of 20 s make some 230 small writes a second, spread by
+jitter. Its times are for people: the operator never compares them with its own clock.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ RENEWALS: Final = 4
 
 
 class AgentLease:
-    """One node's lease. `hindrance` says in a sentence why the agent cannot do its work, "" when it can."""
+    """One node's lease. `hindrance` returns why the agent cannot work, as a sentence; "" if it can."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class AgentLease:
         return self._duration_s / RENEWALS
 
     def _say_silent(self, hindrance: str) -> None:
-        """Log why nothing is renewed, once the lease was renewed or a starting agent would be ready by now."""
+        """Log why nothing is renewed: immediately if the lease was held, else after one duration."""
         now = self._clock.monotonic()
         if not hindrance:
             if self._silent:

@@ -111,7 +111,7 @@ def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
 
 
 def notes(gpu: Gpu, division: GpuMigView | None, *, wanted: bool) -> list[str]:
-    """What is said of a GPU beside its health, to follow its name and a colon. `wanted`: a MigPolicy has the GPU."""
+    """Notes on a GPU beside its health, to follow its name and a colon. `wanted`: a MigPolicy has the GPU."""
     found = [one.message for one in gpu.unread]
     if gpu.joining:
         found.append(JOINING)
@@ -125,7 +125,7 @@ def notes(gpu: Gpu, division: GpuMigView | None, *, wanted: bool) -> list[str]:
 
 
 def _left_in_mig_mode(gpu: Gpu, division: GpuMigView) -> bool:
-    """Whether it is of no use to anybody until a person resets it. Where the mode ends without a reset, Prepare turns it off."""
+    """Whether it is unusable until a person resets it. Where the mode can end without a reset, Prepare ends it."""
     return division.enabled and not division.held and division.state is MigState.READY and gpu.mig_needs_reset
 
 
@@ -227,7 +227,7 @@ def _condition(name: str, holds: object, why: str, why_not: str, message: str) -
 
 
 class NodeReporter:
-    """Writes the GpuNode. `node_report` is called each time; `touch` says that its result may differ."""
+    """Writes the GpuNode. `node_report` supplies the input of each write; `touch` says that it may have changed."""
 
     def __init__(self, client: Client, *, node: str, node_report: Callable[[], NodeReport], clock: Clock) -> None:
         self._client = client

@@ -1,1 +1,1 @@
-"""What the node is like now: the facts, the kinds of change, and who is told of them."""
+"""The current facts of the node, the kinds of change, and who is told of them."""

@@ -1,7 +1,4 @@
-"""The kinds of change of a node that wake somebody.
-
-Each says what it has to say in its fields. `wakes` has who is woken by which.
-"""
+"""The kinds of change of a node, with their data as fields. `wakes` has who is woken by which."""
 
 from collections.abc import Mapping
 
@@ -16,21 +13,21 @@ from draco.resources.names import ClaimUid, GpuUuid
 
 
 class NodeChange(msgspec.Struct, frozen=True):
-    """Something happened."""
+    """A change of the node."""
 
 
 class Fact(NodeChange, frozen=True):
-    """Something is known anew: the fields are those of `NodeFacts`."""
+    """A change with new facts: its fields are those of `NodeFacts`."""
 
 
 class GpusRead(Fact, frozen=True):
-    """The GPUs were read, or what is made of their faults is another."""
+    """The GPUs were read, or their faults were judged differently."""
 
     view: HardwareView
 
 
 class InstancesSeen(Fact, frozen=True):
-    """Instances of GPUs were looked at."""
+    """Instances of GPUs were read."""
 
     divisions: Mapping[GpuUuid, GpuMigView]
 
@@ -48,88 +45,88 @@ class WantedSeen(Fact, frozen=True):
 
 
 class SlicesWritten(Fact, frozen=True):
-    """What is published is other than it was, or why nothing is."""
+    """The published pool, or the reason why nothing is published, changed."""
 
     published: PublishedPool | None
     problem: str
 
 
 class RegistrationHeard(NodeChange, frozen=True):
-    """Kubelet took the driver, or refused it."""
+    """Kubelet accepted or refused the driver."""
 
     accepted: bool
     error: str
 
 
 class ConflictSeen(Fact, frozen=True):
-    """Somebody else serves the driver, too, or does so no more."""
+    """Another plugin of the driver appeared or went."""
 
     conflict: PluginConflict | None
 
 
 class DevicePluginsSeen(Fact, frozen=True):
-    """A device plugin gives out GPUs of this node, too, or others, or does so no more."""
+    """Device plugins that give out GPUs of this node appeared, changed or went."""
 
     device_plugins: OtherAllocator | None
 
 
 class FeaturesSeen(Fact, frozen=True):
-    """What the cluster can do was found out."""
+    """The cluster features were discovered."""
 
     features: Features
 
 
 class EditsFound(Fact, frozen=True):
-    """What containers get of the driver was found out."""
+    """The edits for containers were determined."""
 
     edits_problem: str | None
 
 
 class LeftoversSeen(Fact, frozen=True):
-    """Other claims than before are left over."""
+    """The leftover claims changed."""
 
     leftovers: Mapping[ClaimUid, Leftover]
 
 
 class PoliciesChanged(NodeChange, frozen=True):
-    """What is under maintenance, what Draco allocates, what policies make of faults or what was repaired is other than it was."""
+    """Isolation, operator allocation, fault policies or repairs in the spec changed."""
 
 
 class ReportDue(NodeChange, frozen=True):
-    """The GpuNode is gone, was called lost, or says what asks for no work: a report is due though nothing on the node changed."""
+    """A report is due without a change on the node: the GpuNode is gone or called lost, or its new spec asks for no work."""
 
 
 class GpuWorkedOn(NodeChange, frozen=True):
-    """Work on a GPU's instances has ended, for now."""
+    """Work on a GPU's instances has ended for now."""
 
     gpu: GpuUuid
 
 
 class RecordRead(NodeChange, frozen=True):
-    """The claims on record are known."""
+    """The recorded claims are known."""
 
 
 class ClaimSettled(NodeChange, frozen=True):
-    """A claim was prepared or given up."""
+    """A claim was prepared or unprepared."""
 
     claim: PreparedClaim
 
 
 class ClaimRewritten(NodeChange, frozen=True):
-    """The containers of a prepared claim get other devices from now on."""
+    """The spec of a prepared claim was rewritten."""
 
     claim: PreparedClaim
 
 
 class ClaimInTheWay(NodeChange, frozen=True):
-    """A claim keeps another from being prepared."""
+    """A claim blocks another from being prepared."""
 
     uid: ClaimUid
 
 
 class HealthChanged(NodeChange, frozen=True):
-    """A device is another than it was, by its state or its message."""
+    """A device's health or its message changed."""
 
 
 class LeaseRenewed(NodeChange, frozen=True):
-    """The API server knows that the agent lives."""
+    """The API server has a renewed lease."""

@@ -1,6 +1,6 @@
-"""What is known of one node at one moment, as values.
+"""The facts known of one node at one moment, as values.
 
-Owns their shape, and the sentences that say them. Where each comes from is its room's.
+Owns their shape and their sentences. Each is filled by the part that learns it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,21 +20,21 @@ UNWRITTEN = "The slices have not been written yet."
 
 
 class PublishedPool(msgspec.Struct, frozen=True):
-    """What the API server has from us: the pool's generation and its number of devices. None: nothing yet, or not now."""
+    """What the API server has from us: the pool's generation and device count; None if nothing, or nothing now."""
 
     generation: int
     devices: int
 
 
 class PluginConflict(msgspec.Struct, frozen=True):
-    """Another plugin serves the driver, too; or somebody has our sockets. `gives_way`: it is for us to give way."""
+    """Another plugin serves the driver, or somebody has our sockets. `gives_way`: we must yield."""
 
     sentence: str
     gives_way: bool = False
 
 
 class OtherAllocator(msgspec.Struct, frozen=True):
-    """What device plugins give out on this node, and the sockets of those of which no more is known yet."""
+    """What device plugins give out on this node, and the sockets of plugins of which nothing else is known yet."""
 
     resources: tuple[str, ...] = ()
     sockets: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class OtherAllocator(msgspec.Struct, frozen=True):
     def gives(self, *, divided: bool) -> bool:
         """Whether it may give out a GPU, `divided` or not.
 
-        MIG devices are counted by profile, or as GPUs where no others are. A GPU that is not divided is not counted by profile.
+        MIG devices are counted by profile, or as GPUs if no others exist; an undivided GPU is never counted by profile.
         """
         return bool(self) and (divided or not self.resources or any("/mig-" not in each for each in self.resources))
 
@@ -60,7 +60,7 @@ class OtherAllocator(msgspec.Struct, frozen=True):
 
 
 class Leftover(msgspec.Struct, frozen=True):
-    """A claim that nothing can use any more: what became of it, and what keeps it from being given up ("" for nothing)."""
+    """A claim that nothing can use any more: `why`, and what keeps it from being unprepared ("" for nothing)."""
 
     claim: PreparedClaim
     why: str
@@ -71,7 +71,7 @@ class Leftover(msgspec.Struct, frozen=True):
 
     @property
     def clause(self) -> str:
-        """The same, to go on with after a semicolon."""
+        """Its sentence as a clause after a semicolon."""
         then = f"it stays prepared while {self.hindrance}" if self.hindrance else "the agent gives it up in a moment"
         return f"claim {self.claim} is {self.why}; {then}."
 
@@ -79,9 +79,9 @@ class Leftover(msgspec.Struct, frozen=True):
 class WantedNode(msgspec.Struct, frozen=True, kw_only=True):
     """What is wanted of one node's GPUs, by UUID.
 
-    `gpus` is None as long as nobody has said anything. `promised` is what claims have been allocated beside that, `forgotten` are
-    GPUs that a person says are gone for good. `as_published`: it was read off slices, so nothing is made or destroyed by it.
-    `generation` is that of the GpuNode that says so, 0 for none.
+    `gpus` is None while unknown. `promised`: what else claims were allocated. `forgotten`: GPUs that a person calls gone for
+    good. `as_published`: derived from slices, so nothing is created or destroyed for it. `generation`: the GpuNode's, 0 without
+    one.
     """
 
     gpus: Mapping[GpuUuid, WantedGpu] | None = None
@@ -115,40 +115,40 @@ class WantedNode(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def asks_the_same_of(self, uuid: GpuUuid, before: "WantedNode") -> bool:
-        """Whether as much is wanted of a GPU, and has been allocated of it, as before."""
+        """Whether the spec and allocations of a GPU are unchanged."""
         gpus, earlier = self.gpus or {}, before.gpus or {}
         same = gpus.get(uuid) == earlier.get(uuid) and self.promised.get(uuid) == before.promised.get(uuid)
         return same and before.gpus is not None
 
     @property
     def policies(self) -> tuple[object, ...]:
-        """What taints GPUs and judges their faults."""
+        """What decides taints and judges faults."""
         return self.isolated, self.operator_allocated, self.health, self.repaired
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one node at one moment. GPUs by UUID."""
+    """The facts known of one node at one moment. GPUs by UUID."""
 
     view: HardwareView = HardwareView(fault="The GPUs have not been read yet.")
     divisions: Mapping[GpuUuid, GpuMigView] = {}
     recovered: bool = False
-    """Whether it is known whose the instances are: the record has been read, and all agrees with it."""
+    """Whether instance owners are known: the record was read and everything agrees with it."""
     wanted: WantedNode = WantedNode()
     published: PublishedPool | None = None
     problem: str = UNWRITTEN
-    """Why no slices are published, "" where they are."""
+    """Why no slices are published; "" if they are."""
     conflict: PluginConflict | None = None
     """Who else serves the driver on this node."""
     device_plugins: OtherAllocator | None = None
-    """Which device plugins give out the same GPUs; None where that is not known."""
+    """Device plugins that give out the same GPUs; None while unknown."""
     features: Features | None = None
-    """What the cluster can do, once that is known."""
+    """The cluster features; None while unknown."""
     edits_problem: str | None = None
-    """Why NVIDIA's toolkit does not say what containers get; "" when it does, None where that is not known or not asked."""
+    """Why the edits are not from NVIDIA's toolkit; "" if they are, None while unknown or not asked."""
     leftovers: Mapping[ClaimUid, Leftover] = {}
-    """Claims that are prepared and that nothing can use any more."""
+    """Prepared claims that nothing can use any more."""
 
     @property
     def gives_way_to(self) -> str:
-        """To whom we leave the node, as a sentence; "" while it is ours."""
+        """To whom we leave the node, as a sentence; "" if to nobody."""
         return self.conflict.sentence if self.conflict is not None and self.conflict.gives_way else ""
