@@ -4,7 +4,6 @@ Owns reading the node's GPUs, publishing them, serving kubelet's plugin sockets,
 anything about other nodes. Keeps no state in modules: many agents can run in one process.
 
 Rooms, each knowing only those after it: `process` (options, signals), `app`, `wakes` and `parts` (wiring), `startup` (recovery),
-`report` (claim status, GpuNode), `plugin` (kubelet's sockets and calls), `publish` (ResourceSlices), `claims` (Prepare and
-Unprepare), `containers` (their driver files), `mig` (GPU instances), `state` (facts and changes), `record` (on disk), `hardware`
-(NVML).
+`report` (claim status, GpuNode), `plugin` (kubelet's calls), `publish` (ResourceSlices), `claims` (Prepare and Unprepare),
+`containers` (driver files), `mig` (GPU instances), `state` (facts and changes), `record` (on disk), `hardware` (NVML).
 """

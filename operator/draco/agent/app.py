@@ -195,10 +195,7 @@ class Agent:
             yield
 
     async def _report(self) -> None:
-        """Report once instance ownership and cluster features are known, or after SILENT_S: an obstacle must be reported too.
-
-        Waits without limit for the record: rebuilding a lost one needs what the last run reported.
-        """
+        """Report once owners and cluster features are known, or after SILENT_S. A lost record needs the old report first."""
         await self.parts.startup.record_read.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(SILENT_S):
@@ -224,7 +221,6 @@ class Agent:
             tasks.create_task(self._follow_features(features), name="features")
 
     async def _follow_features(self, features: Features) -> None:
-        """Adapt to changed cluster features while kubelet is served."""
         while True:
             before = features
             features = await until_changed(

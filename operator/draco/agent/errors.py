@@ -1,7 +1,4 @@
-"""The agent's errors, each one sentence for a person.
-
-Owns the hierarchy; each sentence is written where it is raised.
-"""
+"""The agent's errors, each one sentence for a person. Owns the hierarchy; sentences are written where they are raised."""
 
 from draco.resources.errors import DracoError
 from draco.resources.names import ClaimUid

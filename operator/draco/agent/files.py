@@ -60,10 +60,7 @@ class Files:
             return []
 
     def hindrance(self, folder: Path) -> OSError | None:
-        """The error that a write there would raise, as far as known without writing; None if none is expected.
-
-        Checks permissions only, so that watchers of the folder are not woken.
-        """
+        """The error that a write there would raise, None if none is expected. Checks permissions only: that wakes no watchers."""
         there = next(each for each in (folder, *folder.parents) if os.path.exists(each))  # noqa: PTH110 - Path's raises
         if os.access(there, os.W_OK | os.X_OK, effective_ids=True):
             return None

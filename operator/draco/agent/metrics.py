@@ -1,7 +1,4 @@
-"""The agent's metrics, in their own registry: many agents can run in one process.
-
-Owns names and help texts.
-"""
+"""Names and help texts of the agent's metrics, in their own registry: many agents can run in one process."""
 
 from collections.abc import Iterable
 

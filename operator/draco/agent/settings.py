@@ -1,7 +1,4 @@
-"""The settings of one agent.
-
-Owns the settings and their defaults. Reads none: the caller passes them.
-"""
+"""The settings of one agent and their defaults. Reads none: the caller passes them."""
 
 from pathlib import Path
 

@@ -113,7 +113,7 @@ class Startup:
         self._named.set()
 
     async def recover(self) -> None:
-        """Read or rebuild the record, then make record, instances and specs agree. Kubelet is served only after that."""
+        """Read or rebuild the record, then make all agree with it. Kubelet is served after that, or, if NVML hangs, before."""
         found = await self._persistently(
             "recovery.disk", lambda: self._threads.on_record(lambda: recovery.read_record(self._path, self._files))
         )
@@ -132,10 +132,7 @@ class Startup:
         self._state.tell(Recovered())
 
     async def keep(self) -> None:
-        """After each reading of the GPUs, check that prepared claims match the hardware.
-
-        If GPUs were replaced or moved, because the driver was loaded late or reloaded, lost instances are recreated too.
-        """
+        """After each reading, compare claims with the hardware. If GPUs moved (driver reloaded), recreate instances."""
         while True:
             await self._looked.wait()
             self._looked.clear()
@@ -256,5 +253,4 @@ class Startup:
 
 
 def _where(view: HardwareView) -> dict[GpuUuid, GpuLocation]:
-    """Where each GPU is."""
     return {gpu.uuid: GpuLocation(gpu.minor, gpu.pci_bus_id) for gpu in view.present}

@@ -27,10 +27,9 @@ _DRIVER = "the driver"
 
 
 class DaemonExecutor:
-    """Runs work in one thread, in order. The thread starts with the first work.
+    """Runs work in one daemon thread, in order; it starts with the first work.
 
-    It is a daemon thread, unlike those of standard executors: an NVML call that never returns must not keep the process from
-    ending.
+    Standard executors have no daemon threads: an NVML call that never returns must not keep the process from ending.
     """
 
     def __init__(self, name: str, *, monotonic: Callable[[], float]) -> None:
@@ -285,10 +284,7 @@ class AgentThreads:
         return call if call is not None and self._clock.monotonic() - call.since_s > SUSPECT_S else None
 
     def stuck(self) -> list[str]:
-        """Which threads are stuck, as sentences; empty if none is.
-
-        A hanging NVML call does not count: a restart of the process does not end it.
-        """
+        """Which threads are stuck, as sentences. A hanging NVML call does not count: a restart of the process does not end it."""
         if self._records.busy_s > STUCK_S:
             return [f"Work on a claim's record has been running for more than {STUCK_S:g} s."]
         if self._driver.busy_s > STUCK_S and self.hanging is None:

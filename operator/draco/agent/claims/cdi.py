@@ -107,7 +107,6 @@ def _device_edits(device: PreparedDevice, node: Capabilities) -> ContainerEdits:
 
 
 def _device_nodes(paths: Iterable[str], nodes: DeviceNodes) -> list[DeviceNode]:
-    """The device nodes at these paths as containers see them."""
     where = {path: str(nodes.on_host(path)) for path in paths}
     return [DeviceNode(path, "" if on_host == path else on_host) for path, on_host in where.items()]
 
@@ -283,7 +282,6 @@ def _encoded(one: CdiSpec) -> bytes:
 
 
 def _is_newer(spec: CdiSpec) -> bool:
-    """Whether a newer agent wrote it, as after a downgrade."""
     with suppress(ValueError):
         return int(spec.annotations.get(FORMAT, "0")) > FORMAT_VERSION
     return False

@@ -1,7 +1,6 @@
 """Plans what Prepare does for a claim, or why it must refuse, from its allocation, the record and the GPUs.
 
-Owns reading the allocation, the rule that no device is given to two claims, and whether this is a first or a repeated Prepare.
-Pure. `preparer` carries the plan out.
+Owns reading the allocation, and the rule that no device is given to two claims. Pure. `preparer` carries the plan out.
 """
 
 from collections.abc import Iterable, Mapping
@@ -54,8 +53,7 @@ def plan_prepare(
 ) -> ClaimPlan:
     """The plan for an allocated claim. Raises StillPrepared if another claim has a device, PrepareError for any other refusal.
 
-    `gpus`: this node's, by published device name. `leftovers`: why recorded claims cannot be used any more, as the end of a
-    sentence.
+    `gpus`: this node's, by published name. `leftovers`: why recorded claims cannot be used any more, as the end of a sentence.
     """
     known = record.get(ClaimUid(claim.metadata.uid))
     if known is not None and known.state is PreparationState.PREPARED:
@@ -87,10 +85,7 @@ def _check_unchanged(known: PreparedClaim, claim: ResourceClaim, driver: str) ->
 
 
 def intent_of(claim: ResourceClaim, *, driver: str, pool: str, gpus: Mapping[str, Gpu]) -> PreparedClaim:
-    """The claim as an intent, with `driver`'s devices in its allocation. Raises PrepareError if it cannot be prepared.
-
-    `gpus`: this node's, by published device name.
-    """
+    """The claim as an intent, with `driver`'s devices. `gpus`: this node's, by published name. Raises PrepareError."""
     name = str(claim.metadata.key)
     allocation = claim.status.allocation
     if allocation is None:
@@ -188,7 +183,6 @@ def conflict(
 
 
 def _clash(claim: PreparedClaim, other: PreparedClaim) -> tuple[PreparedDevice, PreparedDevice] | None:
-    """A device of the claim and the conflicting device of another one."""
     if other.uid == claim.uid or other.state is not PreparationState.PREPARED:
         return None
     pairs = ((wanted, held) for held in other.devices for wanted in claim.devices if _excludes(wanted, held))
@@ -196,10 +190,7 @@ def _clash(claim: PreparedClaim, other: PreparedClaim) -> tuple[PreparedDevice, 
 
 
 def sick(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> str:
-    """Which of the claim's GPUs take no new work, and why, as a sentence; "" if all do.
-
-    Faults do not block administrative access, which is for inspecting a GPU.
-    """
+    """Which of the claim's GPUs take no new work, and why; "" if all do. Faults do not block administrative access."""
     by_uuid = {gpu.uuid: gpu for gpu in gpus.values()}
     ill = [
         f"{one.device} ({why})"

@@ -180,7 +180,6 @@ class ClaimPreparer:
     # Steps
 
     def _acquire(self, intent: PreparedClaim) -> AcquiredInstances:
-        """Record the intent and make its instances."""
         if _divided(intent):
             return self._instances.acquire(intent)
         with _on_disk(intent, "recorded"):
@@ -188,7 +187,6 @@ class ClaimPreparer:
         return AcquiredInstances(intent, ())
 
     def _opened(self, claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
-        """Write a new claim's spec; returns the claim with its current numbers."""
         try:
             now = as_it_is(claim, node_hardware(gpus.values(), self._cdi, self._instances))
             self._cdi.write(now)
@@ -197,13 +195,11 @@ class ClaimPreparer:
         return now
 
     def _restore(self, known: PreparedClaim) -> list[str]:
-        """Recreate lost instances of the claim; returns obstacles."""
         gpus = {device.gpu for device in known.devices if device.partition is not None}
         with _on_disk(known, "prepared"):
             return self._instances.restore(gpus)
 
     def _seen(self, known: PreparedClaim, gpus: Mapping[str, Gpu], hindrances: Iterable[str]) -> PreparedClaim:
-        """A prepared claim with its current numbers."""
         try:
             return as_it_is(known, node_hardware(gpus.values(), self._cdi, self._instances))
         except DeviceMissing as error:

@@ -5,8 +5,7 @@ after a move. So a spec may exist only while each device of its claim is there w
 and capability numbers, from which the spec was written. If a device is gone, the spec is removed; if one has moved, the record is
 corrected first and the spec is written from it.
 
-Owns that rule. Pure. Every caller that writes or keeps a spec asks here: first and repeated Prepare, recovery, and the checks
-after each reading.
+Owns that rule. Pure. Every caller that writes or keeps a spec asks here.
 """
 
 from collections.abc import Callable, Mapping

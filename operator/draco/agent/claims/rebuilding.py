@@ -55,9 +55,8 @@ def rebuilt(
 ) -> list[PreparedClaim]:
     """The claims of this node that were prepared or being released, each once.
 
-    `claims`: from the API server. `with_spec`: have a spec here. `by_spec`: from readable specs of this boot. `by_old_spec`: from
-    specs of an earlier boot. `before`: the record before the damage. `kubelet_denies`: whether kubelet's readable record lacks a
-    claim.
+    `claims` are the API server's; `with_spec` have a spec here. `by_spec` and `by_old_spec` come from specs of this boot and of
+    an earlier one. `before` is the record before the damage. `kubelet_denies`: whether kubelet's readable record lacks a claim.
     """
     specs = set(with_spec)
     prepared = [claim for claim in claims if claim.metadata.uid in specs or _reported_ready(claim, driver, pool)]

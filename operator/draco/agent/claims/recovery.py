@@ -50,10 +50,7 @@ class RecoveryResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_record(path: Path, files: Files) -> checkpoint.RecordState | Damaged:
-    """The record as it was left; or how it was lost, after setting it aside.
-
-    Raises OSError if it cannot be set aside: nothing may be recorded over it.
-    """
+    """The record as it was left; or how it was lost, after setting it aside. Raises OSError if that fails: then write nothing."""
     try:
         return checkpoint.load(path, files)
     except CheckpointDamaged as error:

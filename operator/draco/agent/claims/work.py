@@ -2,10 +2,8 @@
 
 Unpreparing whole GPUs needs no NVML. Preparing whole GPUs needs it only to check that they are undivided; if NVML hangs in a call
 about another GPU, the last reading counts, since nobody replaces a driver or a board during a call. Work that creates or destroys
-instances waits.
-
-Owns the choice of thread and the exclusion: one piece of work at a time per claim, and per GPU except for Unprepare. `preparer`
-does the work.
+instances waits. Owns the choice of thread and the exclusion: one piece of work at a time per claim, and per GPU except for
+Unprepare. `preparer` does the work.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -129,7 +127,6 @@ class ClaimWork:
             raise PrepareError(f"Claim {claim} cannot be {what} now: {view.fault} Kubelet tries again.")
 
     def _refuse_hanging(self, claim: ResourceClaim) -> None:
-        """Refuse a new claim of GPUs that the hanging call may concern."""
         known = self._record.claims.get(ClaimUid(claim.metadata.uid))
         call = self._threads.hanging
         if call is None or (known is not None and known.state is PreparationState.PREPARED):

@@ -1,8 +1,7 @@
 """The edits that every container gets now: the toolkit's, or our own with the reason.
 
-Owns the choice, and when it is made again: at start, and when another driver or toolkit is installed. The toolkit is never asked
-while kubelet waits: our own edits apply until its first answer. All methods of `CommonEdits` block, `current` only on a few
-files.
+Owns the choice, which is repeated when another driver or toolkit is installed. The toolkit is never asked while kubelet waits:
+our own edits apply until its first answer. All methods of `CommonEdits` block, `current` only on a few files.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """What the agent knows about one GPU: identity, health, events, instances and their holders, as plain structs.
 
-Owns the structs only. `nvml` and `nvml_instances` fill them, `mig.ownership` decides whose an instance is; the rest of the agent
-reads them without NVML.
+Owns the structs only. `nvml` and `nvml_instances` fill them; `mig.ownership` decides whose an instance is.
 """
 
 from collections.abc import Mapping

@@ -139,10 +139,7 @@ class ClaimInstances:
                 )
 
     def whole(self, intent: PreparedClaim) -> None:
-        """End MIG mode on the whole GPUs of a recorded intent. Raises PrepareError that names the obstacle.
-
-        Asks NVML for the mode: somebody may have changed it by hand since the last reading.
-        """
+        """End MIG mode, as NVML reports it now, on an intent's whole GPUs. Raises PrepareError that names the obstacle."""
         for device in intent.devices:
             if device.partition is not None or device.admin:
                 continue
@@ -266,7 +263,6 @@ class ClaimInstances:
         return keys
 
     def _at(self, uuid: GpuUuid, part: ObservedInstance) -> Instance:
-        """The existing instance of a plan's entry."""
         return next(one for one in self._inventory.divisions[uuid].instances if one.key.place == part.id)
 
     def _stranger(self, uuid: GpuUuid, part: ObservedInstance) -> str:
@@ -307,10 +303,7 @@ class ClaimInstances:
     # Unpreparing
 
     def release(self, claim: PreparedClaim) -> None:
-        """Destroy a claim's unneeded instances and forget the claim. Raises PrepareError while one is in use.
-
-        Instances of a GPU that left the node do not block. Raises OSError if the disk refuses.
-        """
+        """Destroy a claim's unneeded instances and forget it. Raises PrepareError while one is in use, OSError of the disk."""
         self._asked_since_s = {uid: at for uid, at in self._asked_since_s.items() if uid in self._record.claims}
         unneeded = read_unneeded(claim, self._record)
         go = _destroyed(plan_release(uuid, parts, self._keeping(uuid)) for uuid, parts in unneeded.items())
@@ -403,7 +396,6 @@ class ClaimInstances:
         return ""
 
     def _why_gone(self, key: PlacementKey, by: ObservedInstance | Obstacle) -> str:
-        """Why an instance cannot be recreated, as a sentence."""
         what = f"The instance {self._inventory.named(key)}, which a claim needs, is gone"
         match by:
             case Obstacle.NO_MIG:
@@ -453,7 +445,6 @@ def _no_such_place(key: PlacementKey) -> str:
 
 
 def _refusal(error: OSError) -> str:
-    """What the disk refused, and the remedy."""
     return f"{advice(error)}; kubelet tries again."
 
 

@@ -64,10 +64,9 @@ class InstanceManager:
         self._holder = holder
 
     def settle(self, uuid: GpuUuid) -> GpuInventory:
-        """Undo unfinished creations, finish destroys, and forget instances that are gone.
+        """Undo unfinished creations, finish destroys, and forget what is gone. What is in use stays on record.
 
-        What is in use stays on record for the next time. Raises NvmlError or OSError if it cannot be done now; the GPU is then
-        dirty.
+        Raises NvmlError or OSError if it cannot be done now; the GPU is then dirty.
         """
         with self._mig.lock:
             try:
@@ -186,7 +185,6 @@ class InstanceManager:
         return seen
 
     def _refuse(self, own: OwnedInstance, found: Instance, gpu: Gpu) -> None:
-        """Record in the inventory that an instance is in use, and by whom."""
         who = self._find(found, gpu)
         self._inventory.refuse(own.key, who)
         text = f"Its instance {self._inventory.named(own.key)} cannot be destroyed: it is in use by {who or NOBODY_LISTED}."

@@ -89,10 +89,7 @@ class MigInventory:
     # Reading
 
     def look(self, gpus: Sequence[Gpu]) -> list[Gpu]:
-        """Read all GPUs of the node with boards and instances; forget those that left it.
-
-        A GPU that cannot be listed keeps its last reading.
-        """
+        """Read all GPUs with boards and instances; forget those that left. A GPU that cannot be listed keeps its last reading."""
         with self._mig.lock:
             for uuid in self._seen.keys() - {gpu.uuid for gpu in gpus}:
                 del self._seen[uuid]

@@ -82,7 +82,7 @@ class MigKeeper:
         self._heard = asyncio.Event()
 
     def lease_renewed(self, _change: LeaseRenewed) -> None:
-        """Report at once if the operator called this agent lost, for example after a network outage."""
+        """Report immediately if the operator called this agent lost, for example after a network outage."""
         found = self._informer.store.get(ObjectKey("", self._node))
         if found is not None and found.is_agent_lost:
             self._state.tell(ReportDue())

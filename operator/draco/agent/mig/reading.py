@@ -84,7 +84,6 @@ def _observed_instance(key: PlacementKey, size: int, profile: str = "", **fields
 
 
 def _whole(uuid: GpuUuid, record: Checkpoint) -> tuple[str, ...]:
-    """The claims that have the whole GPU."""
     return tuple(
         str(claim)
         for claim in record.claims.values()

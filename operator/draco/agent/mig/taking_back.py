@@ -31,8 +31,7 @@ class InstancesBack:
     def take(self, claim: PreparedClaim) -> bool:
         """Record the claim's surviving instances as its own again; returns whether it has all of them.
 
-        A claim being released becomes prepared again if it has all; otherwise it stays unchanged. Raises NvmlError, and OSError
-        if the disk refuses.
+        A claim being released becomes prepared again only if it has all. Raises NvmlError, and OSError if the disk refuses.
         """
         back, has_all = [], True
         for device in claim.devices:

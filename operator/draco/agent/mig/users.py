@@ -8,8 +8,7 @@ Kubelet may unprepare a claim under a running container. Owns which processes co
 - one that computes and certainly runs in no container may belong to anybody. It counts for UNKNOWN_S and is then the node's own:
   a server that shares GPUs, or a person's program. A process that only has the device open, as monitoring does, never counts.
 
-Pods of the claim itself, and of claims with administrative access, are allowed. Reads /proc and the caller's NVML answers;
-changes nothing.
+Pods of the claim itself, and of claims with administrative access, may be there. Changes nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -85,7 +84,7 @@ class DeviceUsers:
         *,
         unsure: bool,
     ) -> Iterator[HoldingProcess]:
-        """The processes that count on a device. `unsure`: other containers may rightly have it, only `last`'s count."""
+        """The processes that count on a device. `unsure`: containers of other claims may rightly have it."""
         self._forget(asked, running.computing)
         for process in self._holders.named([*running.computing, *running.drawing]):
             of_last = last is not None and _is_of(process, last)

@@ -89,10 +89,7 @@ class RegistrationState(msgspec.Struct, frozen=True):
 
 
 class Plugin:
-    """Serves a driver to kubelet. Kubelet's answer (`registration`) and other plugins are told to the state.
-
-    `on_stopping` is called before waiting for calls in progress.
-    """
+    """Serves a driver to kubelet. The state gets kubelet's answer and other plugins. `on_stopping` precedes waiting for calls."""
 
     def __init__(
         self,

@@ -5,8 +5,7 @@ the name belongs to its UUID: across reboots that permute minor numbers, while i
 published as absent, so its name never means another board. A board whose slot has another one is no longer published, unless a
 claim has it; its name stays reserved. Only a person (`FORGET` on the GpuNode) frees the name of an absent board.
 
-Owns the record of known GPUs, and the view of them for everybody else. Reads neither NVML nor the API server. A name is recorded
-before it is published.
+Owns the record of known GPUs, and their view for everybody else. Does not ask NVML or the API server. Records, then publishes.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -246,8 +245,7 @@ def needed_by(claims: Iterable[PreparedClaim]) -> set[GpuUuid]:
 class KnownGpus:
     """The GPUs of one node by name: none before `tell`; nothing is recorded before `record`.
 
-    `in_thread` runs what writes the record. The state has the GPUs that a person calls gone for good, and those allocated to
-    claims.
+    `in_thread` runs what writes the record. The state has the GPUs called gone for good, and those allocated to claims.
     """
 
     def __init__(

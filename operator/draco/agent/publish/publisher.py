@@ -104,7 +104,6 @@ class SlicePublisher:
         self._queue.add(self._node)
 
     async def _reconcile(self, _node: str) -> float | None:
-        """Read, decide, write."""
         if why := self._state.facts.gives_way_to:
             self._tell(None, why)
             return None

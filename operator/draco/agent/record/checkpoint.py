@@ -163,10 +163,7 @@ class Checkpoint:
         own: Iterable[OwnedInstance] = (),
         disown: Iterable[PlacementKey] = (),
     ) -> None:
-        """Record and forget in one write. Raises OSError and changes nothing if the disk refuses.
-
-        Skips what is already on record.
-        """
+        """Record and forget in one write, without what is on record already. On an OSError nothing changes."""
         change = _Change(put=list(put), drop=list(drop), own=list(own), disown=list(disown))
         with self.lock:
             self._make(change, self._state.after(change))
@@ -193,10 +190,7 @@ class Checkpoint:
         self._state = after
 
     def intend(self, claim: PreparedClaim) -> None:
-        """Record an intent without waiting for the disk, for the next process.
-
-        Only for a claim for which nothing but a spec is made: a power loss ends that too, or its boot.
-        """
+        """Record an intent without waiting for the disk. Only if it needs nothing but a spec, which a power loss ends too."""
         change = _Change(put=[claim])
         with self.lock:
             self._make(change, self._state.after(change), self._journal.append_volatile)

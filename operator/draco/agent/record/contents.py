@@ -1,7 +1,4 @@
-"""The structs of this node's record: prepared claims, their devices, and our GPU instances.
-
-`checkpoint` decides when each is written.
-"""
+"""The structs of this node's record: claims, their devices, and our GPU instances. `checkpoint` decides when they are written."""
 
 from enum import StrEnum
 

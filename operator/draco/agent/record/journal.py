@@ -53,10 +53,7 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class JournalContents(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a file. `damage` is the end of a sentence; `entries` are those before it.
-
-    `position` is None if the file must be rewritten before anything is added.
-    """
+    """The content of a file. `entries` are those before `damage`, a sentence's end. `position` None: rewrite the file to add."""
 
     entries: Sequence[bytes]
     damage: str = ""

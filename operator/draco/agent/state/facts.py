@@ -1,7 +1,4 @@
-"""The facts known of one node at one moment, as values.
-
-Owns their shape and their sentences. Each is filled by the part that learns it.
-"""
+"""The facts known of one node at one moment, as values, and their sentences. Each is filled by the part that learns it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -79,9 +76,8 @@ class Leftover(msgspec.Struct, frozen=True):
 class WantedNode(msgspec.Struct, frozen=True, kw_only=True):
     """What is wanted of one node's GPUs, by UUID.
 
-    `gpus` is None while unknown. `promised`: what else claims were allocated. `forgotten`: GPUs that a person calls gone for
-    good. `as_published`: derived from slices, so nothing is created or destroyed for it. `generation`: the GpuNode's, 0 without
-    one.
+    `gpus` is None while unknown. `promised`: what else claims were allocated. `forgotten`: GPUs that a person calls gone.
+    `as_published`: derived from slices, so nothing is created or destroyed for it. `generation`: the GpuNode's, or 0.
     """
 
     gpus: Mapping[GpuUuid, WantedGpu] | None = None
