@@ -189,7 +189,7 @@ async def test_what_a_worker_says_is_what_the_explanation_says() -> None:
         claim = selecting("waiting", "device.attributes['gpu.nvidia.com'].none == 'x'")
         said = await lab.ask(claim)
         expected = explain(fleet_of(lab.view), [claim], pod=a_pod(), minor=36)
-        assert said.answer == PendingAnswer(str(expected), str(expected.reason))
+        assert said.answer == PendingAnswer(str(expected), str(expected.reason), names_subject=True)
         wrong = await lab.asked(CheckClaim(claim), "default", QueuePriority.REVIEW)
         assert wrong.answer == ClaimProblems(expected.problems)
         movable = FindRelease(a_pod(claims=["waiting"]), [claim], [(claim.metadata.key, 1)], 100)
