@@ -1,7 +1,7 @@
 """Which parts each change of the node wakes: the whole list.
 
-Parts are woken in the order given: a GPU's faults and health are known before it is offered. Owns the list, not the reactions.
-`state` has the kinds of change.
+Parts are woken in the order given: a GPU's faults and health are known before it is offered. Owns the list, and the reactions
+that concern several parts. `state` has the kinds of change.
 """
 
 from draco.agent.parts import AgentParts
@@ -33,17 +33,16 @@ def connect(parts: AgentParts) -> None:
     """Connect the parts of one agent to the changes they follow."""
     on, state = parts.state.on, parts.state
     claims, keeper, offers, startup = parts.claim_reporter, parts.keeper, parts.offers, parts.startup
-    events, faults, report, due = (
-        parts.node_events,
-        parts.faults,
-        parts.node_reporter.touch,
-        parts.node_reporter.report_now,
-    )
+    events, faults = parts.node_events, parts.faults
+    report, due = parts.node_reporter.touch, parts.node_reporter.report_now
 
     def health(_change: object) -> None:
         facts = state.facts
         if parts.health.update(facts.view, parts.checkpoint.claims.values(), facts.divisions):
             state.tell(HealthChanged())
+
+    def forget(change: WantedSeen) -> None:
+        faults.forgotten = change.wanted.forgotten
 
     def judge(_change: object) -> None:
         wanted = state.facts.wanted
@@ -68,7 +67,7 @@ def connect(parts: AgentParts) -> None:
     on(LeftoversSeen, report)
     on(HealthChanged, claims.touch_all)
     # The GpuNode, and other plugins
-    on(WantedSeen, lambda change: setattr(faults, "forgotten", change.wanted.forgotten))
+    on(WantedSeen, forget)
     on(PoliciesChanged, judge, offers.touch, due)  # reports that the spec was seen, even if nothing else changed
     on(ReportDue, due)
     on(LeaseRenewed, keeper.lease_renewed)
