@@ -147,8 +147,10 @@ def namespace(request: pytest.FixtureRequest, served: ControlPlane) -> Iterator[
             assert time.monotonic() < deadline, f"no service account in {name}"
             time.sleep(0.02)
     yield name
-    # Nobody empties a namespace here, and a pod that waits is a pod that waits, also for the tests that come after.
+    # Nobody empties a namespace here: its pods would go on waiting, and its claims would hold their devices, in later tests too.
     call(served, "DELETE", f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=0")
+    if "control_plane" in request.fixturenames:  # kube-controller-manager takes back what deleted claims hold
+        call(served, "DELETE", f"/apis/resource.k8s.io/v1/namespaces/{name}/resourceclaims")
     call(served, "DELETE", f"/api/v1/namespaces/{name}")
 
 
