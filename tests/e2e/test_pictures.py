@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from draco_local.cli.demo import TOO_BIG
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.test_tutorial import plain, shell, typed
 
@@ -20,7 +21,8 @@ __all__ = ["shell"]  # a fixture
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
 WRITE = os.environ.get("DRACO_WRITE_PICTURES") == "1"
 NODE = "gpu-node-0"
-SCENE = """
+SCENE = (
+    """
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaim
 metadata: {name: train}
@@ -40,18 +42,9 @@ spec:
   resourceClaims: [{name: gpu, resourceClaimName: train}]
   containers: [{name: main, image: busybox, resources: {claims: [{name: gpu}]}}]
 ---
-apiVersion: resource.k8s.io/v1
-kind: ResourceClaim
-metadata: {name: too-big}
-spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 9}}]}}
----
-apiVersion: v1
-kind: Pod
-metadata: {name: too-big}
-spec:
-  resourceClaims: [{name: gpu, resourceClaimName: too-big}]
-  containers: [{name: main, image: busybox, resources: {claims: [{name: gpu}]}}]
 """
+    + TOO_BIG
+)
 POLICY = """
 apiVersion: draco.dev/v1alpha1
 kind: MigPolicy

@@ -18,7 +18,7 @@ CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{ADMINS}/resourceclaims"
 WITHIN_S = 40.0
 """A hand-over that has just begun takes some ten seconds, a pod that starts another few."""
 UNTOLD_S = 240.0
-"""How long kube-scheduler may have heard nothing: its watch can be silent so long where the API server has just restarted.
+"""How long kube-scheduler may have heard nothing: its watch can be silent that long where the API server has just restarted.
 
 A pod whose claim it does not know has no condition PodScheduled.
 """

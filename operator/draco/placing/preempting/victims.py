@@ -22,7 +22,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
 
 _OVERDUE: Final = timedelta(seconds=30)
-"""A pod that still exists so long after its grace period is considered stuck."""
+"""A pod that still exists this long after its grace period is considered stuck."""
 
 
 IMMUNE: Final = 1 << 31
