@@ -169,7 +169,7 @@ async def test_a_pod_with_eviction_responders_of_its_own_is_left_to_them(served:
     async with an_operator(served, before_requests=evictions):
         key = await lab.drain()
         await lab.take_on(await lab.request_made())
-        await lab.says(key, f"Pod {lab.namespace}/web is left to example.com/mover")
+        await lab.says(key, f"Waiting for eviction responder example.com/mover of pod {lab.namespace}/web")
     assert evictions.pods == []
 
 
