@@ -1,7 +1,7 @@
-"""Random calls of every function there is, each as likely as any other, with arguments of the right types and now and then not.
+"""Random calls of every CEL function, each equally likely; most arguments have the right type.
 
-Owns how an overload becomes a call and how its result shows: an answer is only true, false or an error, so most results are
-looked up in a map that has no such key, and the error says them.
+Owns how an overload becomes a call and how its result shows: a selector's answer is only true, false or an error, so most results
+are looked up in a map without that key, and the error names them.
 """
 
 import random
@@ -16,7 +16,7 @@ from draco.cel.values.types import Type
 Expand = Callable[[str], str]
 
 _UNSPEAKABLE = frozenset({"@not_strictly_false", "cel.@mapInsert", "_?._", "_&&_", "_||_"})
-"""What only macros call, or the grammar of selectors has anyway."""
+"""Functions that only macros call, or that the grammar of selectors already covers."""
 _OPERATORS = {
     "_?_:_": "({}) ? ({}) : ({})",
     "!_": "!({})",
@@ -70,7 +70,7 @@ _TEXTS = {
     "find": '"[a-z]+"',
     "findAll": '"[A-Z0-9]"',
 }
-"""Texts that a function can read, for half of its calls."""
+"""Texts that a function can parse, used in half of its calls."""
 _ZONES = ['"Europe/Berlin"', '"-08:00"', '"UTC"', '"Asia/Kathmandu"', '"Nowhere/Land"']
 _PLAIN = [types.INT, types.STRING, types.BOOL, types.DOUBLE, types.UINT, types.BYTES, types.DURATION, types.TIMESTAMP]
 
@@ -84,7 +84,7 @@ OVERLOADS = [one for overloads in table(STORED_EXPRESSIONS.libraries).values() f
 
 
 def a_call(source: random.Random, expand: Expand) -> str:
-    """A call of a random overload, as an expression with an answer that depends on the result."""
+    """A call of a random overload, as an expression whose answer depends on the result."""
     overload = source.choice(OVERLOADS)
     bound = {name: source.choice(_PLAIN) for name in overload.variables}
     wrong = source.choice([0, 0, 15, 40])

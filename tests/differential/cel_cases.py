@@ -18,7 +18,7 @@ DEPTH = 4
 
 
 def an_expression(source: random.Random) -> str:
-    """A selector: mostly one that compiles, sometimes one with a wrong type in it, a few chosen for their oddity."""
+    """A selector: mostly one that compiles, sometimes one with a wrong type, a few from the list of odd ones."""
     kind = source.randrange(100)
     if kind < 6:
         return source.choice(ODD)
@@ -29,7 +29,7 @@ def an_expression(source: random.Random) -> str:
 
 
 def expand(source: random.Random, rule: str, depth: int, wrong: int = 0, rules: Rules = RULES) -> str:
-    """A random expansion of a rule: now and then (`wrong` of a hundred times) of another in its place."""
+    """A random expansion of a rule; in `wrong` percent of cases, of another rule instead."""
     if source.randrange(100) < wrong:
         rule = source.choice(list(rules))
     ways = rules[rule]
@@ -37,7 +37,7 @@ def expand(source: random.Random, rule: str, depth: int, wrong: int = 0, rules: 
 
 
 def _filled(source: random.Random, text: str, depth: int, wrong: int, rules: Rules = RULES) -> str:
-    """A text with an expansion in place of each rule that it names."""
+    """A text in which each rule that it names is replaced by an expansion."""
 
     def fill(match: re.Match[str]) -> str:
         if match[1] == "$":
@@ -50,7 +50,7 @@ def _filled(source: random.Random, text: str, depth: int, wrong: int, rules: Rul
 
 
 def a_device(source: random.Random) -> Json:
-    """A device with attributes of every type, some of them missing, in two domains; one capacity, with its luck."""
+    """A device with attributes of every type in two domains, some of them missing, and sometimes capacities."""
     drawn: list[tuple[str, Json]] = [
         ("model", source.choice([{"string": "A100"}, {"string": "H100"}, {"string": "a"}, {"string": ""}, {"int": 7}])),
         ("count", {"int": source.choice([0, 1, 2, 3, 8, -1, 9223372036854775807])}),
@@ -66,7 +66,7 @@ def a_device(source: random.Random) -> Json:
     ]
     most = source.choice([100, 95, 95, 60])
     driver = source.choice(["gpu.example.com"] * 5 + ["other.io"])
-    if driver == "other.io":  # which of two values of one name counts is a matter of luck in Go
+    if driver == "other.io":  # Go picks at random which of two values of one name counts
         drawn = [(key.replace("other.io", "gpu.example.com"), value) for key, value in drawn]
     device: Json = {
         "driver": driver,

@@ -1,11 +1,11 @@
-"""The grammar of random selectors: for each type of the language, ways to write a value of it.
+"""The grammar of random selectors: for each CEL type, ways to write a value of it.
 
-Owns the tables. `$name` in a text stands for any expansion of that rule; what comes first in a rule, up to the number in
-`LEAVES`, contains no further rule of its own type and ends a branch. The macros' variables are i (number), s (string), v.
+Owns the tables. `$name` in a text stands for any expansion of that rule. The first `LEAVES` entries of a rule contain no further
+rule of its own type and end a branch. The macros' variables are i (number), s (string), v.
 
-Two things are left out on purpose. The order of a map's keys, which Go draws anew each time. And functions on lists of which the
-checker does not know what they hold, `[]` and lists returned for a list attribute: it takes them for lists of whatever the
-first function that reads them takes first, and such an expression fails in Kubernetes on values that the function does take.
+Two things are left out on purpose. The order of a map's keys, because Go randomises it. And functions on lists of unknown element
+type, `[]` and lists returned for a list attribute: the checker gives them the element type that the first function reading them
+accepts, and such an expression fails in Kubernetes on values that the function does accept.
 """
 
 OWN = 'device.attributes["gpu.example.com"]'

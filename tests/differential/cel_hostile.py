@@ -1,4 +1,4 @@
-"""Selectors that somebody wrote to do harm: long, deep, slow, or with numbers beyond all bounds.
+"""Selectors written to do harm: long, deep, slow, or with huge numbers.
 
 Owns the list, and random towers of brackets.
 """
@@ -81,14 +81,14 @@ BOUNDED = {
     "long maps compared again and again": _TOIL,
     "errors absorbed again and again": "'match': True",
 }
-"""Cases that Kubernetes is not asked about, and what is in Draco's answer, mostly a refusal by a bound of its own.
+"""Cases that Kubernetes is not asked about, and what Draco's answer contains: mostly a refusal by a limit of its own.
 
-Kubernetes takes many seconds over most of them, some exhaust its memory, and some of the deep ones it answers.
+Kubernetes takes many seconds for most of them and runs out of memory on some; some of the deep ones it answers.
 """
 
 
 def hostile() -> Iterator[tuple[str, Json]]:
-    """Each with a name."""
+    """All hostile cases, each with its name."""
     for name, (before, inside, behind) in _SHAPES.items():
         for depth in _DEPTHS:
             expression = before * depth + inside + behind * depth
@@ -98,7 +98,7 @@ def hostile() -> Iterator[tuple[str, Json]]:
 
 
 def leaf_of(source: random.Random) -> Json:
-    """A tower of shapes one in the other, of random depth."""
+    """An expression of random depth that nests random shapes."""
     expression, depth = "true", source.choice([5, 20, 60, 120, 240, 260])
     for _ in range(depth):
         before, _, behind = source.choice(list(_SHAPES.values()))
@@ -121,7 +121,7 @@ _Y = re.compile(r"\by\b")
 
 
 def _built(times: int, operation: str, first: str, asked: str) -> str:
-    """Values made of values made of values, in short text."""
+    """Nested bindings, each of which applies the operation to the one before."""
     names = [f"{letter}{digit}" for digit in "1234" for letter in "abcdefgh"][: times + 1]
     expression = f"cel.bind({names[0]}, {first}, "
     for before, name in pairwise(names):

@@ -1,4 +1,4 @@
-"""Selectors that are odd in one way each: refused, failing, or true for a surprising reason."""
+"""Selectors that are each odd in one way: refused, failing, or true for a surprising reason."""
 
 ODD = [
     "",

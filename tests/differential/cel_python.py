@@ -1,6 +1,6 @@
-"""cel-python: a third voice about expressions that are plain CEL, without a device and what Kubernetes adds to the language.
+"""cel-python as a third implementation of plain CEL: expressions without a device and without Kubernetes' extensions.
 
-Owns which expressions those are, random ones among them, and how cel-python is asked. Where it is known to differ stands in
+Owns which expressions those are, including random ones, and how cel-python is asked. Its known differences are listed in
 `cel_python_differences`.
 """
 
@@ -94,7 +94,7 @@ _RULES: Final = {
                   'timestamp("1969-07-20T20:17:40Z")', 'timestamp("2024-12-31T23:59:59Z")', "$timestamp + $duration",
                   "$timestamp - $duration"],
 }  # fmt: skip
-"""Random plain CEL, as `cel_grammar` has it for selectors; without what cel-python is known to do differently."""
+"""Random plain CEL, written as `cel_grammar` writes selectors, without what cel-python is known to do differently."""
 
 
 def a_plain_expression(source: random.Random) -> str:
@@ -110,7 +110,7 @@ def written_plain_expressions() -> list[str]:
 
 
 def is_plain(expression: str) -> bool:
-    """Whether an expression compiles, and the specification knows all that stands in it."""
+    """Whether an expression compiles and uses only what the CEL specification defines."""
     try:
         compile_selector(expression)
     except CompileError:
@@ -152,6 +152,6 @@ def cel_python_says(expression: str) -> str:
 def _environment() -> celpy.Environment:
     limit = sys.getrecursionlimit()
     try:
-        return celpy.Environment(runner_class=celpy.InterpretedRunner)  # the other one is wrong about has()
+        return celpy.Environment(runner_class=celpy.InterpretedRunner)  # CompiledRunner is wrong about has()
     finally:
         sys.setrecursionlimit(limit)  # cel-python raises it for the whole process

@@ -1,13 +1,13 @@
 """Where cel-python differs from Kubernetes on plain CEL, and why.
 
-Owns the list. Draco answers as Kubernetes does in all of these; a row that no longer holds makes a test fail.
+Owns the list. In each of these cases Draco answers as Kubernetes does; a row that is out of date fails a test.
 """
 
 from typing import Final, NamedTuple
 
 
 class Answers(NamedTuple):
-    """`true`, `false` or `error`; for cel-python also `unreadable` and the name of an error of Python's."""
+    """`true`, `false` or `error`; for cel-python also `unreadable` and the name of a Python error."""
 
     kubernetes: str
     cel_python: str
@@ -119,16 +119,18 @@ DIFFERENCES: Final[dict[str, dict[str, Answers]]] = {
         f'[1, 2, 3, 4, 5, 6, 7].all(i, "{_TEXT}".contains("{_TEXT}"))': Answers("error", "true"),
     },
 }
-"""By reason: each expression in which it shows, with both answers."""
+"""For each reason, the expressions that show it, with both answers."""
 _TEN: Final = "[1,2,3,4,5,6,7,8,9,10].all"
 EXPENSIVE: Final = f"{_TEN}(a, {_TEN}(b, {_TEN}(c, {_TEN}(d, {_TEN}(e, {_TEN}(f, true))))))"
-"""Written to be stopped by Kubernetes' cost limit: cel-python would compute for a minute."""
+"""An expression that Kubernetes stops at its cost limit; cel-python would compute for a minute."""
 
 
 def is_known(expression: str, kubernetes: str, cel_python: str) -> bool:
-    """Whether a random expression meets what is listed above in a form of its own.
+    """Whether a random expression shows one of the differences listed above in another form.
 
-    An error within `map`, `filter` or `exists_one` that `&&` or `||` does not absorb, or an error that is one of Python's.
+    Either an error within `map`, `filter` or `exists_one` that `&&` or `
+
+    ` does not absorb, or a Python error.
     """
     passes = any(f".{macro}(" in expression for macro in ("map", "filter", "exists_one"))
     absorbs = "&&" in expression or "||" in expression

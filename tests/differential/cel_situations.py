@@ -1,4 +1,4 @@
-"""Situations that Kubernetes' own tests of its selector language look at, each as a case: who answers is the oracle.
+"""Situations from Kubernetes' own tests of its selector language, each as a case that the oracle answers.
 
 Owns the list: reads by domain and name, attributes of every kind under every way to use one, capacities, names of domains and
 attributes as values, what only compiles behind a feature gate, and a selector that costs too much.
@@ -82,7 +82,7 @@ _OF_BIRDS = [
 
 
 def situations() -> Iterator[tuple[str, Json]]:
-    """Each with a name."""
+    """All situations, each with its name."""
     for kind, (attribute, values) in _KINDS.items():
         device = {"driver": DRIVER, "attributes": {"it": attribute}, "capacity": {}}
         for use in _USES:

@@ -1,4 +1,4 @@
-"""What differential tests share: the program to compare with, and a count of what was compared. Says with which seed they do."""
+"""What differential tests share: the oracle, and a count of what was compared. The header of each run shows the seed."""
 
 from collections.abc import Iterator
 
@@ -14,14 +14,14 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="module")
 def go(request: pytest.FixtureRequest) -> Iterator[Oracle]:
-    """The program that the module names in ORACLE."""
+    """The oracle named by the module's ORACLE."""
     with oracle(request.module.ORACLE) as program:
         yield program
 
 
 @pytest.fixture(scope="module")
 def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
-    """Of what the module names in COUNTED."""
+    """A count of what the module's COUNTED names."""
     count = Tally(request.module.COUNTED)
     yield count
     count.report()

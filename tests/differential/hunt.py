@@ -1,6 +1,6 @@
 """Look for selectors that Draco and Kubernetes answer differently: `python -m tests.differential.hunt --selectors 5000`.
 
-Prints each difference as a case for `kept/cel`, and the seed that finds it again. Ends with 1 if there was one.
+Prints each difference as a case for `kept/cel`, with the seed that reproduces it. Exits with 1 if there was one.
 """
 
 import json
@@ -21,7 +21,7 @@ DEVICES_EACH = 3
 @click.option("--selectors", default=2000, show_default=True, help="How many selectors to try, each on three devices.")
 @click.option("--seed", type=int, help="Repeat a run; without it, a new one.")
 def main(selectors: int, seed: int | None) -> None:
-    """Compare answers to random selectors."""
+    """Compare the answers to random selectors."""
     seed = secrets.randbelow(1 << 32) if seed is None else seed
     source = random.Random(seed)
     compared = different = 0

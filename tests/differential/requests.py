@@ -51,19 +51,19 @@ CONSTRAINED = (
 
 @dataclass
 class Demand:
-    """How much there is to ask for."""
+    """What claims can ask for: the number of published devices and their drivers."""
 
     devices: int
     drivers: Sequence[str]
 
     @classmethod
     def of(cls, pools: "Sequence[Pool]") -> "Demand":
-        """All that is published."""
+        """The demand for everything that is published."""
         return cls(sum(len(pool.devices) for pool in pools), sorted({pool.driver for pool in pools}))
 
 
 def classes_of(plan: "Plan", drivers: Sequence[str]) -> Iterator[Json]:
-    """One class for anything, one for each driver, one for a model, and a broken one where that is the theme."""
+    """One class for anything, one for each driver, one for a model, and a broken one if that is the theme."""
     specs: dict[str, Json] = {"any": {}}
     for driver in drivers:
         specs[driver.split(".", maxsplit=1)[0]] = {"selectors": [_cel(f'device.driver == "{driver}"')]}

@@ -1,8 +1,8 @@
 """One run of the differential tests: its seed, its size, and what it found.
 
-Owns the settings, which come from the environment: DRACO_SEED has it try other cases, DRACO_EXAMPLES more of them, as in
-`DRACO_SEED=$RANDOM DRACO_EXAMPLES=100000 make test PYTEST_ARGS=tests/differential`. By default each run tries the same cases: a
-change is not held up by what it did not do.
+Owns the settings, which come from the environment: DRACO_SEED selects other cases, DRACO_EXAMPLES sets how many, as in
+`DRACO_SEED=$RANDOM DRACO_EXAMPLES=100000 make test PYTEST_ARGS=tests/differential`. By default each run tries the same cases, so
+that a change fails only for what it did.
 """
 
 import json
@@ -22,7 +22,7 @@ KEPT = Path(__file__).parent / "kept"
 
 
 def size(examples: int, *phases: Phase) -> settings:
-    """So many examples by default; a run is repeated by its seed, so nothing is remembered from the last one."""
+    """Settings with this many examples by default. A run is repeated by its seed, so no database keeps examples."""
     return settings(
         max_examples=int(os.environ.get("DRACO_EXAMPLES") or examples),
         deadline=None,
@@ -33,7 +33,7 @@ def size(examples: int, *phases: Phase) -> settings:
 
 
 class Tally:
-    """What a test compared, by the kind of answer."""
+    """What a test compared, counted by kind of answer."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -41,7 +41,7 @@ class Tally:
         self.answers: Counter[str] = Counter()
 
     def report(self) -> None:
-        """Have the run say what was compared."""
+        """Add what was compared to the report of the run."""
         total = sum(self.answers.values())
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.answers.items()))
         seconds = time.monotonic() - self._start

@@ -1,6 +1,6 @@
-"""Random scenarios for the allocator: a small cluster, and claims that only just fit, or only just do not.
+"""Random scenarios for the allocator: a small cluster, and claims that only just fit or only just do not.
 
-Owns what a scenario is made of. A scenario is the JSON object of `draco simulate --scenarios`: name, objects, node, claims.
+Owns what a scenario consists of. A scenario is the JSON object of `draco simulate --scenarios`: name, objects, node, claims.
 Every choice is drawn from the `Random` that is passed in; hypothesis passes one that it can shrink.
 """
 
@@ -22,7 +22,7 @@ THEMES = (
     "consumable",  # shared devices, capacity requests and their policies
     "errors",  # selectors that fail, classes that do not exist
     "limits",  # about 32 devices
-    "node-selection",  # every kind of it
+    "node-selection",  # every kind of node selection
     "partitions",  # shared counters
     "prioritized",  # firstAvailable
     "taints",
@@ -30,28 +30,28 @@ THEMES = (
 )
 
 OFTEN = {"limits": 5, "constraints": 35, "partitions": 35, "consumable": 30}
-"""How many in a hundred scenarios are about a theme, where it is not the usual number."""
+"""In what percentage of scenarios a theme occurs, where it is not the default."""
 
 
 @dataclass
 class Plan:
-    """What a scenario is about, and the choices of its parts."""
+    """The themes of a scenario, and the random choices of its parts."""
 
     random: random.Random
     themes: frozenset[str]
     pools: list[Pool] = field(default_factory=list)
 
     def about(self, theme: str) -> bool:
-        """Whether the theme is one of this scenario's."""
+        """Whether the scenario has this theme."""
         return theme in self.themes
 
     def chance(self, percent: int) -> bool:
-        """True so often."""
+        """True in this percentage of calls."""
         return self.random.randrange(100) < percent
 
 
 def a_scenario(source: random.Random, name: str = "scenario") -> Json:
-    """One scenario. Its objects are valid for the API except where upstream's allocator has an answer to that, too."""
+    """One scenario. Its objects are valid for the API, except where upstream's allocator also answers to invalid ones."""
     themes = frozenset(theme for theme in THEMES if source.randrange(100) < OFTEN.get(theme, 22))
     plan = Plan(source, themes)
     plan.pools = pools_of(plan, NODES)
@@ -106,7 +106,7 @@ def _rules(plan: Plan) -> Iterator[Json]:
 
 
 def _in_use(plan: Plan) -> Iterator[Json]:
-    """Claims that hold devices: most of them, so that what is left is scarce."""
+    """Claims that hold most of the devices, so that few are left."""
     share = plan.random.choice([0, 0, 15, 30, 50])
     published = [(pool, device) for pool in plan.pools for device in pool.devices]
     for number, (pool, device) in enumerate(published):

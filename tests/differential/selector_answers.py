@@ -1,7 +1,7 @@
-"""What Draco and Kubernetes answer to one selector on one device, in a form that can be compared.
+"""Draco's and Kubernetes' answers to one selector on one device, in a comparable form.
 
 Owns which words may differ. A case is `{"expression": …, "device": …}`, and may name the environment it is compiled in as the
-oracle has it: `{"environment": "new", "gates": {"noConsumableCapacity": …, "listTypeAttributes": …}}`.
+oracle does: `{"environment": "new", "gates": {"noConsumableCapacity": …, "listTypeAttributes": …}}`.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ from tests.oracle.programs import Oracle
 
 Json = dict[str, Any]
 BREAKDOWN = "internal error: interface conversion"
-"""Go's evaluator panics over some errors, such as that of a list to be sorted, and then has no answer to compare with."""
+"""Go's evaluator panics over some errors, such as that of a list to be sorted; there is then no answer to compare."""
 
 
 ENVIRONMENTS: list[Json] = [
@@ -35,7 +35,7 @@ ENVIRONMENTS: list[Json] = [
     {"environment": "new", "gates": {"listTypeAttributes": True}},
     {"environment": "new", "gates": {"noConsumableCapacity": True, "listTypeAttributes": True}},
 ]
-"""What a case may be asked in."""
+"""The environments in which a case may be asked."""
 KINDS = ("match", "compileError", "error", "cost", "estimatedCost")
 MINOR = 37
 """The oracle's version of Kubernetes."""
@@ -53,7 +53,7 @@ def environment_of(case: Json) -> Environment:
 
 
 def draco_says(case: Json) -> Json:
-    """Our answer: a match with what it cost, a compile error or an error."""
+    """Draco's answer: a match with its cost, a compile error or an error."""
     try:
         selector = compile_selector(case["expression"], environment=environment_of(case))
     except CompileError as error:
@@ -75,7 +75,7 @@ def kubernetes_says(go: Oracle, *cases: Json) -> list[Json]:
 
 
 def comparable(answer: Json) -> Json:
-    """The oracle's answer to a selector on a device, less what Draco does not say."""
+    """The oracle's answer to a selector on a device, without what Draco does not report."""
     kept = {kind: answer[kind] for kind in KINDS if kind in answer}
     if "compileError" in kept:
         kept["compileError"] = same_words(kept["compileError"])
@@ -85,7 +85,7 @@ def comparable(answer: Json) -> Json:
 
 
 def without_luck(case: Json, answer: Json) -> Json:
-    """An answer less what Go draws anew each time: where a loop over a map ends early, what it cost until then."""
+    """An answer without what Go randomises: the cost of a loop over a map, which depends on where it ends early."""
     if "cost" not in answer or not is_parsed(case):
         return answer
     checked = check(parse(case["expression"]), environment_of(case))
@@ -96,7 +96,7 @@ def without_luck(case: Json, answer: Json) -> Json:
 
 
 def is_parsed(case: Json) -> bool:
-    """Whether Draco can read the expression at all."""
+    """Whether Draco can parse and check the expression."""
     try:
         check(parse(case["expression"]), environment_of(case))
     except CompileError:
@@ -105,5 +105,5 @@ def is_parsed(case: Json) -> bool:
 
 
 def same_words(compile_error: str) -> str:
-    """Without the words of syntax errors: what the parser would have liked to see instead is the parser's own affair."""
+    """A compile error without the details of a syntax error: what the parser expected instead depends on the parser."""
     return "a syntax error" if "Syntax error:" in compile_error else compile_error

@@ -1,6 +1,6 @@
-"""Making a failing JSON case small: leave out one part after another, as long as it still fails.
+"""Makes a failing JSON case small: leaves out one part after another, as long as the case still fails.
 
-Owns the search only. What fails is the caller's to say.
+Owns the search only. The caller decides what fails.
 """
 
 import time
@@ -11,7 +11,7 @@ Path = tuple[str | int, ...]
 
 
 def shrunk(case: Any, fails: Callable[[Any], bool], *, within_s: float = 20.0) -> Any:
-    """The smallest case found in time that still fails: no list element and no key of an object can be left out of it."""
+    """The smallest failing case found in time: leaving out any list element or object key makes it pass."""
     end = time.monotonic() + within_s
     smaller = True
     while smaller:
@@ -26,7 +26,7 @@ def shrunk(case: Any, fails: Callable[[Any], bool], *, within_s: float = 20.0) -
 
 
 def _parts(value: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
-    """What can be left out: runs of list elements, long ones first, and keys; the outer ones first."""
+    """What can be left out: runs of list elements, longest first, and keys; outer parts first."""
     if isinstance(value, list):
         length = len(value)
         while length:
@@ -42,7 +42,7 @@ def _parts(value: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
 
 
 def _without(case: Any, path: Path, first: Any, last: Any) -> Any:
-    """A copy with a part left out, None if an earlier success took it away already."""
+    """A copy without one part; None if an earlier step has already removed it."""
     if path:
         if not _has(case, path[0]):
             return None

@@ -1,6 +1,6 @@
 """Random pools of devices for the allocator's scenarios: drivers, pools, slices, devices, counters.
 
-Owns everything a driver publishes, including what it publishes wrongly.
+Owns everything that a driver publishes, including mistakes.
 """
 
 from collections.abc import Sequence
@@ -26,17 +26,17 @@ class Pool:
 
     @property
     def devices(self) -> list[Json]:
-        """All devices of all its slices, whatever their generation."""
+        """The devices of all its slices, of any generation."""
         return [device for slice_ in self.slices for device in slice_["spec"].get("devices", [])]
 
     @property
     def device_names(self) -> list[str]:
-        """Their names; one made up if there is none."""
+        """The names of its devices; a made-up one if it has none."""
         return [device["name"] for device in self.devices] or ["gpu-0"]
 
 
 def pools_of(plan: "Plan", nodes: Sequence[str]) -> list[Pool]:
-    """One to five pools; two drivers may well use one name."""
+    """One to six pools; two drivers may use the same pool names."""
     return [
         _pool(plan, driver, name, nodes)
         for driver in DRIVERS[: plan.random.choice([1, 1, 2])]
@@ -55,7 +55,7 @@ def _pool(plan: "Plan", driver: str, name: str, nodes: Sequence[str]) -> Pool:
     devices = [_device(plan, driver, each, counter_sets, shared=shared, binding=binding) for each in names]
     parts = random.choice([1, 1, 2, 3]) if devices else 1
     cuts = [devices[part::parts] for part in range(parts)]
-    if plan.chance(50):  # in the order of names, and not
+    if plan.chance(50):  # either consecutive devices per slice, or every n-th one
         size = -(-len(devices) // parts)
         cuts = [devices[part * size : (part + 1) * size] for part in range(parts)]
     specs: list[Json] = [{"devices": part} if part else {} for part in cuts]
@@ -213,7 +213,7 @@ def _consumption(plan: "Plan", counter_sets: list[Json]) -> list[Json]:
 
 
 def _selection(plan: "Plan", nodes: Sequence[str], count: int) -> list[Json]:
-    """How each slice of a pool says which nodes it is for."""
+    """How each slice of a pool selects its nodes."""
     if not plan.about("node-selection"):
         kinds_of_all: list[Json] = [{"nodeName": nodes[0]}, {"nodeName": nodes[0]}, {"allNodes": True}]
         kind = plan.random.choice(kinds_of_all)
@@ -280,7 +280,7 @@ def _node_selector(plan: "Plan", nodes: Sequence[str]) -> Json:
     return {"nodeSelectorTerms": terms}
 
 
-# --- what is published wrongly ---
+# --- mistakes in what is published ---
 
 
 def _break(plan: "Plan", slices: list[Json]) -> None:

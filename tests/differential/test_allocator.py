@@ -1,4 +1,4 @@
-"""Draco's allocator decides as Kubernetes' own does: same verdict, same devices in the same order, same errors."""
+"""Draco's allocator decides as Kubernetes' own does: the same verdict, the same devices in the same order, the same errors."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ TYPES: dict[str, type] = {
     kind.__name__: kind for kind in (Node, ResourceSlice, DeviceClass, DeviceTaintRule, ResourceClaim)
 }
 PATIENCE_MS = 50
-"""What takes Go longer is left out: the search grows without bound, and Python's takes as many steps."""
+"""Scenarios that take Go longer are left out: the search can grow without bound, and Python's takes as many steps."""
 
 ORACLE = "allocator"
 COUNTED = "allocation scenarios"
@@ -59,13 +59,13 @@ def draco_says(scenario: Json) -> Json:
         wanted = [claims[name] for name in scenario["claims"]]
         results = allocate(inventory, state, node, wanted, classes, share_ids=map(str, itertools.count()))
     except AllocationError as error:
-        text = str(error) if error.fatal else str(error).partition(":")[0]  # we say which pools are invalid, and why
+        text = str(error) if error.fatal else str(error).partition(":")[0]  # Draco also names the invalid pools
         return {"error": text, "fatal": error.fatal}
     return {"results": None if results is None else [comparable(result) for result in results]}
 
 
 def kubernetes_says(go: Oracle, scenario: Json) -> Json | None:
-    """None where it has no answer: it took too long, or broke down over what the API server never stores."""
+    """Kubernetes' answer; None if it took too long, or panicked over what the API server never stores."""
     [answer] = go.ask(scenario | {"timeoutMilliseconds": PATIENCE_MS})
     if answer.get("timedOut") or answer.get("panic"):
         return None
@@ -77,7 +77,7 @@ def kubernetes_says(go: Oracle, scenario: Json) -> Json | None:
 
 
 def comparable(result: AllocationResult) -> AllocationResult:
-    """A result whose random share ids are replaced by the fact that there is one."""
+    """A result in which random share ids are replaced by one fixed id."""
     devices = [
         device if device.share_id is None else msgspec.structs.replace(device, share_id="some")
         for device in result.devices.results
@@ -92,10 +92,10 @@ def agree(mine: Json, theirs: Json) -> bool:
 
 
 def same_words(error: str) -> str:
-    """Without what differs on purpose.
+    """An error without what differs on purpose.
 
-    Go names the first of several bad capacities in random order, and devices and claims now with and now without what they
-    belong to; we say more of a missing class and of an invalid pool.
+    Go names the first of several bad capacities in random order, and names devices and claims sometimes with and sometimes
+    without their owner; Draco says more about a missing class and an invalid pool.
     """
     error = (
         error.removeprefix("create NodeSelector for ").partition("unsupported ResourceSlice.NodeSelector")[1] or error
@@ -106,13 +106,13 @@ def same_words(error: str) -> str:
 
 
 def difference(go: Oracle, scenario: Json) -> tuple[str, str] | None:
-    """What the two answers are if both read the scenario and answer it differently."""
+    """The kinds of both answers, if both read the scenario and answer it differently."""
     try:
         if any(not raw["metadata"]["name"] for raw in scenario["objects"]):
             return None  # the API server stores nothing without a name
         mine = draco_says(scenario)
     except (msgspec.ValidationError, KeyError):
-        return None  # made unreadable by leaving things out
+        return None  # shrinking made it unreadable
     theirs = kubernetes_says(go, scenario)
     if theirs is None or agree(mine, theirs):
         return None

@@ -1,4 +1,4 @@
-"""Draco's selectors answer as Kubernetes' own do: the same devices match at the same cost, the same errors in the same words.
+"""Draco answers selectors as Kubernetes does: the same devices match at the same cost, with the same errors in the same words.
 
 `python -m tests.differential.hunt` looks for differences without stopping at the first one.
 """
@@ -28,14 +28,14 @@ from tests.oracle.programs import Oracle
 
 DEVICES_EACH = 3
 NOT_CALLABLE = frozenset({"__not_strictly_false__", "_in_", "in"})
-"""What Kubernetes keeps for expressions that were parsed long ago; nothing can be compiled that calls these."""
+"""Functions that Kubernetes keeps for expressions parsed long ago; no new expression can call them."""
 
 ORACLE = "cel"
 COUNTED = "evaluations of selectors"
 
 
 def compare(go: Oracle, tally: Tally, cases: list[Json]) -> None:
-    """Demand the same answers."""
+    """Require the same answers."""
     for case, wanted in zip(cases, kubernetes_says(go, *cases), strict=True):
         if BREAKDOWN in wanted.get("error", ""):
             tally.answers["left out"] += 1
@@ -89,7 +89,7 @@ def signature(overload: Overload) -> str:
 
 
 def plain(text: str) -> str:
-    """A signature with type variables numbered as they come, and short names of types."""
+    """A signature with type variables numbered in order of appearance, and short type names."""
     numbers: dict[str, str] = {}
     text = text.replace("google.protobuf.Duration", "duration").replace("google.protobuf.Timestamp", "timestamp")
     return re.sub(r"<[^>]*>|\b[A-Z]\b", lambda name: numbers.setdefault(name[0], f"T{len(numbers)}"), text)

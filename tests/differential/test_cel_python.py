@@ -1,4 +1,4 @@
-"""Plain CEL is answered alike by Draco, by Kubernetes and by cel-python, but for a list of differences of cel-python's."""
+"""Draco, Kubernetes and cel-python give the same answers to plain CEL, except for a list of cel-python's differences."""
 
 import random
 
@@ -23,7 +23,7 @@ def a_case(expression: str) -> Json:
 
 
 def agreed(go: Oracle, expression: str) -> str:
-    """What Kubernetes says, and Draco in the same words: `true`, `false` or `error`."""
+    """The answer that Kubernetes and Draco agree on: `true`, `false` or `error`."""
     case = a_case(expression)
     [wanted] = kubernetes_says(go, case)
     assert without_luck(case, draco_says(case)) == without_luck(case, wanted)

@@ -1,4 +1,4 @@
-"""Draco answers as Kubernetes does where Kubernetes tests itself, in every environment, and where somebody means harm."""
+"""Draco answers as Kubernetes does in situations of Kubernetes' own tests, in every environment, and for hostile selectors."""
 
 import random
 import time
@@ -15,21 +15,21 @@ from tests.oracle.programs import answers
 
 T = TypeVar("T")
 LONGEST = 200
-"""In the time that `a_loop` takes on this machine, ten times what the longest takes: ten seconds where that takes 50 ms."""
+"""Limit in runs of `a_loop` on this machine, ten times what the slowest case takes: ten seconds if a run takes 50 ms."""
 EVALUATIONS = 2
-"""Draco evaluates twice: for the answer, and for what it costs."""
+"""Draco evaluates twice: for the answer and for its cost."""
 AT_ONCE_S = 0.05
-"""What took less is not compared: no machine takes so little for `LONGEST` loops."""
+"""Cases that took less are not compared with the limit: no machine runs `LONGEST` loops in so little time."""
 TOWERS = 60
 
 
 def kubernetes_says(*cases: Json) -> list[Json]:
-    """Kubernetes' answers, of a program of its own: hostile cases make one that others still need large and slow."""
+    """Kubernetes' answers from a separate process: hostile cases would make a shared one large and slow."""
     return [comparable(answer) for answer in answers("cel", cases)]
 
 
 def a_loop() -> int:
-    """What the speed of this machine is measured by."""
+    """Measures the speed of this machine."""
     total = 0
     for number in range(1_000_000):
         total += number
@@ -37,14 +37,14 @@ def a_loop() -> int:
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """What comes of it, and the processor time that this thread took for it."""
+    """The result of the work, and the processor time that this thread spent on it."""
     before_s = time.thread_time()
     return work(), time.thread_time() - before_s
 
 
 @pytest.fixture(scope="module")
 def wanted() -> dict[str, Json]:
-    """What Kubernetes answers to each hostile case, where it answers."""
+    """Kubernetes' answer to each hostile case that it is asked about."""
     cases = {name: case for name, case in hostile() if name not in BOUNDED}
     return dict(zip(cases, kubernetes_says(*cases.values()), strict=True))
 

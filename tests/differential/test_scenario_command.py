@@ -1,4 +1,4 @@
-"""`draco simulate --scenarios` writes, line by line, what Kubernetes' own allocator would write into the claims."""
+"""`draco simulate --scenarios` prints, line by line, what Kubernetes' own allocator would write into the claims."""
 
 import io
 import json
@@ -31,7 +31,7 @@ def command_says(scenario: Json) -> Json:
 
 
 def comparable(results: list[Json] | None) -> list[Json] | None:
-    """JSON as it is written, but for share ids, which are random."""
+    """Results without their random share ids."""
     for result in results or []:
         for device in result["devices"].get("results", []):
             if "shareID" in device:
@@ -40,7 +40,7 @@ def comparable(results: list[Json] | None) -> list[Json] | None:
 
 
 def telling(error: str) -> str:
-    """An error without what we say more than Kubernetes: which pools are invalid, and why."""
+    """An error without what Draco adds: which pools are invalid, and why."""
     invalid = "invalid resource pools were encountered"
     return invalid if error.startswith(invalid) else same_words(error)
 

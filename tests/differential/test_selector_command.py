@@ -1,4 +1,4 @@
-"""`draco selector eval --cases` answers as Kubernetes does, line by line: the way on which others compare selectors."""
+"""`draco selector eval --cases`, with which others compare selectors, answers each line as Kubernetes does."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""A failing case is made as small as it can be."""
+"""Shrinking a failing case removes everything that it does not need to fail."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Kubernetes' own Go code as a test oracle: small programs that answer questions, one JSON object a line.
 
-Owns building them (once per content, in Draco's cache) and asking them. Run as a module it builds every one of them, which
-`make test` does beforehand so that no test waits for a compiler.
+Owns building them (once per content, in Draco's cache) and asking them. Run as a module it builds all of them; `make test` does
+this first so that no test waits for a compiler.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent
 
 
 def build(name: str) -> Path:
-    """The path of the program built from `tests/oracle/<name>`, building it if its sources changed."""
+    """The path of the program built from `tests/oracle/<name>`; builds it if its sources changed."""
     sources = sorted(path for path in (FOLDER / name).rglob("*") if path.suffix in {".go", ".mod", ".sum"})
     digest = hashlib.sha256(b"\0".join(path.name.encode() + b"\0" + path.read_bytes() for path in sources)).hexdigest()
     cache = binaries.cache_folder()
@@ -44,13 +44,13 @@ def build(name: str) -> Path:
 
 
 class Oracle:
-    """One running program. Not for several threads."""
+    """One running program. Not thread-safe."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def ask(self, *questions: dict[str, Any]) -> list[dict[str, Any]]:
-        """The answers to a few questions, in order (so few that they fit in a pipe)."""
+        """The answers to a few questions, in order. The questions must fit in a pipe."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.writelines(json.dumps(question) + "\n" for question in questions)
@@ -71,14 +71,14 @@ def oracle(name: str) -> Iterator[Oracle]:
 
 
 def answers(name: str, questions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The answers of a program of its own to any number of questions, in order."""
+    """The answers of a separate process to any number of questions, in order."""
     asked = "".join(json.dumps(question) + "\n" for question in questions)
     done = subprocess.run([build(name)], input=asked, stdout=subprocess.PIPE, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def names() -> Iterable[str]:
-    """Every oracle there is."""
+    """The names of all oracles."""
     return sorted(path.parent.name for path in FOLDER.glob("*/go.mod"))
 
 
