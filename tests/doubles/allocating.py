@@ -1,4 +1,4 @@
-"""Draco's allocation without an API server, a handover or limits: everything is permitted, and nothing is said."""
+"""Draco's allocator without an API server, a handover or limits: everything is permitted, and nothing is recorded."""
 
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from draco.placing.groups.group import ClaimGroup, GroupPlacement
 
 
 class Permissive:
-    """All that allocating asks about besides: every GPU is Draco's, and nothing is limited."""
+    """Stands for the handover, the limits and the recorder: every GPU is Draco's, and nothing is limited."""
 
     owned = frozenset({GpuPlace("gpu.nvidia.com", "node-0", "gpu-0")})
     preemptible = spread = withheld = frozenset[Any]()
@@ -25,7 +25,7 @@ class Permissive:
         self.when_owned, self.when_changed = Listeners[[]](), Listeners[[]]()
 
     def record(self, *_: Any, **__: Any) -> None:
-        """What is said is heard by nobody."""
+        """Records nothing."""
 
     def not_owned(self) -> list[Any]:
         return []
@@ -43,13 +43,13 @@ class Permissive:
         return placement
 
     def tell(self) -> None:
-        """There is nothing to say."""
+        """There is nothing to report."""
 
 
 def permissive_allocations(
     view: ClusterView, workers: WorkerPool, client: object = None, events: object = None
 ) -> ClaimAllocations:
-    """What allocates the claims of the view; without a client, as far as nothing is read or written."""
+    """The allocator of the view's claims; without a client, it must not read or write."""
     permissive = cast("Any", Permissive())
     return ClaimAllocations(
         cast("Client", client),

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 
 TURNS = 20
-"""How often the event loop turns after each step of time, for what was woken to do its work."""
+"""How often the event loop turns after each step of time, so that woken tasks can do their work."""
 
 
 class ManualClock:
-    """Time stands still until `advance`. Implements the product's Clock; its chance is the same for the same `seed`."""
+    """Time stands still until `advance`. Implements the product's Clock; the same `seed` gives the same jitter."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC), *, seed: object = 1) -> None:
         self._start = start
@@ -45,7 +45,7 @@ class ManualClock:
         return min(self.wakes_s, default=None)
 
     async def advance(self, seconds: float) -> None:
-        """Let so many seconds pass, waking sleepers in order, each at its time."""
+        """Let this many seconds pass, waking each sleeper in order at its time."""
         await self._settle()
         target = self._elapsed + seconds
         while self._sleepers and self._sleepers[0][0] <= target:
@@ -58,11 +58,11 @@ class ManualClock:
         await self._settle()
 
     def put_right(self, by: timedelta) -> None:
-        """As when the time of day is put right: nothing passes by the monotonic clock."""
+        """Set the time of day; monotonic time does not change."""
         self._start += by
 
     def pass_without_a_turn(self, seconds: float) -> None:
-        """As work does that holds the event loop: time passes, and nobody wakes."""
+        """Let time pass without waking anyone, as work does that blocks the event loop."""
         self._elapsed += seconds
 
     async def _settle(self) -> None:
@@ -71,7 +71,7 @@ class ManualClock:
 
 
 class WorkClock:
-    """Time goes on by as much each time somebody looks, as if there were work to do between two looks. Nobody sleeps by it."""
+    """Each reading advances the time by `each_s`, as if work had been done since the last one. Sleeping is not supported."""
 
     def __init__(self, each_s: float, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self.each_s = each_s
@@ -87,7 +87,7 @@ class WorkClock:
         return self._elapsed
 
     def stall(self, seconds: float) -> None:
-        """The machine stands still for so long."""
+        """Let time pass, as if the machine had stalled."""
         self._elapsed += seconds
 
     async def sleep(self, seconds: float) -> None:

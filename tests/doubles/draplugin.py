@@ -1,6 +1,6 @@
 """A DRA plugin for tests of the kubelet side: real sockets, no devices.
 
-It records what it is asked, and fails as it is told to.
+It records its calls, and returns the errors that the test sets.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from draco.agent.plugin.wire import DRA_V1, REGISTRATION, handlers
 
 
 class RecordingPlugin:
-    """`calls` holds ("prepare" | "unprepare", claim name) in order. `errors` gives the answer for a claim by its name."""
+    """`calls` holds ("prepare" | "unprepare", claim name) in order. `errors` maps a claim's name to the error in the answer."""
 
     def __init__(self, driver: str = "gpu.example.com") -> None:
         self.driver = driver
@@ -31,7 +31,7 @@ class RecordingPlugin:
     async def serving(self, root: Path, *, pod: str = "") -> AsyncIterator["RecordingPlugin"]:
         """Serve on the node whose kubelet directory is `root`; remove the sockets at the end.
 
-        As plugins in Go do, it removes what is there in its place. With `pod` it has sockets of its own instead.
+        Like plugins in Go, it replaces existing sockets of the same name. With `pod` it uses sockets of its own instead.
         """
         self.registered.clear()
         home = root / "plugins" / self.driver

@@ -1,7 +1,7 @@
-"""A proxy between the client under test and a real API server, where everything that can go wrong on the way does.
+"""A proxy that injects network and server faults between the client under test and a real API server.
 
-What is behind it is real; only the faults are made here. It listens on plain http on this machine and speaks TLS, with an
-administrator's certificate, to the server.
+The API server is real; only the faults are made here. The proxy listens on plain HTTP on this machine and speaks TLS to the
+server, with an administrator's certificate.
 """
 
 import asyncio
@@ -103,13 +103,13 @@ class Stream:
         self.silent = False
         """Nothing passes any more, and the connection stays open."""
         self.cut_next = False
-        """The next line is cut in its middle, and the connection with it."""
+        """The next line is cut in the middle, and the connection breaks."""
         self.truncate_next = False
-        """The stream ends in good order, but in the middle of the next line."""
+        """The stream ends cleanly, but in the middle of the next line."""
         self.mangle_next = False
-        """The next line arrives whole and is not JSON."""
+        """The next line arrives whole but is not JSON."""
         self.close_after = -1
-        """The server ends the stream in good order after so many more lines."""
+        """The server ends the stream cleanly after this many more lines."""
         self._request = request
         self._injected: asyncio.Queue[bytes] = asyncio.Queue()
         self.ended = asyncio.Event()
@@ -156,7 +156,7 @@ class Stream:
 
 
 class FaultProxy:
-    """Faults are rules: the first rule that matches a request and is not used up acts on it."""
+    """Faults are rules: the first matching rule that is not used up acts on the request."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -206,7 +206,7 @@ class FaultProxy:
 
     @asynccontextmanager
     async def unplugged(self) -> AsyncIterator[None]:
-        """Within, everything that is sent is lost and nothing is ever answered, as if a cable were out."""
+        """Within this block, everything sent is lost and nothing is answered, as if a cable were unplugged."""
         self._silenced = asyncio.Event()
         for stream in self.open_streams:
             stream.silent = True
@@ -221,7 +221,7 @@ class FaultProxy:
         self._rules.append((matches, action, [times]))
 
     async def lose_the_answer(self, request: web.Request) -> web.StreamResponse:
-        """An action: the server carries the request out, and the client never hears of it."""
+        """An action: the server executes the request, but the client gets no answer."""
         await self._forward(request)
         return await drop(request)
 
@@ -246,7 +246,7 @@ class FaultProxy:
         return self.streams[-1]
 
     def count(self, matches: Callable[[dict[str, str]], bool]) -> int:
-        """How many requests so far had a query like that."""
+        """How many requests so far had a matching query."""
         return sum(matches(query) for _, _, query in self.seen)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""Disks that go wrong."""
+"""Disks that fail."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from draco.agent.files import Files
 
 
 class FullDisk(Files):
-    """Has no room for new content in files whose path contains one of the words in `refused`."""
+    """Has no space for new content in files whose path contains one of the words in `refused`."""
 
     def __init__(self) -> None:
         self.refused: set[str] = set()
@@ -27,7 +27,7 @@ class FullDisk(Files):
 
 
 class FullCopyOnWriteDisk(FullDisk):
-    """Needs room for each change of what is there, too, as Btrfs and ZFS do."""
+    """Needs space also to change existing content, as Btrfs and ZFS do."""
 
     def overwrite(self, path: Path, offset: int, content: bytes) -> None:
         self._refuse(path)
@@ -39,7 +39,7 @@ class FullCopyOnWriteDisk(FullDisk):
 
 
 class Writes(Files):
-    """Remembers what was written, in order: the file's name and the bytes."""
+    """Records writes in order: the file's name and the bytes."""
 
     def __init__(self) -> None:
         self.written: list[tuple[str, bytes]] = []

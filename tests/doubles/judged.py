@@ -1,4 +1,4 @@
-"""GPUs as the agent shows them after one reading, by a ledger that knew nothing before."""
+"""GPUs as the agent shows them after one reading, judged by an empty fault ledger."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from tests.builders import MOMENT
 
 
 def at_first_sight(gpus: Iterable[Gpu]) -> list[Gpu]:
-    """Each with the faults of which the reading has shown signs."""
+    """Each GPU with the faults that the reading shows."""
     seen = list(gpus)
     ledger = looked(FaultLedger(), [gpu.reading for gpu in seen], now=MOMENT, load=DriverLoad("boot"))
     return [judged(gpu, ledger) for gpu in seen]

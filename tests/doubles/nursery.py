@@ -1,7 +1,7 @@
-"""Fleet processes without the time that their imports take: forked by one process that has imported everything already.
+"""Fleet processes without the time for imports: one process imports everything and forks the others.
 
-Owns how they come to be, and nothing of what they do: each runs the product's own `main`. Operators in tests use it, of which
-there are hundreds; tests of the workers themselves start processes as the operator does.
+Owns only how they start: each runs the product's own `main`. Tests use it for operators, of which there are hundreds; tests of
+the workers themselves start processes as the operator does.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from draco.controller.workers.process import FleetProcessHandle
 
 
 class _Forked:
-    """A forked process, as asyncio shows those that it starts."""
+    """A forked process with asyncio's interface for subprocesses."""
 
     def __init__(self, pid: int, stdout: asyncio.StreamReader, stdin: asyncio.StreamWriter) -> None:
         self.pid, self.stdout, self.stdin = pid, stdout, stdin
@@ -28,7 +28,7 @@ class _Forked:
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)  # its number is nobody else's before the next one is asked for
+            os.kill(self.pid, signal.SIGKILL)  # the nursery reaps it, and so frees its pid, only at the next request
 
     async def wait(self) -> int:
         with suppress(ConnectionError):
@@ -40,7 +40,7 @@ class _Forked:
 
 @functools.cache
 def _nursery() -> socket.socket:
-    """Where this process asks for fleet processes: one nursery for all of its tests, which ends with it."""
+    """The socket on which this process requests fleet processes: one nursery serves all its tests and ends with it."""
     ours, theirs = socket.socketpair()
     with theirs:
         subprocess.Popen([sys.executable, "-m", "tests.doubles.nursery"], stdin=theirs.fileno())
@@ -48,7 +48,7 @@ def _nursery() -> socket.socket:
 
 
 async def start() -> FleetProcessHandle:
-    """A fleet process, as `FleetProcessHandle.start` has it."""
+    """Start a fleet process, as `FleetProcessHandle.start` does."""
     nursery = _nursery()
     ours, theirs = socket.socketpair()
     with theirs:
@@ -58,7 +58,7 @@ async def start() -> FleetProcessHandle:
 
 
 def _fork(asked: socket.socket) -> None:
-    """Fork a fleet process for each connection that is handed in, until nobody can ask any more."""
+    """Fork a fleet process for each connection received, until the requester's end is closed."""
     while True:
         _, connections, _, _ = socket.recv_fds(asked, 1, 1)
         if not connections:

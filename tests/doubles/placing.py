@@ -1,4 +1,4 @@
-"""Fleets to place claims in, where shares of devices are numbered."""
+"""Fleets to place claims in, whose shares of devices are numbered."""
 
 from itertools import count
 

@@ -1,4 +1,4 @@
-"""How much an object holds on to, directly and through others: what a structure that is never emptied shows in."""
+"""How many objects an object keeps alive, directly or indirectly: shows structures that are never emptied."""
 
 import gc
 from collections import Counter
@@ -6,11 +6,11 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, Module
 from typing import Any
 
 _ELSEWHERE = (ModuleType, type, CodeType, FrameType, BuiltinFunctionType)
-"""What everything in a process can be reached from."""
+"""Types not followed: everything in a process can be reached from them."""
 
 
 def reached_from(*roots: object, but: tuple[type, ...] = ()) -> Counter[str]:
-    """Of everything that can be reached from these, but for some types: the objects of each type, and containers' items."""
+    """Everything reachable from these, except for some types: the objects of each type, and the items of all containers."""
     found: Counter[str] = Counter()
     seen = {id(roots)}
     waiting: list[Any] = list(roots)
@@ -30,7 +30,7 @@ def reached_from(*roots: object, but: tuple[type, ...] = ()) -> Counter[str]:
 
 
 def grown(before: Counter[str], after: Counter[str], *, by: int) -> dict[str, int]:
-    """Of what there is more now, and by how much, where that is more than `by`."""
+    """What has grown by more than `by`, and by how much."""
     more = after - before
     return {name: number for name, number in more.items() if number > by}
 

@@ -1,4 +1,4 @@
-"""A registry of images and charts on this machine, as far as pushing and pulling need one."""
+"""A local registry of images and charts, as far as pushing and pulling need one."""
 
 import hashlib
 import re
@@ -27,7 +27,7 @@ class Registry:
 
 @contextmanager
 def a_registry() -> Iterator[Registry]:
-    """A registry that answers until left."""
+    """A registry that answers during the block."""
     made = Registry()
     thread = threading.Thread(target=made.server.serve_forever)
     thread.start()

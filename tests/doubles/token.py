@@ -1,4 +1,4 @@
-"""A token that the tests hold, as credentials."""
+"""A fixed token as credentials."""
 
 
 class FixedToken:

@@ -1,4 +1,4 @@
-"""The GPU instances of a node that has none: its GPUs are there, and none of them is divided."""
+"""The GPU instances of a node without any: its GPUs are present, and none is divided."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -13,13 +13,13 @@ class NoInstances:
         return {}
 
     def shown(self) -> None:
-        """There is nothing to see."""
+        """There is nothing to show."""
 
     def restore(self, _gpus: object) -> list[str]:
         return []
 
     def verify(self, _claim: object, _gpus: object) -> None:
-        """Every GPU is where it is said to be."""
+        """Every GPU is where the claim says."""
 
     def whole(self, _claim: object) -> None:
         """Every GPU is undivided."""

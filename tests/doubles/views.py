@@ -1,4 +1,4 @@
-"""A view that goes by a clock of its own."""
+"""A view with a clock of its own."""
 
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock

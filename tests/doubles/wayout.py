@@ -1,4 +1,4 @@
-"""A way out of a network that has none: what is in there asks this proxy, as in companies that let nothing out directly."""
+"""An HTTP proxy for a network without internet access, like those of companies that allow no direct connections."""
 
 import contextlib
 import shutil
@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @contextmanager
 def a_way_out(address: str) -> Iterator[str]:
-    """A proxy at this address of this machine, until left; its URL."""
+    """Run the proxy at this local address during the block; yields its URL."""
     server = ThreadingHTTPServer((address, 0), _Proxy)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

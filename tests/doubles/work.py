@@ -1,4 +1,4 @@
-"""Work that is counted instead of timed, so that what a test says does not depend on the machine."""
+"""Work that is counted instead of timed, so that a test's result does not depend on the machine."""
 
 import sys
 from collections.abc import Iterator
@@ -7,18 +7,18 @@ from types import FrameType
 
 
 class TooMuchWork(BaseException):
-    """More than was allowed. Nothing that is measured can absorb it."""
+    """More than was allowed. A BaseException, so that the code under test cannot absorb it."""
 
 
 class Work:
-    """What was done: calls of functions, Python's own included."""
+    """Counts calls of functions, including Python's own."""
 
     calls = 0
 
 
 @contextmanager
 def at_most(calls: int) -> Iterator[Work]:
-    """Within, this thread may make so many calls; the next one ends the test."""
+    """Within this block, this thread may make this many calls; the next one raises TooMuchWork."""
     work = Work()
 
     def count(_frame: FrameType, event: str, _arg: object) -> None:

@@ -13,20 +13,20 @@ from tests.doubles.placing import a_placed_fleet
 
 
 def told_fleet(followed: FollowedFleet, left_out: Callable[[SkippedObject], None] | None = None) -> FleetFeed:
-    """The fleet of a process that has been told everything."""
+    """The fleet of a process that has received all changes."""
     feed = FleetFeed(left_out or followed.left_out)
     hand_on(followed, feed)
     return feed
 
 
 def hand_on(followed: FollowedFleet, feed: FleetFeed) -> None:
-    """Tell it what it has not been told."""
+    """Send the changes that it has not received yet."""
     while followed.is_dirty:
         feed.take(followed.next_changes(7))
 
 
 def fleet_of(view: ClusterView) -> Fleet:
-    """What the view knows, as a fleet."""
+    """A fleet of what the view knows."""
     return Fleet.of(
         slices=view.slices.store.values(),
         rules=view.rules.store.values(),
@@ -37,7 +37,7 @@ def fleet_of(view: ClusterView) -> Fleet:
 
 
 class UnaskedWorkers:
-    """Workers of which a test asks nothing, but for what it defines itself."""
+    """Workers that a test does not ask, except through what it overrides."""
 
     long_cpu_s = 2.0
 
@@ -54,7 +54,7 @@ class UnaskedWorkers:
 
 
 class PromptWorkers(UnaskedWorkers):
-    """Answers about what a view knows. Each takes `cpu_s`; `instead` may say something else."""
+    """Answers questions about the view. Each answer costs `cpu_s`; `instead` may return another answer."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
@@ -62,7 +62,7 @@ class PromptWorkers(UnaskedWorkers):
         self.asked: list[Question] = []
         self.instead: Callable[[Question], Answer | None] = lambda _: None
         self.is_late = False
-        """Whether what is asked for within some time is not answered in time."""
+        """Whether questions with a time limit miss it."""
 
     async def ask(self, read: ReadQuestion, namespace: str, urgency: QueuePriority) -> Answered | None:
         question = read()

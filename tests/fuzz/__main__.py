@@ -1,6 +1,6 @@
 """A longer fuzz run, with new texts each time: `python -m tests.fuzz [--seconds N] [TARGET ...]`. DRACO_SEED repeats one.
 
-Owns the command line only. Ends with 1 at the first text that breaks a law, and prints that text.
+Owns the command line only. Exits with 1 at the first text that breaks a law, and prints that text.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from tests.fuzz.targets import TARGETS
 
 
 def main() -> int:
-    """Fuzz the named targets, or all, one after the other."""
+    """Fuzz the named targets, or all, in turn."""
     known = {target.name: target for target in TARGETS}
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Feed random texts to what reads texts.")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each target [default: 60]")

@@ -1,6 +1,6 @@
-"""What is fuzzed of what machines write to each other: files, sockets, drivers and servers, each with the law that it must keep.
+"""Fuzz targets for what machines write to each other: files, sockets, drivers and servers, each with the law it must keep.
 
-A text stands for bytes, one for each character: what is no UTF-8 comes up as well.
+Each character of a text stands for one byte, so that invalid UTF-8 is tried as well.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ def sentence(error: Exception) -> str:
 
 
 def record(text: str) -> str:
-    """The record of an agent is read, or it is damaged: then what can be believed of it is known."""
+    """An agent's record is read, or reported as damaged."""
     try:
         return f"{len(checkpoint.read(raw(text)).claims)} claims"
     except checkpoint.CheckpointDamaged as damaged:
@@ -108,13 +108,13 @@ def record(text: str) -> str:
 
 
 def spec(text: str) -> str:
-    """A CDI spec says what it was written for, or nothing."""
+    """A CDI spec says which claim it was written for, or nothing."""
     said = cdi.annotated(raw(text))
     return "nothing" if said is None else str(said.claim)
 
 
 def faults(text: str) -> str:
-    """The file of faults is read, or forgotten with a warning."""
+    """The file of faults is read, or discarded with a warning."""
     path = folder() / "faults.json"
     path.write_bytes(raw(text))
     with capture_logs() as logs:
@@ -125,7 +125,7 @@ def faults(text: str) -> str:
 
 
 def page(text: str) -> str:
-    """A list from the API server is taken in, without what cannot be read in it, or is one kind of error."""
+    """A page of a list is decoded, without the objects in it that cannot be read, or fails with one kind of error."""
     try:
         token_of(raw(text))
         read = decode_page(CLAIMS, raw(text))
@@ -135,7 +135,7 @@ def page(text: str) -> str:
 
 
 def event(text: str) -> str:
-    """A line of a watch is an event, an error of the server, or reason to list again."""
+    """A line of a watch is an event, an error of the server, or a reason to list again."""
     try:
         return type(watching._step(SLICES, raw(text)).event).__name__
     except (ApiError, StreamBroken) as error:
@@ -143,7 +143,7 @@ def event(text: str) -> str:
 
 
 def refusal(text: str) -> str:
-    """Whatever answers instead of the API server, it is an error with a sentence, and with an end if there is one to wait for."""
+    """Any answer instead of the API server's is an error with a sentence, and with a bounded Retry-After if it has one."""
     after, _, body = text.partition("\n")
     error = from_response(503, {"Retry-After": after}, raw(body))
     assert error.retry_after_s is None or 0 <= error.retry_after_s < 10**7
@@ -151,7 +151,7 @@ def refusal(text: str) -> str:
 
 
 class _Reviews(Lab):
-    """Reviews of claims in any namespace, by workers that find nothing."""
+    """Reviews of claims in any namespace, with workers that find no problems."""
 
     def may_ask(self, namespace: str) -> bool:
         return not namespace.startswith("x")
@@ -161,7 +161,7 @@ class _Reviews(Lab):
 
 
 def review(text: str) -> str:
-    """A question of the API server is answered, or is none."""
+    """An admission review is answered, or is not one."""
     try:
         with capture_logs():
             answer, outcome = asyncio.run(_Reviews().admission.review(raw(text)))
@@ -173,9 +173,9 @@ def review(text: str) -> str:
 
 
 def kubeconfig(text: str) -> str:
-    """A kubeconfig connects, or one sentence names the file and what is wrong."""
+    """A kubeconfig connects, or one sentence names the file and the mistake."""
     path = folder() / "config"
-    path.write_bytes(raw(text.replace("exec", "").replace("auth-provider", "")))  # no program is run here
+    path.write_bytes(raw(text.replace("exec", "").replace("auth-provider", "")))  # do not run programs
 
     async def connected() -> str:
         connection = await connect(path)
@@ -202,7 +202,7 @@ class _NoServer:
 
 
 def kubelet(text: str) -> str:
-    """A message of kubelet's is none, or each of its claims is answered."""
+    """A message from kubelet is malformed, or each of its claims is answered."""
     request = dra_v1_pb2.NodePrepareResourcesRequest()
     try:
         request.ParseFromString(raw(text))
@@ -235,7 +235,7 @@ def kubelet(text: str) -> str:
 
 
 class _Strange:
-    """NVML whose texts are these lines."""
+    """NVML whose strings are these lines."""
 
     def __init__(self, lines: list[bytes]) -> None:
         self._nvml = _nvml()
@@ -255,7 +255,7 @@ def _nvml() -> SimulatedNvml:
 
 
 def nvml(text: str) -> str:
-    """What the driver calls itself and its GPUs is published within the limits of the API, or one sentence says what is wrong."""
+    """The names that NVML reports are published within the API's limits, or one sentence says what is wrong."""
     session = Nvml(_Strange(raw(text).split(b"\n")))
     try:
         session.open()
@@ -272,7 +272,7 @@ def nvml(text: str) -> str:
 
 
 def processes(text: str) -> str:
-    """What processes say of themselves is told on one line, without what a terminal would obey."""
+    """What processes say about themselves is printed on one line, without terminal control characters."""
     parts = raw(text).split(b"\n\n")
     process = folder() / "proc" / "7"
     process.mkdir(parents=True, exist_ok=True)
@@ -284,7 +284,7 @@ def processes(text: str) -> str:
 
 
 def capabilities(text: str) -> str:
-    """The driver's table of device nodes names one, or it is said that it does not."""
+    """The driver's table of device nodes names the instance's, or a sentence says that it does not."""
     table = folder() / "caps" / TABLE
     table.parent.mkdir(parents=True, exist_ok=True)
     table.write_bytes(raw(text))
@@ -295,7 +295,7 @@ def capabilities(text: str) -> str:
 
 
 def http(text: str) -> str:
-    """Whatever is sent to a port, there is an answer of HTTP, or none; and the next one is answered."""
+    """Anything sent to a port gets an HTTP answer or none, and the next request is answered."""
 
     async def asked() -> bytes:
         app = http_app(CollectorRegistry, alive=list, ready=list)
@@ -305,7 +305,7 @@ def http(text: str) -> str:
             if len(text) % 2:
                 writer.write_eof()
             try:
-                async with asyncio.timeout(0.05):  # an unfinished request is waited for
+                async with asyncio.timeout(0.05):  # the server waits for the rest of an unfinished request
                     answer = await reader.read(1 << 16)
             except (ConnectionError, TimeoutError):
                 answer = b""
@@ -326,7 +326,7 @@ def http(text: str) -> str:
 
 
 def frames(text: str) -> str:
-    """What goes through a pipe of the workers is messages, however it is cut, or none; and nothing more is waited for."""
+    """Bytes from a worker's pipe decode to the same messages however they are cut, or to an error; the buffer stays bounded."""
     sent = raw(text)
     whole, cut = _messages_in([sent]), _messages_in([sent[at : at + 7] for at in range(0, len(sent), 7)])
     assert whole == cut
@@ -354,7 +354,7 @@ def _kind_of(body: bytes) -> str:
 
 
 def options(text: str) -> str:
-    """What is on the command line and in the environment is settings that can work, or one sentence says what is wrong."""
+    """Options and environment variables give settings that work, or one sentence says what is wrong."""
     lines = [line for line in text.replace("\0", "").split("\n") if line]
     arguments = [line for line in lines if "=" not in line or line.startswith("-")]
     given = dict(line.split("=", 1) for line in lines if line not in arguments)

@@ -1,4 +1,4 @@
-"""Texts changed at random, the way hostile and careless texts differ from good ones.
+"""Random changes of texts, modelled on how hostile and careless texts differ from good ones.
 
 Owns the ways of changing a text. Every choice is drawn from the `Random` that is passed in.
 """
@@ -12,7 +12,7 @@ CHARACTERS = "\0\t\n\r \"'`\\(){}[]<>,.:;!?&|=+-*/%#@$^~_0129azAZ\x7f\u00e9\u066
 
 
 def changed(source: random.Random, text: str, others: Sequence[str], tokens: Sequence[str]) -> str:
-    """The text after one to four changes. `others` are spliced in, `tokens` are what means something in it."""
+    """The text after one to four changes. `others` are spliced in; `tokens` have a meaning in such a text."""
     for _ in range(source.randint(1, 4)):
         text = source.choice(_WAYS)(source, text, source.choice(others), source.choice(tokens))[:LONGEST]
     return text

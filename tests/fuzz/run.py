@@ -1,6 +1,6 @@
-"""One fuzz run: random texts for one target, for a while, keeping those that were answered in a new way.
+"""One fuzz run: random texts for one target, for some time, keeping those that got a new kind of answer.
 
-Owns the loop and the two laws of every target: it answers within `PATIENCE_S`, and never by an exception that nobody expects.
+Owns the loop and the two laws of every target: it answers within `PATIENCE_S`, and raises no unexpected exception.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ KEPT = 2_000
 
 
 class Target(NamedTuple):
-    """Something that reads texts. `read` returns what was answered, and raises only if a law was broken."""
+    """Something that reads texts. `read` returns the answer, and raises only if a law was broken."""
 
     name: str
     read: Callable[[str], str]
@@ -37,14 +37,14 @@ class Broken(Exception):
 
 
 class Done(NamedTuple):
-    """What a run did: texts that were read, and how many kinds of answers came."""
+    """The result of a run: how many texts were read, and how many kinds of answers came."""
 
     texts: int
     kinds: int
 
 
 def fuzz(target: Target, *, seconds: float, seed: int) -> Done:
-    """Read random texts for so many seconds, the corpus first, and one more at least. Raises Broken for the first bad one."""
+    """Read the corpus, then random texts until the time is up, at least one. Raises Broken for the first bad one."""
     source = random.Random(f"{target.name} {seed}")
     corpus = list(target.corpus)
     kinds: set[str] = set()
@@ -72,7 +72,7 @@ def _answer(target: Target, text: str, seed: int) -> str:
 
 
 def _kind(answer: str) -> str:
-    """An answer without what it quotes and counts, so that one sentence is one kind."""
+    """An answer without quotations and numbers, so that one sentence is one kind."""
     return re.sub(r"\d+|'[^']*'|\"[^\"]*\"|`[^`]*`", "*", answer[:2_000])[:200]
 
 

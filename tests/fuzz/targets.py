@@ -1,4 +1,4 @@
-"""What is fuzzed: everything of Draco that reads texts of strangers, each with the law that it must keep.
+"""The fuzz targets: every part of Draco that reads untrusted text, each with the law it must keep.
 
 Owns the list of targets, what each starts from, and what counts as an answer.
 """
@@ -69,7 +69,7 @@ def selector(text: str) -> str:
 
 
 def quantity(text: str) -> str:
-    """A quantity is refused, or written in a form that reads as the same one, below where Kubernetes runs out of suffixes."""
+    """A quantity is refused, or written in a form that parses to the same one (up to where Kubernetes runs out of suffixes)."""
     try:
         read = Quantity.parse(text)
     except QuantityError as error:
@@ -81,7 +81,7 @@ def quantity(text: str) -> str:
 
 
 def version(text: str) -> str:
-    """A version is refused, or written in a form that reads as the same one."""
+    """A version is refused, or written in a form that parses to the same one."""
     try:
         read = SemVer.parse(text)
     except SemVerError as error:
@@ -91,7 +91,7 @@ def version(text: str) -> str:
 
 
 def manifest(text: str) -> str:
-    """A file of manifests is read, or refused in a sentence that says where."""
+    """A file of manifests is read, or refused with a sentence that names the place."""
     try:
         kinds = [
             type(decode(each, source=source)).__name__
@@ -107,7 +107,7 @@ def manifest(text: str) -> str:
 
 
 def linted(text: str) -> str:
-    """What is said to be corrected is corrected: the corrected text has nothing more to correct, and is left as it is."""
+    """Corrections are complete: the corrected text has nothing left to correct, and is not changed again."""
     checked = check({"file.yaml": text}, kubernetes=36)
     after = checked.after["file.yaml"]
     again = check({"file.yaml": after}, kubernetes=36)
@@ -119,7 +119,7 @@ def linted(text: str) -> str:
 
 
 def scenario(text: str) -> str:
-    """A line has one line for an answer, with results or an error."""
+    """Each line gets one line of answer, with results or an error."""
     (line,) = answers([text.encode(errors="surrogatepass")])
     answer = json.loads(line)
     assert set(answer) == {"name", "results", "error"}
@@ -128,7 +128,7 @@ def scenario(text: str) -> str:
 
 
 def case(text: str) -> str:
-    """A line has one line for an answer: a match, or one of two errors."""
+    """Each line gets one line of answer: a match, or one of two errors."""
     (line,) = evaluated([text.encode(errors="surrogatepass")])
     ((kind, said),) = json.loads(line).items()
     assert kind in {"match", "compileError", "error"}
@@ -136,7 +136,7 @@ def case(text: str) -> str:
 
 
 def trace(text: str) -> str:
-    """A trace of MIG claims is replayed to its end, or one sentence names the line where it cannot be."""
+    """A trace of MIG claims is replayed to its end, or one sentence names the line that is wrong."""
     board = BOARDS["H100-80GB"]
     made = Replay(SimulatedFleet(geometry(board), 2, 2), rule_of(Policy.STEERED, lambda _: 0), 2)
     stream = io.BytesIO(text.encode(errors="surrogatepass"))
@@ -155,7 +155,7 @@ def trace(text: str) -> str:
 
 
 def layout(text: str) -> str:
-    """A layout has placements that can be made one after the other, or one sentence says why not, and so has the nearest."""
+    """A layout has placements that can be created in order, or one sentence says why not and the nearest one has them."""
     board = BOARDS["H100-80GB"]
     try:
         items = msgspec.json.decode(text.encode(errors="surrogatepass"), type=list[LayoutInstances])

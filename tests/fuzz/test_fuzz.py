@@ -1,6 +1,6 @@
-"""Nothing that reads texts of strangers hangs or fails in a way that nobody expects: some of it in every run.
+"""Nothing that reads untrusted text hangs or fails unexpectedly: a short fuzz of each target in every run.
 
-`python -m tests.fuzz` goes on for longer, with other texts; DRACO_SEED names the texts.
+`python -m tests.fuzz` runs longer, with other texts; DRACO_SEED selects the texts.
 """
 
 import time

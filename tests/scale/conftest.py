@@ -1,4 +1,4 @@
-"""A control plane of its own for each program of others, with simulated nodes whose GPUs Draco may allocate."""
+"""A separate control plane for each third-party program, with simulated nodes whose GPUs Draco may allocate."""
 
 import pytest
 
@@ -14,12 +14,12 @@ guarded, handed_over = allocation.guarded, allocation.handed_over
 
 @pytest.fixture(scope="session")
 def chart_options() -> tuple[str, ...]:
-    """What helm is given: also a DeviceClass for each profile of an H100."""
+    """Options for helm, which also create a DeviceClass for each profile of an H100."""
     return ("--set", "operator.allocate=true,operator.boardClasses={h100}")
 
 
 @pytest.fixture
 async def all_dracos(handed_over: Client) -> Client:
-    """All GPUs of all nodes handed over."""
+    """All GPUs of all nodes, handed over to Draco."""
     await handed_over.patch(MIG_POLICIES, ObjectKey("", "draco"), {"spec": {"nodeSelector": None}})
     return handed_over

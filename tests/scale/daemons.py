@@ -1,4 +1,4 @@
-"""Programs of others that run beside a control plane while tests look at what they do. They end with the tests."""
+"""Third-party programs that run beside a control plane during the tests, and end with them."""
 
 import subprocess
 import time
@@ -10,25 +10,25 @@ from tests.conftest import DIES_WITH_THE_TESTS
 
 
 class Daemon:
-    """A running program. What it says is in `log`."""
+    """A running program. Its output is in `log`."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process = process
         self.log = log
 
     def check(self) -> None:
-        """Fail with its last words if it ended."""
+        """If it has ended, fail with its last output."""
         if self._process.poll() is not None:
             raise AssertionError(f"{self.log.stem} ended with {self._process.returncode}:\n{self.said()}")
 
     def said(self, lines: int = 30) -> str:
-        """Its last lines."""
+        """The last lines of its output."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
 @contextmanager
 def running(program: Path, arguments: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> Iterator[Daemon]:
-    """Run a program during the block; `folder` is where its log is, and where it works."""
+    """Run a program during the block; `folder` is its working directory, and holds its log."""
     log = folder / f"{program.name}.log"
     with (
         log.open("wb") as output,

@@ -1,7 +1,7 @@
 """Karpenter beside a local control plane, with kwok as the kubelet of the nodes that it adds, and real agents on them.
 
-Owns how the programs are started, and what a node has: eight simulated H100s, told to Karpenter by `draco autoscale template`. An
-agent comes onto a node when the node appears, and goes with it. Karpenter's own decisions are nobody's here.
+Owns how the programs start, and what a node has: eight simulated H100s, described to Karpenter by `draco autoscale template`. An
+agent starts when its node appears, and ends when it goes. Karpenter's decisions are its own.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _LOOK_S: Final = 0.2
 
 @contextmanager
 def karpenter(plane: ControlPlane, folder: Path, *, policy: dict[str, Any] | None = None) -> Iterator[daemons.Daemon]:
-    """Run Karpenter and kwok during the block, with a NodePool of nodes whose GPUs are as `policy` has them."""
+    """Run Karpenter and kwok during the block, with a NodePool whose nodes' GPUs follow the MigPolicy `policy`."""
     found, kwok = programs.find("karpenter"), programs.find("kwok")
     made = _definitions(plane, found / programs.FILES)
     types, templates = folder / "types.json", folder / "templates.json"
@@ -50,7 +50,7 @@ def karpenter(plane: ControlPlane, folder: Path, *, policy: dict[str, Any] | Non
     settings = {
         "DISABLE_LEADER_ELECTION": "true",
         "SYSTEM_NAMESPACE": "kube-system",
-        "IGNORE_DRA_REQUESTS": "false",  # its default is to leave pods with claims alone
+        "IGNORE_DRA_REQUESTS": "false",  # by default, Karpenter ignores pods with claims
         "INSTANCE_TYPES_FILE_PATH": str(types),
         "SLICE_TEMPLATES": str(templates),
     }
@@ -76,7 +76,7 @@ def karpenter(plane: ControlPlane, folder: Path, *, policy: dict[str, Any] | Non
 
 
 def slice_templates(folder: Path, policy: dict[str, Any] | None) -> str:
-    """What a node will publish, as the command writes it."""
+    """What a node will publish, as `draco autoscale template` prints it."""
     command = [str(Path(sys.executable).with_name("draco")), "autoscale", "template", "--board", BOARD]
     command += ["--count", str(GPUS), "--name", _TYPE, "-o", "json"]
     if policy is not None:
@@ -88,14 +88,14 @@ def slice_templates(folder: Path, policy: dict[str, Any] | None) -> str:
 
 @asynccontextmanager
 async def agents(client: Client) -> AsyncIterator[dict[str, SimulatedNode]]:
-    """Have an agent on every node that Karpenter adds, as long as the node is there. What there is of them, by name."""
+    """Run an agent on every node that Karpenter adds, while the node exists. Yields the agents by node name."""
     found: dict[str, SimulatedNode] = {}
     stop = asyncio.Event()
     task = asyncio.create_task(_follow(client, found, stop))
     try:
         yield found
     finally:
-        stop.set()  # not cancelled: an agent that is just being ended would take it for its own
+        stop.set()  # not cancelled: an agent that is just stopping would take the cancellation for its own
         await task
 
 
@@ -126,7 +126,7 @@ async def nodes_of(client: Client) -> set[str]:
 
 
 async def until_nodes(client: Client, count: int, *, within_s: float = 120.0) -> set[str]:
-    """Karpenter's nodes, once there are so many."""
+    """The names of Karpenter's nodes, once there are `count`."""
 
     async def look() -> set[str] | None:
         names = await nodes_of(client)
@@ -136,20 +136,20 @@ async def until_nodes(client: Client, count: int, *, within_s: float = 120.0) ->
 
 
 def node_claims(plane: ControlPlane) -> list[dict[str, Any]]:
-    """What Karpenter wants of machines."""
+    """Karpenter's NodeClaims."""
     found: list[dict[str, Any]] = call(plane, "GET", f"{KARPENTER}/nodeclaims")["items"]
     return found
 
 
 def remove_nodes(plane: ControlPlane) -> None:
-    """Begin to delete all that Karpenter added."""
+    """Delete all of Karpenter's NodeClaims, without waiting."""
     for each in node_claims(plane):
         with suppress(RefusedError, NotFound):
             call(plane, "DELETE", f"{KARPENTER}/nodeclaims/{each['metadata']['name']}")
 
 
 def _definitions(plane: ControlPlane, files: Path) -> list[str]:
-    """Apply Karpenter's own kinds, and wait until they are served."""
+    """Apply Karpenter's CRDs, and wait until they are served."""
     made = []
     for file in sorted(files.glob("**/crds/*.yaml")):
         definition = yaml.load(file.read_text(), yaml.CSafeLoader)

@@ -1,7 +1,7 @@
 """Kueue beside a local control plane: its own manifests, its webhooks on loopback, and what it counts of workloads.
 
 Owns how it is installed without a pod: the API server calls webhooks by URL, since no Service leads to this machine, and the
-certificates are made beforehand, in the form that Kueue's rotator takes for its own and leaves alone.
+certificates are created beforehand, in the form that Kueue's rotator recognises as its own and keeps.
 """
 
 import base64
@@ -40,16 +40,16 @@ _RESOURCES: Final = {
     "ValidatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
     "Secret": f"/api/v1/namespaces/{NAMESPACE}/secrets",
 }
-"""What of its manifests a program needs that runs outside the cluster, as administrator."""
+"""The kinds of its manifests that a program needs when it runs outside the cluster as administrator."""
 _GROUPS: Final = {"kueue.x-k8s.io", "batch", ""}
-"""API groups of the objects that its webhooks are called for; the others are of job controllers that are not here."""
+"""API groups whose webhooks are kept; the others belong to job controllers that are not installed."""
 _READY_WITHIN_S: Final = 120.0
 _DAY: Final = timedelta(days=1)
 
 
 @contextmanager
 def kueue(plane: ControlPlane, folder: Path, mappings: Mapping[str, Sequence[str]]) -> Iterator[daemons.Daemon]:
-    """Run Kueue during the block; `mappings` has the DeviceClasses by the name under which they are counted."""
+    """Run Kueue during the block; `mappings` maps each resource name that it counts to its DeviceClasses."""
     found = programs.find("kueue")
     taken: set[int] = set()
     for _ in range(3):
@@ -90,7 +90,7 @@ def _until_ready(daemon: daemons.Daemon, url: str) -> None:
 
 
 def make(plane: ControlPlane, kind: str, document: dict[str, Any], *, namespace: str = "", within_s: float = 30) -> str:
-    """Make one of Kueue's objects, once its webhook answers; the path at which it is then."""
+    """Create one of Kueue's objects, once its webhook answers; return its path."""
     where = f"{KUEUE}/namespaces/{namespace}/{kind}" if namespace else f"{KUEUE}/{kind}"
     deadline = time.monotonic() + within_s
     while True:
@@ -109,7 +109,7 @@ def _namespace() -> dict[str, Any]:
 
 
 def _documents(files: Path, certificates: Mapping[str, bytes], server: str) -> Iterator[dict[str, Any]]:
-    """Kueue's manifests, as far as they are needed, with webhooks that are called at `server`."""
+    """The manifests of Kueue that are needed, with webhooks that are called at `server`."""
     kubectl = binaries.find("kubectl")["kubectl"]
     built = subprocess.run(
         [kubectl, "kustomize", files / "config" / "default"], capture_output=True, text=True, check=True
@@ -158,10 +158,10 @@ def _configuration(
 
 
 def _certificates() -> dict[str, bytes]:
-    """An authority and a server's certificate, by the names of files that Kueue reads.
+    """A certificate authority and a server certificate, by the file names that Kueue reads.
 
-    Its rotator keeps an authority whose one alternative name is its own name, with a key in PKCS#1, and a server's certificate
-    with the name of the Service. The API server calls the address, so that is in it as well.
+    Kueue's rotator keeps an authority whose only alternative name is its own name, with a key in PKCS#1, and a server certificate
+    for the Service's name. The API server calls an IP address, so the certificate includes that as well.
     """
     authority_key, server_key = (rsa.generate_private_key(65537, 2048) for _ in range(2))
     names = [
@@ -203,7 +203,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: rsa.RSAPrivateKey) -> x
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _DAY)
-        .not_valid_after(now + 3650 * _DAY)  # the rotator replaces what ends within months
+        .not_valid_after(now + 3650 * _DAY)  # the rotator replaces certificates that expire within months
     )
 
 

@@ -1,6 +1,6 @@
 """Kueue, Karpenter and kwok as programs: built once from the modules that `modules` pins, and kept in Draco's cache.
 
-Owns what is built how. Only `make e2e-scale` asks for them: they take many minutes the first time, and nothing else needs them.
+Owns how each is built. Only `make e2e-scale` builds them: the first time takes many minutes, and nothing else needs them.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from draco_local.cluster.progress import LineProgress
 
 MODULES = Path(__file__).parent / "modules"
 FILES = "files"
-"""Beside each program: the folders of its module that hold its definitions and its configuration."""
+"""The folder beside each program with its module's definitions and configuration."""
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
@@ -43,7 +43,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 
 
 def find(name: str) -> Path:
-    """The folder with the program `name` and its files, building them if they are not there as pinned."""
+    """The folder with the program `name` and its files; builds them if the cache has no build of these pins."""
     how, cache = RECIPES[name], binaries.cache_folder()
     folder = cache / "scale" / f"{name}-{_digest(name)}"
     with locks.waited_for(folder.with_name(f".{folder.name}.lock"), lambda _holder: None):
@@ -66,7 +66,7 @@ def find(name: str) -> Path:
 
 
 def _digest(name: str) -> str:
-    """What the program is made of: another pin or another line is another program."""
+    """A digest of everything the program is built from: another pin or another recipe gives another program."""
     hashed = hashlib.sha256(repr(RECIPES[name]).encode())
     for path in sorted((MODULES / name).iterdir()):
         hashed.update(f"{path.name}\n".encode() + path.read_bytes())
@@ -74,7 +74,7 @@ def _digest(name: str) -> str:
 
 
 if __name__ == "__main__":
-    with gocache.shared(binaries.cache_folder()):  # what one build compiles, the next one finds
+    with gocache.shared(binaries.cache_folder()):  # the builds share a Go build cache
         try:
             for each in RECIPES:
                 find(each)

@@ -1,4 +1,4 @@
-"""The table of what Kueue and ResourceQuota count of a claim, as docs/concepts/allocation.md has it: a row for each kind."""
+"""The table of what Kueue and ResourceQuota count for a claim, as in docs/concepts/allocation.md: one row for each kind."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,7 +12,7 @@ _OF_PROFILE: Final = {"cel": {"expression": "device.attributes['gpu.nvidia.com']
 
 
 class Row(NamedTuple):
-    """What a claim asks for, what Kueue counts of it by name or why it does not admit it, and what ResourceQuota counts."""
+    """What a claim asks for, what Kueue counts for it by name or why it does not admit it, and what ResourceQuota counts."""
 
     devices: dict[str, Any]
     kueue: dict[str, str] | str
@@ -81,6 +81,6 @@ ROWS: Final[Mapping[str, Row]] = MappingProxyType(
 
 
 def looking_on(namespace: str) -> dict[str, Any]:
-    """The namespace, as one in which claims may ask for administrative access."""
+    """The namespace, labelled so that its claims may ask for administrative access."""
     labels = {"resource.kubernetes.io/admin-access": "true"}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}

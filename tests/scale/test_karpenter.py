@@ -1,6 +1,6 @@
-"""Karpenter adds nodes for Draco's claims, and leaves those on which something is reserved.
+"""Karpenter adds nodes for Draco's claims, and keeps nodes that have reserved devices.
 
-Karpenter decides by what `draco autoscale template` promises of a new node; the agent publishes there what it finds.
+Karpenter decides by what `draco autoscale template` says a new node will have; the agent publishes what the node has.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -43,7 +43,7 @@ async def scaled(
     namespace: str,
     tmp_path: Path,
 ) -> AsyncIterator[Client]:
-    """A cluster without a node, to which Karpenter adds some; with the parameter "Operator" their GPUs are Draco's."""
+    """A cluster without nodes, to which Karpenter adds some; with the parameter "Operator", their GPUs are handed over."""
     handed_over = getattr(request, "param", "") == "Operator"
     if handed_over:
         await cluster.create(MIG_POLICIES, {name: POLICY[name] for name in ("metadata", "spec")})
@@ -82,7 +82,7 @@ async def test_a_pending_claim_makes_a_node_appear_on_which_its_pod_runs(
     assert {each.pool for each in used} == {node}
     assert len(set(used)) == 4
     labels = (await scaled.get(NODES, ObjectKey("", node))).metadata.labels
-    assert labels["node.kubernetes.io/instance-type"] == "gpus-8x"  # and not the cheaper one without GPUs
+    assert labels["node.kubernetes.io/instance-type"] == "gpus-8x"  # not the cheaper type without GPUs
 
 
 @draco_allocates
@@ -127,11 +127,12 @@ async def test_a_node_with_a_reservation_stays_until_the_reservation_ends(
         await scaled.delete(PODS, ObjectKey(namespace, "pod"))
 
         async def blocked() -> bool:
-            events = call(control_plane, "GET", "/api/v1/namespaces/default/events")["items"]  # some are of no object
+            events = call(control_plane, "GET", "/api/v1/namespaces/default/events")["items"]  # some concern no object
             said = [each["message"] for each in events if each["reason"] == "DisruptionBlocked"]
             return any(DO_NOT_DISRUPT in each for each in said)
 
-        # Two minutes, as it says something of one node no more often; an empty node would be gone after some ten seconds.
+        # Karpenter repeats an event about a node only every two minutes; without the hold, the empty node would be gone in ten
+        # seconds.
         await until(blocked, what="Karpenter finds the empty node and leaves it", within_s=PATIENCE_S + 60)
         assert await nodes_of(scaled) == {node}
         assert len(await scaled.list(CLAIMS, namespace=namespace)) == 2
@@ -167,7 +168,7 @@ async def test_an_isolated_gpu_counts_as_free_until_a_claim_holds_it_and_the_eve
 
 @pytest.fixture
 def taint(control_plane: ControlPlane) -> Iterator[Callable[[str, str], None]]:
-    """Taints a device by a rule, as a person does."""
+    """Taint a device with a rule, as an administrator does."""
     rules = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
 
     def add(pool: str, device: str) -> None:
@@ -187,7 +188,7 @@ async def said(client: Client, namespace: str, pod: str, reason: str, text: str)
 
 
 async def hold(client: Client, namespace: str) -> None:
-    """A pod whose claim takes the tainted GPU, as docs/how-to/autoscalers.md has it."""
+    """Run a pod whose claim takes the tainted GPU, as in docs/how-to/autoscalers.md."""
     exactly = {"deviceClassName": NVIDIA_DRIVER, "tolerations": [{"key": BROKEN, "operator": "Exists"}]}
     spec = {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}}
     await client.create(CLAIM_TEMPLATES, {"metadata": {"name": "held", "namespace": namespace}, "spec": spec})

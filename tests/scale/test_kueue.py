@@ -1,6 +1,6 @@
-"""Kueue admits gangs of Draco's claims: what waits for quota has no GPU, and what is admitted gets all its GPUs or none.
+"""Kueue admits gangs with Draco's claims: gangs that wait for quota get no GPU, admitted ones get all their GPUs or none.
 
-And the table of what Kueue and ResourceQuota count (docs/concepts/allocation.md), row by row.
+Also tests the table of what Kueue and ResourceQuota count (docs/concepts/allocation.md), row by row.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def queues(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def team(control_plane: ControlPlane, queues: None, namespace: str) -> Iterator[str]:
-    """A namespace with a LocalQueue; its workloads are gone afterwards, as the next test wants all of the quota."""
+    """A namespace with a LocalQueue. Its workloads are deleted afterwards, since the next test needs the whole quota."""
     queue = _object("LocalQueue", "team", {"clusterQueue": "team"})
     path = make(control_plane, "localqueues", queue, namespace=namespace)
     yield namespace
@@ -64,7 +64,7 @@ def _object(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def gang(name: str, size: int) -> dict[str, Any]:
-    """What makes a pod a member of a group that Kueue admits as a whole."""
+    """The labels and annotations of a pod in a group that Kueue admits as a whole."""
     return {
         "labels": {**QUEUE, "kueue.x-k8s.io/pod-group-name": name},
         "annotations": {"kueue.x-k8s.io/pod-group-total-count": str(size)},
@@ -84,7 +84,7 @@ def workloads(plane: ControlPlane, namespace: str) -> list[dict[str, Any]]:
 
 
 def refusal(workload: dict[str, Any]) -> str:
-    """Why Kueue reserved no quota: reason and message; empty while it has not said."""
+    """Why Kueue reserved no quota: reason and message; empty if it has not said."""
     conditions = workload.get("status", {}).get("conditions", [])
     return next(
         (f"{each['reason']}: {each['message']}" for each in conditions if _is_refusal(each)),
@@ -101,7 +101,7 @@ async def test_a_gang_has_no_gpu_while_the_quota_is_used_up_and_all_of_its_gpus_
 ) -> None:
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, team, "four", gpus=4)
-        first = await members(all_dracos, team, "first", 2, "four")  # all eight of the quota, of 24 that there are
+        first = await members(all_dracos, team, "first", 2, "four")  # the whole quota of eight; the cluster has 24 GPUs
         await until_running(all_dracos, team, *first)
         second = await members(all_dracos, team, "second", 2, "four")
 
@@ -113,19 +113,19 @@ async def test_a_gang_has_no_gpu_while_the_quota_is_used_up_and_all_of_its_gpus_
         assert len(await allocated_claims(all_dracos, team)) == len(first)
         call(
             control_plane, "DELETE", f"{KUEUE}/namespaces/{team}/workloads/first"
-        )  # as its pods are Kueue's, they end with it
+        )  # Kueue owns its pods and deletes them
         await until_running(all_dracos, team, *second)
 
 
 async def test_an_admitted_gang_that_finds_no_room_gets_nothing_until_it_gets_everything(
     control_plane: ControlPlane, guarded: Guarded, all_dracos: Client, team: str, folder: Path
 ) -> None:
-    """Quota is a number: Kueue admits a gang for which there are GPUs on no node that it may use. Draco holds it together."""
+    """Kueue counts only quota: it admits a gang without room on any permitted node. Draco then allocates all of it or nothing."""
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, team, "six", gpus=6, device_class=BOARD)
         await make_template(all_dracos, team, "one", gpus=1, device_class=BOARD)
         there: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": "sim-2"}}
-        for name in ("outsider", "other"):  # they are in no queue, and use what the quota knows nothing of
+        for name in ("outsider", "other"):  # they are in no queue, so their GPUs do not count against the quota
             await make_member(all_dracos, team, name, template="six" if name == "other" else "one", **there)
         await until_running(all_dracos, team, "outsider", "other")
         for name in ("a", "b"):
@@ -154,7 +154,7 @@ async def test_a_job_is_suspended_until_there_is_quota_for_all_its_pods(
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, team, "two", gpus=2)
         for name in ("first", "second"):
-            await make_job(all_dracos, team, name, 3, ["two"])  # six of eight
+            await make_job(all_dracos, team, name, 3, ["two"])  # six of the quota of eight
 
         async def one_of_them() -> list[Pod] | None:
             pods = await all_dracos.list(PODS, namespace=team)
@@ -212,7 +212,7 @@ async def test_a_claim_by_name_is_not_admitted(
 
 
 async def verdict(plane: ControlPlane, namespace: str) -> dict[str, str] | str:
-    """What Kueue counts of the one workload, or why it does not admit it."""
+    """What Kueue counts for the only workload, or why it does not admit it."""
 
     async def look() -> dict[str, str] | str | None:
         for each in workloads(plane, namespace):

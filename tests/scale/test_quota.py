@@ -1,4 +1,4 @@
-"""What ResourceQuota counts of Draco's claims: the other column of the table in docs/concepts/allocation.md."""
+"""What ResourceQuota counts for Draco's claims: the other column of the table in docs/concepts/allocation.md."""
 
 from typing import Any
 
