@@ -15,7 +15,7 @@ OTHERS = (
     *("libnvidia-egl-gbm.so.1.1.2", "libnvidia-egl-wayland.so.1.1.20", "libc.so.6", "libGL.so.1.7.0"),
     "libnvidia-container.so.1.17.8",
 )
-"""Of the driver, but with versions of their own; and of others."""
+"""Files of the driver with a version number of their own, and files of other packages."""
 FILES = (
     *(
         "usr/bin/nvidia-smi",
@@ -31,7 +31,7 @@ FILES = (
 
 
 def a_driver(root: Path, *, nvml: Path | None = None, version: str = VERSION) -> None:
-    """Put one below `root`; NVML is an empty file like all others, unless a library is named."""
+    """Create the files below `root`; all are empty, except NVML if a library is given."""
     folder = root / FOLDER
     for name in (
         *(f"{FOLDER}/{each}.so.{version}" for each in LIBRARIES),

@@ -1,4 +1,4 @@
-"""The part of an agent that keeps claims and instances, on simulated NVML and a folder. A new one there is a restart."""
+"""The part of an agent that keeps claims and instances, in a folder with simulated NVML. Another one there is a restart."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -34,20 +34,20 @@ NOTHING = KeptInstances()
 
 
 def build(folder: Path, *, board: str = "H100-80GB", gpus: int = 1, mig: bool = True) -> Path:
-    """A fresh node in a folder: its state file."""
+    """Create a node in a folder; returns its state file."""
     path = folder / "gpus.json"
     state.create(path, board=board, gpus=gpus, node_name="node-0")
     with state.mutate(path) as node:
         for gpu in node.gpus:
             gpu.mig_current = gpu.mig_pending = int(mig)
     live = procfs.build(path, state.load(path))
-    # A still copy: keeping the tree up with every change would make up most of a test's time.
+    # A static copy: updating the tree on every change would take most of a test's time.
     live.rename(folder / "proc")
     return path
 
 
 class MigNode:
-    """Starts as the agent does: reads the record, looks at the GPUs, settles, makes again, and makes the specs agree."""
+    """Starts as the agent does: reads the record and the GPUs, recovers claims and instances, and updates the specs."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class MigNode:
         return state.load(self.path).gpus[gpu]
 
     def real(self, gpu: int = 0) -> list[tuple[int, int, int]]:
-        """Profile, start and number of compute instances of what is on the board."""
+        """Profile, start and number of compute instances of every instance on the GPU."""
         return [(one.profile_id, one.start, len(one.compute)) for one in self.hardware(gpu).instances]
 
     def specs(self) -> dict[str, Any]:
@@ -137,6 +137,6 @@ def a_mig_claim(name: str, *devices: str, admin_access: bool | None = None) -> R
 
 
 def names(places: Iterable[tuple[int, int]], *, gpu: int = 0) -> list[str]:
-    """Device names of profile ids and starts on an H100."""
+    """Device names of these profile ids and starts on an H100."""
     text = {19: "1g10gb", 14: "2g20gb", 9: "3g40gb", 5: "4g40gb", 0: "7g80gb", 15: "1g20gb", 20: "1g10gb-me"}
     return [f"gpu-{gpu}-mig-{text[profile]}-{profile}-{start}" for profile, start in places]

@@ -1,4 +1,4 @@
-"""What is said of folders that refuse: what refused, and what to do."""
+"""What is said about folders that refuse access: what failed, and what to do."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What waits for the driver and what does not, on gates that the test opens and a clock that it moves."""
+"""Which work waits for the driver and which does not, on gates that the test opens and a manual clock."""
 
 import asyncio
 import gc
@@ -17,7 +17,7 @@ from tests.doubles.clock import ManualClock
 
 
 class Gate:
-    """Work that goes on until it is let go."""
+    """Work that lasts until the test opens the gate."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -33,7 +33,7 @@ class Gate:
 
 
 class Node:
-    """Also NVML, as it is kept: `reach` comes first, and `leave` at the end."""
+    """Agent threads; also the NVML session that they hold: `reach` runs first, and `leave` at the end."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -53,7 +53,7 @@ class Node:
         self.call = NvmlCall("nvmlDeviceGetName", "GPU-0", self.clock.monotonic() - SUSPECT_S - 1)
 
     async def until(self, check: Callable[[], Any]) -> None:
-        """Let time pass until something holds."""
+        """Let time pass until the check holds."""
         deadline = time.monotonic() + 60
         while not check():
             assert time.monotonic() < deadline, "not in time"
@@ -144,7 +144,7 @@ async def test_who_waits_until_nvml_is_free_keeps_no_name_and_has_them_when_it_i
     node.reach = node.gate
     done = asyncio.create_task(node.threads.with_driver(lambda: "made", {"GPU-1"}))
     await eventually(node.gate.entered.is_set)
-    await node.threads.take({"GPU-1"})  # at once: no call has been going on for long
+    await node.threads.take({"GPU-1"})  # without waiting: no call has been running for long
     node.gate.open()
     await node.until(lambda: not node.threads.stuck())
     assert not done.done()
@@ -164,7 +164,7 @@ async def test_no_call_that_hangs_comes_between_the_names_and_the_work(node: Nod
 
     def leave() -> None:
         nvml.release()
-        if not reads.is_set():  # a reading begins at the first moment that it can
+        if not reads.is_set():  # a reading starts as soon as it can
             threading.Thread(target=read, daemon=True).start()
             reads.wait(30)
 
@@ -300,7 +300,7 @@ async def test_work_that_fails_when_nobody_waits_for_it_any_more_is_no_error_of_
     node.gate.open()
     await (node.threads.on_record if how == "on_record" else node.threads.with_driver)(
         str
-    )  # the same thread is done with it
+    )  # the same thread has finished with it
     await asyncio.sleep(0)
     gc.collect()
     assert not unheard

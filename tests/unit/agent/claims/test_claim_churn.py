@@ -1,4 +1,4 @@
-"""Claims come and go for as long as an agent runs: nothing is kept of those that have gone."""
+"""However many claims come and go while an agent runs, it keeps nothing of those that have gone."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ def prepared(number: int) -> PreparedClaim:
 
 
 def churned(root: object, one: Callable[[int], None], claims: int) -> dict[str, int]:
-    """What the root holds more of after claims have come and gone."""
+    """What the root holds more of after this many claims have come and gone."""
     for number in range(WARM):
         one(number)
     before = reached_from(root, but=(SimulatedNvml,))
@@ -62,7 +62,7 @@ async def settled() -> None:
 
 
 class Server:
-    """Knows the claims that there are, and refuses each report."""
+    """An API server that knows the claims in `there`, and refuses each report."""
 
     def __init__(self, refusal: str) -> None:
         self.refusal = refusal

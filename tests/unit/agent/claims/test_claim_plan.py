@@ -1,4 +1,4 @@
-"""What Prepare has to do for a claim: the first time, asked again, or after it was given up by half."""
+"""What Prepare has to do for a claim: the first time, when asked again, and after an unfinished unprepare."""
 
 import msgspec
 import pytest

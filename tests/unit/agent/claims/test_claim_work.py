@@ -1,4 +1,4 @@
-"""Which work on claims goes where, what it excludes meanwhile, and what is refused while NVML does not answer."""
+"""Which thread does which work on claims, what it excludes meanwhile, and what is refused while NVML does not answer."""
 
 from collections.abc import Callable, Collection, Iterable
 from types import SimpleNamespace
@@ -40,7 +40,7 @@ def prepared(claim: ResourceClaim, state: PreparationState = PreparationState.PR
 
 
 class Node:
-    """AgentThreads and a desk that note down what they are asked, and what is on record."""
+    """AgentThreads and a claim preparer that record their calls, and a record of claims."""
 
     def __init__(self) -> None:
         self.state = NodeState()

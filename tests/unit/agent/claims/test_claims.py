@@ -1,4 +1,4 @@
-"""Preparing and giving up on a folder: what is refused, what a full disk leaves, what CDI specs say, and recovery at start."""
+"""Preparing and unpreparing in a folder: refusals, full disks, the content of CDI specs, and recovery at start."""
 
 import json
 import os
@@ -43,7 +43,7 @@ BOOT = "this boot"
 
 
 class Desk:
-    """The claim keeping of one node on a folder; a new one on the same folder is a restart."""
+    """The claim preparer of one node in a folder; another one in the same folder is a restart."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ def test_what_a_claim_says_in_its_configuration_forges_no_line(desk: Desk) -> No
     assert str(refused.value).isprintable()
 
 
-# Giving up
+# Unpreparing
 
 
 def test_giving_up_needs_only_the_uid_and_twice_is_fine(desk: Desk) -> None:

@@ -1,4 +1,4 @@
-"""What containers get of the driver: NVIDIA's toolkit's edits, or our own; and for how long a claim keeps them."""
+"""What containers get from the driver: the edits of NVIDIA's toolkit or Draco's own, and how long a claim keeps them."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from tests.unit.agent.driver_on_disk import FOLDER, VERSION, a_driver
 
 HOOK = Path("/usr/bin/nvidia-cdi-hook")
 BY_NVIDIA = Path(__file__).with_name("nvidia_ctk.json")
-"""What nvidia-ctk 1.20.1 writes for `a_driver` at /driver on a node with a simulated GPU, in mode nvml, less device nodes."""
+"""What nvidia-ctk 1.20.1 writes in mode nvml for `a_driver` at /driver with one simulated GPU, without device nodes."""
 
 
 def nvidias() -> ContainerEdits:
@@ -36,14 +36,14 @@ class _Spec(msgspec.Struct, rename="camel"):
 
 @pytest.fixture
 def root(tmp_path: Path) -> DriverRoot:
-    """A node whose driver root is /driver; nothing of this machine's own toolkit is found."""
+    """A node whose driver root is /driver; this machine's own toolkit is not found."""
     a_driver(tmp_path / "node")
     return DriverRoot(Path("/driver"), tmp_path / "node")
 
 
 @pytest.fixture(autouse=True)
 def no_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder of programs that is the only one on the path."""
+    """The only folder on PATH."""
     programs = tmp_path / "bin"
     programs.mkdir()
     monkeypatch.setenv("PATH", str(programs))
@@ -90,7 +90,7 @@ def test_a_driver_in_a_container_of_its_own_is_mounted_at_the_same_place_as_any_
 
 
 def test_libraries_behind_links_are_mounted_where_they_lie(tmp_path: Path) -> None:
-    """As Debian's packages have them."""
+    """Debian's packages are laid out like this."""
     a_driver(tmp_path)
     real = tmp_path / FOLDER / "nvidia" / "current"
     real.mkdir(parents=True)
@@ -106,7 +106,7 @@ def test_libraries_behind_links_are_mounted_where_they_lie(tmp_path: Path) -> No
 
 
 def test_a_program_is_taken_from_beside_the_libraries(tmp_path: Path) -> None:
-    """As hosts have it whose driver is all below one folder: what is in /usr/bin only starts that."""
+    """Hosts with the whole driver below one folder are laid out like this; their /usr/bin only has a launcher."""
     a_driver(tmp_path)
     program = tmp_path / "usr/local/nvidia/bin/nvidia-smi"
     program.parent.mkdir(parents=True)
@@ -130,7 +130,7 @@ def a_program(folder: Path, name: str, script: str) -> Path:
 
 
 def answering(root: DriverRoot, content: bytes | None = None) -> str:
-    """A script that says what nvidia-ctk says of a driver root that it sees as the agent does."""
+    """A script that prints what nvidia-ctk would, with paths as the agent sees the driver root."""
     said = root.view.parent / "said.json"
     said.write_bytes(content or BY_NVIDIA.read_bytes().replace(b"/driver/", f"{root.view}/".encode()))
     return f'echo "$@" >> {root.view.parent}/asked; exec /bin/cat {said}'
@@ -301,7 +301,7 @@ def test_a_toolkit_that_may_be_run_only_later_is_asked_then(root: DriverRoot, tm
     common.refresh(VERSION)
     assert not common.outdated(VERSION)
     before = toolkit.stat().st_ctime_ns
-    while toolkit.stat().st_ctime_ns == before:  # the time of files goes in steps
+    while toolkit.stat().st_ctime_ns == before:  # file timestamps have a coarse resolution
         toolkit.chmod(0o755)
     assert common.outdated(VERSION)
 
@@ -347,7 +347,7 @@ def test_a_partition_gets_of_the_driver_what_a_whole_gpu_gets(root: DriverRoot, 
 
 
 def test_a_claims_edits_stay_when_the_agent_finds_others(root: DriverRoot, tmp_path: Path, no_toolkit: Path) -> None:
-    """As after an upgrade of the agent: a container of the pod that is started again finds what it found before."""
+    """After an upgrade of the agent, for example: a restarted container of the pod finds the same files as before."""
     a_folder(root, tmp_path).write(CLAIM)
     a_program(root.view / "usr/bin", "nvidia-cdi-hook", "")
     after = a_folder(root, tmp_path)
@@ -402,7 +402,7 @@ def test_a_spec_of_an_earlier_agent_is_good_while_its_files_are_there(root: Driv
 
 
 def of_a_newer_agent(folder: CdiFolder) -> Any:
-    """The spec of the claim as an agent may write it one day: with more than we know of, for every device and all of them."""
+    """The claim's spec as a newer agent may write it, with fields that this one does not know, per device and in common."""
     folder.write(CLAIM)
     written: Any = json.loads(folder.path(CLAIM.uid).read_text())
     written["cdiVersion"] = "1.1.0"
@@ -420,7 +420,7 @@ def put(folder: CdiFolder, spec: Any) -> bytes:
 
 
 def test_a_spec_of_a_newer_agent_is_left_as_it_is(root: DriverRoot, tmp_path: Path) -> None:
-    """As after a downgrade: a container of the pod that is started again finds what it found before."""
+    """After a downgrade, for example: a restarted container of the pod finds the same files as before."""
     folder = a_folder(root, tmp_path)
     put(folder, of_a_newer_agent(folder))
     assert folder.is_current(CLAIM)
@@ -436,7 +436,7 @@ def test_a_spec_of_a_newer_agent_is_written_again_if_its_devices_are_others_or_w
     [device] = CLAIM.devices
     assert not folder.is_current(
         msgspec.structs.replace(CLAIM, devices=[msgspec.structs.replace(device, minor=1)])
-    )  # the driver has numbered it anew
+    )  # the driver has renumbered the GPU
     closed = json.loads(json.dumps(newer))
     closed["devices"][0]["containerEdits"]["deviceNodes"] = []
     put(folder, closed)

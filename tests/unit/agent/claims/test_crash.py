@@ -1,8 +1,8 @@
-"""Killed at every instruction of preparing, giving up and recovering, the agent loses no claim and hands out no device twice.
+"""Killed at any instruction of preparing, unpreparing or recovering, the agent loses no claim and hands out no device twice.
 
-A scene of kubelet's calls is played, and what is on disk is photographed at each executed line of the code that keeps claims,
-together with the log of every answer that kubelet had by then. From each photograph a fresh start must agree with that log; it is
-photographed too. Processes that kill themselves with SIGKILL at some of these lines prove that it is what a photograph shows.
+A test plays a scene of kubelet's calls. At each executed line of the code that keeps claims, it takes a photo: the files on disk,
+and the log of the answers that kubelet had by then. A restart from each photo must agree with that log; photos are taken during
+the restart too. Processes that kill themselves with SIGKILL at some of these lines prove that they leave what the photo shows.
 """
 
 import json
@@ -39,14 +39,14 @@ SCENES = {
     "first": [("prepare", "one", "gpu-0"), ("unprepare", "one", "gpu-0"), ("prepare", "two", "gpu-0")],
     "beside": [("prepare", "one", "gpu-0"), ("prepare", "two", "gpu-1"), ("prepare", "one", "gpu-0")],
 }
-"""What kubelet asks, in order: call, claim, device."""
+"""kubelet's calls in order: call, claim, device."""
 
 MODULES = (recovery, prepare, checkpoint, journal, cdi, files)
 CODE = frozenset(str(module.__file__) for module in MODULES)
 
 
 class Node:
-    """The part of an agent that keeps claims, on a folder."""
+    """The part of an agent that keeps claims, in a folder."""
 
     def __init__(self, folder: Path) -> None:
         local = Files()
@@ -73,7 +73,7 @@ GPUS = [a_gpu(0), a_gpu(1)]
 
 
 class Photo(NamedTuple):
-    """A folder as a process leaves it that is killed now: its folders, and its files with all their names."""
+    """What a process killed now leaves in a folder: its subfolders, and its files with all their names."""
 
     folders: tuple[str, ...]
     files: tuple[tuple[tuple[str, ...], bytes], ...]
@@ -103,7 +103,7 @@ def restore(photo: Photo, folder: Path) -> None:
 
 
 class Camera:
-    """Photographs a folder before each executed line of the code under test."""
+    """Takes a photo of a folder before each executed line of the code under test."""
 
     def __init__(self, folder: Path) -> None:
         self.photos: list[Photo] = []
@@ -128,7 +128,7 @@ class Camera:
 
 
 class Killer(Camera):
-    """Kills the process where a camera would take its `fatal`-th photograph."""
+    """Kills the process where a camera would take photo number `fatal`."""
 
     def __init__(self, folder: Path, fatal: int) -> None:
         super().__init__(folder)
@@ -141,7 +141,7 @@ class Killer(Camera):
 
 
 def play(folder: Path, scene: str, camera: Camera) -> None:
-    """Kubelet's calls, with a log of what it asked and what it was told."""
+    """Make kubelet's calls, and log what was asked and what was done."""
     with (folder / "answers").open("a", buffering=1) as log, camera:
         node = Node(folder)
         for step in SCENES[scene]:
@@ -153,7 +153,7 @@ def play(folder: Path, scene: str, camera: Camera) -> None:
 
 
 def in_child(work: Callable[[], None]) -> int:
-    """The exit status of a forked process that does the work: -9 when it was killed."""
+    """The exit status of a forked process that does the work: -9 if it was killed."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -171,13 +171,13 @@ def answers(folder: Path) -> list[list[str]]:
 
 
 def check(folder: Path) -> list[Photo]:
-    """A fresh start agrees with every answer that kubelet got, and kubelet's next attempts succeed.
+    """A restart agrees with every answer that kubelet got, and kubelet's next attempts succeed.
 
-    Returns what would be left if that start is killed too.
+    Returns the photos of that restart.
     """
     with Camera(folder) as camera:
         node = Node(folder)
-    told: dict[str, str] = {}  # what kubelet believes: prepared claims and their device
+    told: dict[str, str] = {}  # what kubelet knows: prepared claims and their device
     unsure: tuple[str, str, str] | None = None
     for verb, *step in answers(folder):
         if verb == "asked":
@@ -205,7 +205,7 @@ def check(folder: Path) -> list[Photo]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where there is such a place: a killed process loses nothing of a file system, and fsync there costs nothing."""
+    """In memory if possible: a killed process loses no file system content, and fsync costs nothing there."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else tmp_path) as name:
         yield Path(name)
@@ -213,7 +213,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def played(folder: Path, scene: str) -> Camera:
-    """Every moment of a scene."""
+    """A camera with the photos of a whole scene."""
     whole = folder / "whole"
     whole.mkdir()
     camera = Camera(whole)

@@ -1,4 +1,4 @@
-"""What is known again when the record was lost: from claims, from our own report, from specs, and from nothing else."""
+"""What is restored when the record was lost: from claims, from the agent's own report, from specs, and from nothing else."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ OURS, THEIRS = (f"MIG-{number}0000000-0000-0000-0000-000000000000" for number in
 
 
 def ready(claim: ResourceClaim) -> ResourceClaim:
-    """The claim with the status that its devices of node-0 are ready."""
+    """The claim with a status that says its devices of node-0 are ready."""
     allocation = claim.status.allocation
     assert allocation
     entries = [
@@ -46,7 +46,7 @@ def ready(claim: ResourceClaim) -> ResourceClaim:
 
 
 def reported(*, pool: str = "node-0", driver: str = NVIDIA_DRIVER, status: str = "True") -> ResourceClaim:
-    """A claim of whose device a driver says something."""
+    """A claim with a driver's status of its device."""
     claim = a_claim("one", on=["node-0/gpu-0"])
     ready = Condition(type="Ready", status=status, reason="Prepared", message="")
     device = AllocatedDeviceStatus(driver=driver, pool=pool, device="gpu-0", conditions=[ready], data={"uuid": OURS})
@@ -54,7 +54,7 @@ def reported(*, pool: str = "node-0", driver: str = NVIDIA_DRIVER, status: str =
 
 
 def counted(claim: ResourceClaim) -> int:
-    """How many claims count as prepared, if only the claim itself may say so."""
+    """How many claims count as prepared by the status of the claim alone."""
     gpus = {"gpu-0": a_gpu(0)}
     return len(rebuilding.rebuilt([claim], driver=NVIDIA_DRIVER, pool="node-0", gpus=gpus, with_spec=[]))
 
@@ -119,7 +119,7 @@ def test_a_claim_whose_device_nodes_cannot_be_named_now_gets_no_spec_and_others_
     assert list(again.specs()) == [claims[1].metadata.uid]
 
 
-# Damage of every kind, with everything that is left
+# Every kind of damage, with every remaining source
 
 
 FLIPS = (0x01, 0x20, 0x80, 0xFF)
@@ -127,7 +127,7 @@ PAIR, SMALL = names([(15, 4), (14, 0)]), names([(19, 3)])
 
 
 class Lost:
-    """A node with prepared claims, and what can be had of them when its record is lost."""
+    """A node with prepared claims, whose record is then lost."""
 
     def __init__(self, folder: Path) -> None:
         build(folder, gpus=2)
@@ -150,7 +150,7 @@ class Lost:
     def again(
         self, content: bytes, *, api: Sequence[ResourceClaim] = (), reboot: bool = False, denied: Collection[str] = ()
     ) -> tuple[dict[ClaimUid, PreparedClaim], dict[PlacementKey, OwnedInstance]]:
-        """Claims and instances after a start with that record, as `startup` does it."""
+        """Claims and instances after a start with this record, as `startup` restores them."""
         by_spec = [] if reboot else self.node.cdi.claims()
         try:
             loaded = checkpoint.read(content)
@@ -264,7 +264,7 @@ def test_a_spec_of_another_boot_tells_nothing(tmp_path: Path) -> None:
     assert found.claim.uid in {one.uid for one in lost.node.cdi.claims()}
 
 
-# By the status of a claim whose GPU is not there
+# From the status of a claim whose GPU is missing
 
 
 GONE, OTHER = "GPU-gone", "other.example.com"
@@ -284,7 +284,7 @@ def entry(device: str = "gpu-0", uuid: str | None = GONE, **changes: Any) -> All
 def by_status(
     results: Sequence[DeviceRequestAllocationResult], entries: Sequence[AllocatedDeviceStatus]
 ) -> list[PreparedDevice]:
-    """What is known of a claim, by its status alone."""
+    """What the status of a claim alone says about its devices."""
     allocation = AllocationResult(devices=DeviceAllocationResult(results=list(results)))
     claim = a_claim("one")
     status = msgspec.structs.replace(claim.status, allocation=allocation, devices=list(entries))
@@ -384,7 +384,7 @@ def test_a_device_counts_as_ready_by_no_other_condition() -> None:
     assert counted(claim) == 0
 
 
-# By specs, and by the record before
+# From specs, and from the previous record
 
 
 def test_what_the_record_said_before_is_believed_unless_kubelet_denies_it(tmp_path: Path) -> None:

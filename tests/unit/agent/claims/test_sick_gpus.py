@@ -1,4 +1,4 @@
-"""A GPU with a fault gets no new claim, keeps those it has, and is open to who comes to look at it."""
+"""A GPU with a fault gets no new claim, keeps those it has, and admits claims that inspect it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Device nodes that containers need: made where they are missing, and told where they cannot be."""
+"""Device nodes that containers need: created if missing, and reported if that is impossible."""
 
 import errno
 import json
@@ -23,7 +23,7 @@ ALL = {"nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset
 
 
 class Host:
-    """A node's /proc and /dev, and what mknod does there: it makes a file in place of the node, unless it is refused."""
+    """A node's /proc and /dev. mknod creates a file instead of a device node, unless it is refused."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.proc, self.root = folder / "proc", folder / "host"
@@ -67,7 +67,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 def named(spec: Any) -> set[str]:
-    """The device nodes that a spec has the runtime open on the host."""
+    """The names of the device nodes that a spec has the runtime open on the host."""
     edits = [spec["containerEdits"], *(one["containerEdits"] for one in spec["devices"])]
     return {Path(each["hostPath"]).name for one in edits for each in one.get("deviceNodes", [])}
 
@@ -197,7 +197,7 @@ def test_a_node_that_somebody_makes_at_the_same_time_is_fine(host: Host, monkeyp
 
 
 def test_where_nothing_tells_of_nodes_none_is_asked_for(host: Host) -> None:
-    """As under WSL2, whose GPUs are opened by /dev/dxg."""
+    """Under WSL2, for example, where GPUs are opened through /dev/dxg."""
     assert (host.nodes.gpu(0), host.nodes.shared(), host.names()) == ("/dev/nvidia0", [], set())
 
 

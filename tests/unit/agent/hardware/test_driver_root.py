@@ -1,4 +1,4 @@
-"""Finding and loading the node's NVML: wherever the driver is installed, and nothing else of the node."""
+"""Finding and loading the node's NVML wherever the driver is installed, and no other library of the node."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """What a process needs to reach the simulated driver of a node with two GPUs."""
+    """The environment in which a process reaches the simulated driver of a node with two GPUs."""
     state.create(tmp_path / "gpus.json", board="H100-80GB", gpus=2, node_name="n")
     socket = Path(f"/tmp/draco-root-{os.getpid()}.sock")
     with service.serving(tmp_path / "gpus.json", socket):
@@ -32,7 +32,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def install(nvml: Path, folder: Path, version: str = "580.95.05") -> Path:
-    """A driver's library folder on a node of another glibc: whoever loads that one dies."""
+    """A driver's library folder on a node with another glibc: a process that loads that glibc dies."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in OTHER_GLIBC:
         (folder / name).write_bytes(b"\x7fELF of another release")
@@ -45,7 +45,7 @@ def install(nvml: Path, folder: Path, version: str = "580.95.05") -> Path:
 
 
 def run(program: str, root: Path, environment: dict[str, str]) -> str:
-    """Run an agent's part in a process of its own, as nothing can be unloaded from this one for sure."""
+    """Run a part of the agent in a process of its own, since a library cannot be reliably unloaded from this one."""
     start = f"""
 from pathlib import Path
 from draco.agent.hardware.driver_root import DriverRoot
@@ -67,7 +67,7 @@ nvml = Nvml(load=NodeLibrary(DriverRoot(Path("/"), ROOT)).load)
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]  # before it are logs
+    return done.stdout.splitlines()[-1]  # logs come before it
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ BOTH = ["usr/lib64", "run/nvidia/driver/usr/lib64"]
     ids=["the container's", "the container's, open", "the host's", "neither", "an empty file", "nothing loaded"],
 )
 def test_of_two_drivers_the_one_that_is_loaded_comes_first(said: str | None, order: list[str], tmp_path: Path) -> None:
-    """Packages of the distribution may be left on a node whose driver the GPU operator brings in a container."""
+    """A node may still have the distribution's packages when the GPU operator installs its driver in a container."""
     for folder, version in zip(BOTH, ("535.230.02", "580.95.05"), strict=True):
         (tmp_path / "root" / folder).mkdir(parents=True)
         (tmp_path / "root" / folder / f"libnvidia-ml.so.{version}").touch()
@@ -168,7 +168,7 @@ def test_of_two_drivers_the_one_that_is_loaded_comes_first(said: str | None, ord
 def test_a_file_that_was_replaced_under_its_name_is_loaded_anew(
     compiled: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """As where the driver's installer has no file name of its own for each version."""
+    """Some installers use the same file name for every version of the driver."""
     folder = tmp_path / "root/usr/lib64"
     folder.mkdir(parents=True)
     file = folder / "libnvidia-ml.so.1"
@@ -188,7 +188,7 @@ print(len(nvml.gpus()), inodes() == {{os.stat({str(file)!r}).st_ino}})
 
 
 def test_what_cannot_be_loaded_is_passed_over(compiled: Path, tmp_path: Path, environment: dict[str, str]) -> None:
-    """As libraries of 32 bits in /usr/lib of some distributions."""
+    """Some distributions have 32-bit libraries in /usr/lib."""
     install(compiled, tmp_path / "root/usr/lib64").write_bytes(b"\x7fELF\x01")
     file = install(compiled, tmp_path / "root/usr/lib")
     said = run("nvml.open(); print(*mapped())", tmp_path / "root", environment)
@@ -225,7 +225,7 @@ def test_a_library_that_cannot_be_loaded_is_named_with_the_cause(
 
 
 def test_an_absolute_link_is_followed_below_the_root(tmp_path: Path) -> None:
-    """As Debian's alternatives make them."""
+    """Debian's alternatives are such links."""
     libraries, alternatives = tmp_path / "usr/lib/x86_64-linux-gnu", tmp_path / "etc/alternatives"
     (libraries / "nvidia").mkdir(parents=True)
     alternatives.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Which faults end a GPU, until when that counts, and that a restart of the agent forgets none."""
+"""Which faults take a GPU out of use, how long they last, and that a restart of the agent forgets none."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def an_xid(code: int, *, gi: int | None = None) -> GpuEvent:
 
 
 class Node:
-    """NVML of two GPUs and the record of their faults; another one in the same folder is the agent started again."""
+    """NVML with two GPUs and the record of their faults; another one in the same folder is a restarted agent."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "gpus.json"
@@ -71,7 +71,7 @@ class Node:
         return {one.status.name: one.status.effect.value for one in self.gpus[gpu].faults}
 
     def well(self) -> bool:
-        """After as many clean readings as it takes, and not before."""
+        """Whether the faults end after exactly the required number of clean readings."""
         before = [bool(self.gpus[0].fault or self.gpus[1].fault), any(self.faults(CLEAN - 1))]
         return before == [True, True] and self.faults() == ["", ""]
 
@@ -345,7 +345,7 @@ def test_heat_is_a_fault_until_the_gpu_is_some_degrees_cooler_than_where_it_begi
     )
     faults.temperature(node.path, 0, slowdown)
     assert node.ledger() == {"ThermalSlowdown": "Announce"}
-    for _ in range(20):  # about the limit, now below and now above it
+    for _ in range(20):  # the temperature swings around the limit
         faults.temperature(node.path, 0, slowdown - 1)
         assert node.ledger() == {"ThermalSlowdown": "Announce"}
         faults.temperature(node.path, 0, slowdown)
@@ -447,7 +447,7 @@ def test_a_record_that_cannot_be_read_or_written_costs_no_more_than_what_it_said
     assert node.faults() == ["", ""]
     assert (tmp_path / "faults.aside.json").read_text() == "{"
     (tmp_path / "faults.json").unlink()
-    (tmp_path / "faults.json.tmp").mkdir()  # nothing can be written there
+    (tmp_path / "faults.json.tmp").mkdir()  # makes writing fail
     faults.xid(node.path, 0, 95)
     node.told()
     assert node.faults() == ["Xid95", ""]

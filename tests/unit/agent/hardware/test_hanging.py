@@ -1,4 +1,4 @@
-"""A call of NVML that does not return: which one it is, what the view says meanwhile, and that it is over when it answers."""
+"""NVML calls that do not return: which one it is, what the view says meanwhile, and that the hang ends with the answer."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ from tests.doubles.clock import ManualClock
 
 
 class Watched:
-    """Hardware of two GPUs under a clock that the test moves."""
+    """The hardware of two GPUs with a manual clock."""
 
     def __init__(
         self, folder: Path, *, rescan_s: float = 10.0, retry_s: float = 5.0, event_wait_s: float = 0.0
@@ -68,7 +68,7 @@ class Watched:
                 await running
 
     async def calls(self, function: str) -> None:
-        """Once a call has begun."""
+        """Wait until a call of this function has begun."""
 
         def begun() -> bool:
             call = self.nvml.calling
@@ -302,9 +302,9 @@ async def test_a_driver_that_was_loaded_anew_is_read_again_and_has_reset_its_gpu
         await node.clock.advance(5)
         await eventually(lambda: not node.hardware.view.fault)
         assert node.faults == ["Xid95", ""], "one clean reading is not enough"
-        while any(node.faults):  # the clock moves by as much as it takes to read twice more
+        while any(node.faults):  # advances the clock until two more readings are done
             await node.clock.advance(2)
-            await asyncio.sleep(0.02)  # the thread that reads runs on real time: the clock must not run away from it
+            await asyncio.sleep(0.02)  # the reading thread runs in real time: the clock must not run ahead of it
         assert node.clock.monotonic() < 3600
 
 

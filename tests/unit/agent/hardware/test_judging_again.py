@@ -1,4 +1,4 @@
-"""What policies say of a fault while the GPUs are read counts at once, and is not undone by the reading that goes on."""
+"""A policy that judges a fault while the GPUs are being read takes effect immediately, and the reading does not undo it."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ HEAT = "ThermalSlowdown"
 
 
 class Watched:
-    """The hardware of one hot GPU, of which a policy says something in the middle of a reading."""
+    """The hardware of one hot GPU; a policy arrives in the middle of a reading."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "gpus.json"
@@ -61,14 +61,14 @@ class Watched:
         return view
 
     def policy_says(self) -> None:
-        """As the agent takes up what its GpuNode says."""
+        """Apply an override, as the agent does when its GpuNode changes."""
         self.record.overrides = (
             FaultOverride(uuid=self.uuid, fault=HEAT, effect=HealthEffect.NO_EXECUTE, policy="strict"),
         )
         self.hardware.judge_again()
 
     async def effect(self) -> HealthEffect:
-        """What the first reading makes of the heat."""
+        """The effect of the heat after the first reading."""
         running = asyncio.create_task(self.hardware.run())
         try:
             await asyncio.wait_for(self.hardware.ready.wait(), 30.0)

@@ -1,4 +1,4 @@
-"""The agent's view of NVML, on simulated NVML: typed GPUs, isolation of faults, events, and sentences for errors."""
+"""The agent's view of NVML, on simulated NVML: typed GPUs, isolation of faults, events, and messages for errors."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ from draco_local.simulator.gpus.state import RemappedRows, create, load, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.doubles.judged import at_first_sight
 
-LONG_MS = 30_000  # never waited out
+LONG_MS = 30_000  # never reached
 
 
 @pytest.fixture
@@ -364,7 +364,7 @@ def test_a_lost_gpu_is_one_event_naming_it_and_the_others_are_still_watched(nvml
     uuids = _uuids(path)
     faults.lose(path, 4)
     assert list(nvml.wait_events(LONG_MS)) == [
-        GpuEvent(EventKind.XID, uuids[4], 79),  # named although the GPU no longer tells its UUID
+        GpuEvent(EventKind.XID, uuids[4], 79),  # identified although the GPU no longer reports its UUID
         GpuEvent(EventKind.LOST, uuids[4]),
     ]
     assert list(nvml.wait_events(0)) == []

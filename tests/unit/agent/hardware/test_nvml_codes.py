@@ -1,7 +1,7 @@
-"""Every return code of NVML that an agent has to tell apart, and what it does about each, wherever it meets it.
+"""Every return code of NVML that an agent distinguishes, and what it does about each, wherever it occurs.
 
-One table, and one test for each place in which a code can turn up: reading a GPU, reading what it can be divided into, listing
-instances, making one, destroying one, waiting for events, and losing the driver.
+One table, and one test for each place in which a code can occur: reading a GPU, reading its possible divisions, listing
+instances, creating one, destroying one, waiting for events, and losing the driver.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 
 
 class Code(NamedTuple):
-    """A return code: which error it is, what people are told, and whether NVML has certainly done nothing then."""
+    """A return code: its error class, its message, and whether NVML has certainly done nothing."""
 
     kind: type[NvmlError]
     told: str
@@ -87,7 +87,7 @@ def node(tmp_path: Path) -> MigNode:
 
 
 def watched(folder: Path) -> tuple[MigNode, list[str]]:
-    """A node, and the NVML functions as they are called."""
+    """A node, and a list that records the NVML functions called."""
     build(folder)
     called: list[str] = []
     node = MigNode(folder, step=lambda point: called.append(point.removeprefix("before ")))
@@ -137,7 +137,7 @@ def test_a_gpu_that_answers_with_a_code_is_unhealthy_or_unknown_and_hides_no_oth
     assert CODES[name].told in other.health.message or other.health.state is HealthState.HEALTHY
 
 
-# What it can be divided into
+# Reading its possible divisions
 
 
 @codes
@@ -190,7 +190,7 @@ def test_a_gpu_that_cannot_be_listed_is_dirty_says_why_and_is_clean_after_the_ne
     assert not dirty(node)
 
 
-# Making one
+# Creating an instance
 
 
 @codes
@@ -215,7 +215,7 @@ def test_a_creation_whose_answer_is_no_refusal_is_undone_where_it_was_made(node:
     assert (node.real(), dict(node.record.instances), dirty(node)) == ([], {}, False)
 
 
-# Destroying one
+# Destroying an instance
 
 
 @codes
@@ -260,7 +260,7 @@ def test_a_creation_that_the_mode_or_the_board_does_not_allow_says_so(node: MigN
         node.prepare(ONE)
 
 
-# Turning the mode
+# Changing the MIG mode
 
 
 @pytest.mark.parametrize("name", ["IN_USE", "NO_PERMISSION", "GPU_IS_LOST", "UNKNOWN"])

@@ -1,4 +1,4 @@
-"""GPU instances through simulated NVML: tables, lists, modes, and the traps of pynvml."""
+"""GPU instances through simulated NVML: tables, lists, modes, and the pitfalls of pynvml."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from draco_local.simulator.nvml.library import SimulatedNvml
 
 
 class Edge(NvmlInstances):
-    """The edge over a fresh node with one GPU."""
+    """NvmlInstances on a new node with one GPU."""
 
     def __init__(self, path: Path, board: str = "H100-80GB", *, mig: int = 1) -> None:
         create(path, board=board, gpus=1, node_name="node")
@@ -99,7 +99,7 @@ def test_a_gpu_instance_in_several_parts_is_listed_once(edge: Edge) -> None:
 def test_of_several_parts_the_one_with_the_lowest_number_is_named(edge: Edge) -> None:
     made = by_hand.create_instance(edge.path, 0, "3g.40gb", start=4, compute="none")
     handle = edge.nvml.call("nvmlDeviceGetGpuInstanceById", edge.nvml.handle(edge.uuid), made.gpu_instance)
-    for profile in (1, 0):  # of two slices first, and listed last
+    for profile in (1, 0):  # the one with two slices first, though it is listed last
         edge.nvml.call("nvmlGpuInstanceCreateComputeInstance", handle, profile)
     [found] = edge.instances(edge.uuid)
     assert (found.parts, found.ci) == (2, 0)
@@ -135,7 +135,7 @@ def test_taken_units_and_held_instances_have_errors_of_their_own(edge: Edge) -> 
     assert edge.processes(made) == [7]
     faults.release(edge.path, 7)
     edge.destroy(made)
-    edge.destroy(made)  # gone already
+    edge.destroy(made)  # already gone
     assert edge.instances(edge.uuid) == []
 
 

@@ -1,4 +1,4 @@
-"""Where a GPU sits, read from a simulated sysfs."""
+"""The PCIe location of a GPU, read from a simulated sysfs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is prepared is what is there: a spec exists only while each of its devices is where it was when the spec was written."""
+"""A claim is prepared only while its devices are present: its spec exists only while each device is where the spec says."""
 
 import inspect
 import json
@@ -158,7 +158,7 @@ def opened(node: MigNode, claim: ResourceClaim) -> list[str]:
 
 
 def ask(node: MigNode, claim: ResourceClaim, gpus: list[Gpu]) -> str:
-    """Kubelet asks again, GPUs being those; why not, "" when it is prepared."""
+    """Let kubelet ask again with these GPUs present. Returns why the claim is not prepared, or ""."""
     try:
         node.desk.prepare(claim, {f"gpu-{index}": gpu for index, gpu in enumerate(gpus)})
     except PrepareError as error:
@@ -167,13 +167,13 @@ def ask(node: MigNode, claim: ResourceClaim, gpus: list[Gpu]) -> str:
 
 
 def look(node: MigNode) -> recovery.RecoveryResult:
-    """What follows each look at the GPUs."""
+    """Read the GPUs, and do what follows each reading."""
     node.gpus = node.scan()
     return recovery.respec(node.record, node.cdi, node.instances, gpus=node.gpus)
 
 
 def reopened(node: MigNode) -> MigNode:
-    """The session ended with the driver, and is opened again."""
+    """The node after its session ended with the driver and was opened again."""
     node.nvml.close()
     node.nvml.open()
     return node

@@ -1,4 +1,4 @@
-"""GPUs on which nothing can be made: they must not attract one pod after the other."""
+"""GPUs on which instances cannot be created must not attract one pod after the other."""
 
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def test_each_rest_is_longer_than_the_last_up_to_ten_minutes() -> None:
             now_s += 30
         rests.append(now_s - began_s)
     assert rests == [0, 60, 120, 240, 480, 600, 600]
-    for _ in range(2000):  # for two weeks
+    for _ in range(2000):  # two weeks
         failures.failed(GPU, "It said no.")
     assert failures.sentence(GPU)
     failures.over(GPU)

@@ -1,4 +1,4 @@
-"""Who holds an instance, from what /proc says; and the device nodes that open instances."""
+"""Who holds an instance according to /proc, and which device nodes open instances."""
 
 import os
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_a_process_names_itself_without_control_characters(tmp_path: Path) -> No
 
 
 def test_a_host_name_that_no_pod_can_have_is_not_told(tmp_path: Path) -> None:
-    """A process writes its environment itself, and what is told of it goes into the GpuNode, of which there is one for all."""
+    """A process controls its own environment, and what is read from it goes into the GpuNode, which must stay small."""
     a_process(tmp_path, 7, cgroup=f"0::/kubepods/pod{POD}/{CONTAINER}", env=f"HOSTNAME={'a' * 100_000}\0")
     assert (
         sentence(Holders(tmp_path).named([7]))
@@ -84,7 +84,7 @@ def test_many_holders_are_counted(tmp_path: Path) -> None:
 def test_a_file_that_is_closed_while_it_is_looked_at_hides_no_other(tmp_path: Path) -> None:
     a_process(tmp_path, 7, files=("/dev/nvidia0",))
     for number in range(1, 20):
-        (tmp_path / "7" / "fd" / str(number)).write_text("")  # no link, like one that is gone
+        (tmp_path / "7" / "fd" / str(number)).write_text("")  # not a link, like a descriptor closed meanwhile
     assert [each.pid for each in Holders(tmp_path).having_open("/dev/nvidia0")] == [7]
 
 

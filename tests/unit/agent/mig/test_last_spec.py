@@ -1,4 +1,4 @@
-"""What is wanted of a node while its GpuNode does not say so."""
+"""Which spec is in effect for GPUs that the current GpuNode does not decide about."""
 
 from draco.agent.mig.last_spec import NOTHING, as_published, in_effect
 from draco.resources.api.draco import GpuNodeSpec, IsolatedGpu, MigMode, PromisedDevice, WantedGpu, WantedInstance
@@ -14,7 +14,7 @@ def isolated(uuid: str, device: str = "", request: str = "fan", key: str = "drac
 
 
 def everything(uuid: str, number: int) -> GpuNodeSpec:
-    """Something of each kind about one GPU."""
+    """A spec with one entry of each kind for one GPU."""
     return GpuNodeSpec(
         gpus=[WantedGpu(uuid=uuid, policy="p", mode=MigMode.DYNAMIC)],
         promised=[PromisedDevice(device=f"gpu-{number}", uuid=uuid)],

@@ -1,4 +1,4 @@
-"""What people do by hand to GPUs that the agent divides, on simulated NVML: kept, told, and never taken for the agent's own."""
+"""Changes by hand on GPUs that the agent divides, on simulated NVML: kept, reported, and never taken for the agent's own."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +40,7 @@ def node(tmp_path: Path) -> MigNode:
 @pytest.mark.parametrize("compute", [True, False])
 def test_an_instance_of_somebody_else_is_reported_refused_and_never_touched(node: MigNode, compute: bool) -> None:
     by_hand.create_instance(node.path, 0, "3g.40gb", start=4, compute="whole" if compute else "none")
-    faults.fail(node.path, "nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_UNKNOWN)  # not even tried
+    faults.fail(node.path, "nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_UNKNOWN)  # must not be called
     with pytest.raises(
         PrepareError, match=r"cannot get gpu-0-mig-3g40gb-9-4: GPU instance .* destroy it with nvidia-smi"
     ):
@@ -64,7 +64,7 @@ def test_an_instance_of_somebody_else_in_the_whole_gpu_is_left_alone_too(node: M
 def test_while_a_gpu_is_made_whole_nobody_looks_at_it_between_two_steps(
     node: MigNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a step is to name may be gone by then: somebody destroys it at that moment, and NVML's event makes the agent look."""
+    """Otherwise a step might name an instance that somebody destroys at that moment, if NVML's event makes the agent look."""
     by_hand.create_instance(node.path, 0, "3g.40gb", start=4)
     looked: list[bool] = []
 
@@ -130,7 +130,7 @@ def test_what_somebody_makes_in_a_place_never_tried_is_not_undone_though_a_full_
 
 
 def test_a_step_that_was_never_taken_is_off_the_record_at_once(node: MigNode) -> None:
-    """A run that begins now could not tell what somebody makes there from its own."""
+    """A restarted agent could not distinguish an instance made there by hand from its own."""
     board = node.gpus[0].board
     assert board
     large, small = board.by_id(9), board.by_id(19)
@@ -264,7 +264,7 @@ def test_of_a_gpu_that_left_the_node_nothing_is_said_when_it_comes_back(node: Mi
     assert node.mig.divisions[node.uuid].message == ""
 
 
-# MIG mode that somebody changes by hand
+# MIG mode changed by hand
 
 
 def test_a_gpu_divided_by_hand_since_the_last_look_is_not_given_whole(tmp_path: Path) -> None:
@@ -334,11 +334,11 @@ def test_a_gpu_that_has_no_mig_is_given_whole_though_it_cannot_be_read_now(tmp_p
     assert len(node.specs()) == 1
 
 
-# Doubt
+# Unclear ownership
 
 
 def cut_off(node: MigNode, monkeypatch: pytest.MonkeyPatch, *, by_somebody: bool) -> MigNode:
-    """A new run of an agent that ended when it had put a step on record: NVML made the instance, or somebody did."""
+    """A restart of an agent that was killed after recording a step: NVML created the instance, or somebody else did."""
 
     class Killed(BaseException):
         pass

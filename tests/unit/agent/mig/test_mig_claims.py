@@ -1,4 +1,4 @@
-"""Claims of partitions on simulated NVML: what is made for them, what is refused, what goes and what stays when they end."""
+"""Claims of partitions on simulated NVML: what is created, what is refused, and what stays or goes when they end."""
 
 import json
 import shutil
@@ -57,7 +57,7 @@ def test_a_partition_is_made_where_it_was_allocated_and_given_with_the_nodes_tha
     assert device.partition
     assert device.partition.uuid == made.compute[0].uuid
     [edits] = [one["containerEdits"] for one in spec(node, ONE)["devices"]]
-    first = 3 + made.id * 9  # the driver's numbering: nine nodes for each GPU instance
+    first = 3 + made.id * 9  # the driver numbers nine device nodes for each GPU instance
     assert edits == {
         "env": [f"DRACO_DEVICE_GPU_0_MIG_3G40GB_9_4={made.compute[0].uuid}"],
         "deviceNodes": [
@@ -135,7 +135,7 @@ def test_a_partition_that_cannot_exist_is_refused_with_a_reason(node: MigNode, d
     assert not node.record.claims
 
 
-# Giving up
+# Unpreparing
 
 
 def test_giving_up_destroys_the_instances_and_leaves_nothing(node: MigNode) -> None:
@@ -177,7 +177,7 @@ def test_a_claim_whose_instance_is_in_use_is_given_up_only_when_that_was_publish
         assert node.specs() == {}
         assert node.mig.divisions[node.uuid].dirty
         node.now_s += PATIENCE_S * 0.6
-    node.unprepare(ONE)  # kubelet need not wait longer, and nobody gets the units
+    node.unprepare(ONE)  # kubelet need not wait longer, and the memory slices stay blocked
     assert not node.record.claims
     assert node.uses() == [(9, 4, Use.ORPHAN)]
     with pytest.raises(PrepareError, match="no claim uses it any more, but it is in use"):
@@ -347,7 +347,7 @@ def test_without_the_numbers_of_device_nodes_a_claim_is_refused_and_its_instance
     assert node.real() == []
 
 
-# Recognising
+# Recognising the agent's own instances
 
 
 OWN = OwnedInstance(gpu=GpuUuid("GPU-1"), profile_id=9, start=4, size=4, state=InstanceState.MADE, boot_id="b")
@@ -362,11 +362,11 @@ THERE = Instance(gpu=GpuUuid("GPU-1"), gi=2, profile_id=9, start=4, size=4, ci=0
         ({"gi": 2, "ci": 0, "uuid": "MIG-1"}, {"start": 0}, "b", False),
         ({"gi": 2, "ci": 0, "uuid": "MIG-1"}, {"ci": None, "uuid": None}, "b", True),  # half destroyed
         ({"gi": 2, "ci": 0, "uuid": "MIG-1"}, {"ci": None, "uuid": None}, "next boot", False),
-        ({"gi": 2}, {}, "b", True),  # killed before the UUID was recorded
+        ({"gi": 2}, {}, "b", True),  # killed before it recorded the UUID
         ({"gi": 2}, {}, "next boot", False),
         ({"gi": 2}, {"gi": 3}, "b", False),
-        ({}, {"ci": None, "uuid": None}, "b", True),  # killed before the number was recorded
-        ({}, {}, "b", False),  # ours would have no compute instance yet
+        ({}, {"ci": None, "uuid": None}, "b", True),  # killed before it recorded the number
+        ({}, {}, "b", False),  # the agent's own would have no compute instance yet
         ({}, {"ci": None, "uuid": None}, "next boot", False),
     ],
 )
@@ -552,7 +552,7 @@ def test_a_gpu_that_is_lost_keeps_its_claims_and_is_dirty(node: MigNode) -> None
 
 
 def test_a_claim_on_a_gpu_that_left_the_node_is_given_up_after_a_restart(tmp_path: Path) -> None:
-    """The record names a GPU that the new agent never looked at, and nobody can hold an instance of it."""
+    """The record names a GPU that the restarted agent has never seen; nobody can hold an instance on it."""
     build(tmp_path, gpus=2)
     claim = a_mig_claim("gone", *names([(19, 0)], gpu=1))
     MigNode(tmp_path).prepare(claim)

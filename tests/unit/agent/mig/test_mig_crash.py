@@ -1,8 +1,8 @@
-"""Killed at any journal write and any NVML call, the agent comes back to a state that explains every GPU instance.
+"""Killed at any journal write and any NVML call, the agent recovers to a state that explains every GPU instance.
 
-What a killed process leaves is what is on the disk and on the GPUs. So a scene is played once, and at every point, before and
-after each write and each call, the node is photographed. Every photograph that differs is a node on which a fresh start is tried;
-that start is photographed in the same way, and so on until nothing new turns up: killed while recovering, and again.
+A killed process leaves what is on the disk and on the GPUs. So each scene is played once, and the node is photographed before and
+after each write and each call. Each distinct photo is a node on which a restart is tried. That restart is photographed in the
+same way, and so on until no new photo appears: this covers agents killed again while recovering.
 """
 
 import json
@@ -45,7 +45,7 @@ BOOTS = ("this boot", "the next boot")
 
 
 class Stage:
-    """A node while a scene is played on it, and what kubelet has been told so far."""
+    """A node on which a scene is played, and what kubelet has been told so far."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,18 +76,18 @@ class Stage:
         self.told, self.unsure = self.told - {name}, None
 
     def put_by_hand(self, profile: str, start: int) -> None:
-        """Somebody else makes an instance."""
+        """Somebody else creates an instance."""
         made = by_hand.create_instance(self.folder / "gpus.json", 0, profile, start=start)
         self.by_hand |= {made.uuid}
 
     def begin_by_hand(self, profile: str, start: int) -> None:
-        """Somebody else makes an instance, and will make the compute instance in it later."""
+        """Somebody else creates a GPU instance, without its compute instance for now."""
         path = self.folder / "gpus.json"
         number = by_hand.create_instance(path, 0, profile, start=start, compute="none").gpu_instance
         self.bare |= {one.serial for one in state.load(path).gpus[0].instances if one.id == number}
 
     def finish_by_hand(self) -> None:
-        """The compute instances are made."""
+        """Create the missing compute instances."""
         node = self.node
         assert node
         for one in node.hardware().instances:
@@ -101,7 +101,7 @@ class Stage:
         self.bare = frozenset()
 
     def want(self, mode: MigMode, *, layout: str = "", warm: str = "") -> None:
-        """A layout such as "3g.40gb@4 1g.10gb@0", and warm profiles."""
+        """Set a layout such as "3g.40gb@4 1g.10gb@0", and warm profiles."""
         assert self.node
         self.wanted = WantedGpu(
             uuid=self.node.uuid,
@@ -117,7 +117,7 @@ class Stage:
 
 
 class Photo(msgspec.Struct, frozen=True):
-    """A node as a killed agent leaves it, and what kubelet had been told by then."""
+    """What a killed agent leaves on a node, and what kubelet had been told by then."""
 
     files: dict[str, bytes]
     told: frozenset[str]
@@ -129,7 +129,7 @@ class Photo(msgspec.Struct, frozen=True):
 
 
 class Camera(Files):
-    """Photographs a stage at every point. Also the stage's files, so that each write is two points."""
+    """Photographs a stage at every point. It is also the stage's Files, so that each write has two points."""
 
     def __init__(self, stage: Stage) -> None:
         self.points = 0
@@ -141,7 +141,7 @@ class Camera(Files):
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """What is done meanwhile is not the agent's."""
+        """Changes in this block are not the agent's: no photos."""
         self._closed = True
         yield
         self._closed = False
@@ -189,7 +189,7 @@ class Camera(Files):
 
 
 def essence(photo: Photo) -> str:
-    """A photograph without what differs between equal nodes: UUIDs by their order, no events and no counters."""
+    """A photo without what differs between equal nodes: UUIDs are replaced by their order, events and counters left out."""
     node = json.loads(photo.files["gpus.json"])
     gpus = [[one["mig_current"], one["mig_pending"], one["instances"], one["processes"]] for one in node["gpus"]]
     for gpu in gpus:
@@ -223,7 +223,7 @@ def prepare_two(stage: Stage) -> None:
 
 
 def give_way(stage: Stage) -> None:
-    """A warm instance is in the way of a claim."""
+    """A warm instance blocks a claim."""
     stage.put_by_hand("1g.10gb", 6)
     stage.start()
     stage.want(MigMode.DYNAMIC, warm="2g.20gb")
@@ -239,7 +239,7 @@ def whole_and_parts(stage: Stage) -> None:
 
 
 def layouts(stage: Stage) -> None:
-    """A layout is changed while a neighbour runs."""
+    """A layout changes while a neighbour runs."""
     stage.put_by_hand("1g.10gb", 6)
     stage.start()
     stage.want(MigMode.STATIC, layout="1g.20gb@4 2g.20gb@0")
@@ -250,7 +250,7 @@ def layouts(stage: Stage) -> None:
 
 
 def reload(stage: Stage) -> None:
-    """The driver is loaded again: all instances are gone."""
+    """The driver is reloaded: all instances are gone."""
     stage.start()
     stage.prepare("pair")
     faults.reload_driver(stage.folder / "gpus.json")
@@ -267,7 +267,7 @@ def reboot(stage: Stage) -> None:
 
 
 def held(stage: Stage) -> None:
-    """Somebody holds the GPU instance, so giving up gets half way only."""
+    """Somebody holds the GPU instance, so unpreparing stops half way."""
     stage.start()
     stage.prepare("small")
     assert stage.node
@@ -278,7 +278,7 @@ def held(stage: Stage) -> None:
 
 
 def failing(function: str, effect: Literal["none", "done"]) -> Callable[[Stage], None]:
-    """NVML fails one call of a claim's, having done its work or not, and says nothing of which."""
+    """NVML fails one call for a claim, either before or after executing it, and does not say which."""
 
     def scene(stage: Stage) -> None:
         stage.put_by_hand("1g.10gb", 6)
@@ -295,7 +295,7 @@ def failing(function: str, effect: Literal["none", "done"]) -> Callable[[Stage],
 
 
 def taken(stage: Stage) -> None:
-    """Somebody makes the same instance just before we do."""
+    """Somebody creates the same instance just before the agent does."""
     stage.start()
     stage.before["before nvmlDeviceCreateGpuInstanceWithPlacement"] = partial(stage.put_by_hand, "1g.10gb", 3)
     with pytest.raises(PrepareError, match="made by somebody else"):
@@ -303,7 +303,7 @@ def taken(stage: Stage) -> None:
 
 
 def begun(stage: Stage) -> None:
-    """Somebody makes the same instance just before we do, and no compute instance in it yet: so would ours look."""
+    """The same, without a compute instance: exactly as the agent's own would look at that point."""
     stage.start()
     stage.before["before nvmlDeviceCreateGpuInstanceWithPlacement"] = partial(stage.begin_by_hand, "1g.10gb", 3)
     with pytest.raises(PrepareError, match="without a compute instance, was made by somebody else"):
@@ -333,7 +333,7 @@ SCENES: list[Callable[[Stage], None]] = [
 
 
 def restore(photo: Photo, folder: Path, template: Path) -> Stage:
-    """The node of a photograph."""
+    """The node as photographed."""
     folder.mkdir()
     (folder / "proc").symlink_to(template / "proc")
     for name, content in photo.files.items():
@@ -352,9 +352,9 @@ def restore(photo: Photo, folder: Path, template: Path) -> Stage:
 
 
 def check(stage: Stage) -> tuple[list[Photo], int]:
-    """A fresh start on a photographed node: nothing lost, nothing leaked, nothing given twice, others' untouched.
+    """After a restart on a photographed node nothing is lost, leaked or given twice, and others' instances are untouched.
 
-    Returns the photographs of that start, and how many points it had.
+    Returns the photos of that restart, and its number of points.
     """
     node = stage.start()
     if stage.bare:
@@ -365,7 +365,7 @@ def check(stage: Stage) -> tuple[list[Photo], int]:
         assert "may come from an interrupted step of this agent" in node.mig.divisions[node.uuid].message
         node.now_s += DOUBT_S
         node.layouts.keep(node.uuid)
-        recovery.respec(node.record, node.cdi, node.instances, gpus=node.gpus)  # so it is told when instances are new
+        recovery.respec(node.record, node.cdi, node.instances, gpus=node.gpus)  # so it learns of new instances
     assert not node.forgotten, "a spec was written before its claim was on record, or outlived it"
     recovering, points = list(stage.camera.photos), stage.camera.points
     assert node.left_open == {uuid for uuid, one in node.at_first.items() if one.dirty}, (
@@ -402,7 +402,7 @@ def check(stage: Stage) -> tuple[list[Photo], int]:
 
 
 def again(node: MigNode, call: str, name: str) -> None:
-    """Kubelet asks again. What somebody else is in the way of stays refused."""
+    """Have kubelet ask again. What somebody else's instance blocks stays refused."""
     if call == "unprepare":
         node.unprepare(CLAIMS[name])
     elif name == "small" and any(one.instance.start == 3 for one in node.mig.divisions[node.uuid].foreign):
@@ -417,7 +417,7 @@ def open_steps(node: MigNode) -> list[OwnedInstance]:
 
 
 def check_hardware(node: MigNode, by_hand: frozenset[str]) -> None:
-    """Every instance on the board is explained, and every claim has its own."""
+    """Every instance on the GPU is explained, and every claim has its own."""
     held = node.record.claims
     division = node.mig.divisions[node.uuid]
     assert not division.dirty, division.message

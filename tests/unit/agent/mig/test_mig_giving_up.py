@@ -1,4 +1,4 @@
-"""Giving claims of partitions up on simulated NVML: what stays warm, what goes, and how long somebody is waited for."""
+"""Unpreparing claims of partitions on simulated NVML: what stays warm, what is destroyed, and how long holders are waited for."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def node(tmp_path: Path) -> MigNode:
 
 
 def hold(node: MigNode, start: int, compute_instance: int | None = None) -> None:
-    """Somebody who is in no list keeps an instance open."""
+    """A process that NVML does not list keeps an instance open."""
     [there] = [one for one in node.hardware().instances if one.start == start]
     faults.hold(
         node.path, 0, GpuProcess(pid=4711, gpu_instance=there.id, compute_instance=compute_instance, listed=False)

@@ -1,4 +1,4 @@
-"""Which GPUs are worked on when something changes, and when they are tried again, without an API server."""
+"""Which GPUs are worked on after a change, and when they are retried, without an API server."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ VIEW = HardwareView(gpus=tuple(LocatedGpu(a_gpu(uuid=uuid)) for uuid in (ONE, TW
 
 
 class Node:
-    """Two GPUs, and what was done to them: `keep`, or the mode that was applied, "" for none."""
+    """Two GPUs, and what was done to them: "keep", the mode that was applied, or "" where no policy was."""
 
     def __init__(self) -> None:
         self.done: list[tuple[GpuUuid, str]] = []
@@ -65,7 +65,7 @@ class Node:
         return work()
 
     def want(self, *uuids: GpuUuid, promised: GpuUuid | None = None, isolated: Iterable[str] = ()) -> None:
-        """As if the watch had told what is wanted, that a claim has been allocated one of the GPUs, and what is maintained."""
+        """As if the watch had reported the wanted state, a claim allocated one of the GPUs, and maintenance."""
         node = a_mig_node(wanted=[WantedGpu(uuid=uuid, policy="p", mode=MigMode.DYNAMIC) for uuid in uuids])
         if promised is not None:
             whole = PromisedDevice(device="gpu-0", uuid=promised, claim="default/claim")
@@ -76,7 +76,7 @@ class Node:
         self.keeper._want()
 
     async def work(self, seconds: float = 0.0) -> list[tuple[GpuUuid, str]]:
-        """What is done in so much time."""
+        """What is done within this time."""
         self.done.clear()
         working = asyncio.create_task(
             run_workers(self.keeper._queue, self.keeper._reconcile, workers=1, log=structlog.get_logger())
@@ -157,7 +157,7 @@ async def test_a_gpu_that_left_the_node_is_not_tried_again(node: Node) -> None:
 
 
 async def test_a_gpu_that_comes_when_it_is_known_what_is_wanted_of_it_is_worked_on_once(node: Node) -> None:
-    """As after a reboot, where the driver is loaded later than the agent is started."""
+    """After a reboot, for example, the driver may be loaded later than the agent starts."""
     there, node.divisions = node.divisions, {}
     node.keeper.touch_all()
     node.want(ONE)

@@ -1,4 +1,4 @@
-"""What a policy wants of a GPU, applied on simulated NVML: around the busy, with progress told, no reset unasked."""
+"""A policy applied to a GPU, on simulated NVML: around instances in use, with its progress reported and no unrequested reset."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def node(tmp_path: Path) -> MigNode:
 
 
 def apply(node: MigNode, mode: MigMode | None, *layout: str, warm: dict[str, int] | None = None, **fields: Any) -> str:
-    """What is still to be done when a layout such as "3g.40gb@4" was applied; None is no policy."""
+    """What remains to be done after applying a layout such as "3g.40gb@4"; a mode of None means no policy."""
     places = [one.partition("@") for one in layout]
     wanted = None
     if mode is not None:
@@ -236,7 +236,7 @@ def test_a_layout_survives_a_reload_of_the_driver(node: MigNode) -> None:
 def test_what_becomes_of_a_whole_gpus_claim_while_instances_are_looked_after_is_not_written_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    """Claims of whole GPUs are recorded in a thread of their own, as NVML may never answer."""
+    """Claims of whole GPUs are recorded in a separate thread, since NVML may never answer."""
     build(tmp_path, gpus=2)
     node = MigNode(tmp_path)
     node.prepare(SMALL)

@@ -1,4 +1,4 @@
-"""An agent carries a plan out: what is foreseen by what it reports is what comes about, on simulated NVML, again and again."""
+"""A plan made from the agent's report predicts what the agent does, on simulated NVML, in long random runs."""
 
 from collections import Counter
 from pathlib import Path
@@ -38,7 +38,7 @@ CHANGES = 8
 
 
 def a_layout(random: Random, board: Board, most: int = 5) -> list[Placement]:
-    """Instances that go beside each other."""
+    """Instances that fit together."""
     space, state, chosen = geometry(board), geometry(board).empty, []
     for _ in range(random.randint(1, most)):
         if fitting := space.fits(state):
@@ -48,7 +48,7 @@ def a_layout(random: Random, board: Board, most: int = 5) -> list[Placement]:
 
 
 class Claims:
-    """Who was allocated what, as a scheduler does it: never two claims on the same units or engines."""
+    """Allocations as a scheduler makes them: no two claims on the same memory slices or engines."""
 
     def __init__(self, random: Random, board: Board) -> None:
         self._random = random
@@ -58,12 +58,12 @@ class Claims:
 
     @property
     def holders(self) -> dict[str, list[str]]:
-        """The claims of each device."""
+        """The claims on each device."""
         claims = [*self._promised.values(), *self._prepared.values()]
         return {device.device: [str(claim.metadata.key)] for claim in claims for device in claim.devices_held}
 
     def come(self) -> None:
-        """A claim is allocated somewhere; its pod may start later, or never."""
+        """A claim is allocated; its pod may start later, or never."""
         space = geometry(self._board)
         taken = space.state_of(self._placement(device) for device in self.holders)
         fitting = space.fits(taken)
@@ -79,7 +79,7 @@ class Claims:
         return Placement(profile, name.start)
 
     def start(self, node: MigNode) -> None:
-        """The pod of a claim starts; what others made by hand may be in its way."""
+        """The pod of a claim starts; instances made by hand may block it."""
         if self._promised:
             name = self._random.choice(sorted(self._promised))
             try:
@@ -114,14 +114,14 @@ def something_wanted(random: Random, board: Board, uuid: str) -> WantedGpu | Non
 
 
 def status_of(node: MigNode) -> GpuStatus:
-    """The GPU as the agent reports it."""
+    """The status of the GPU as the agent reports it."""
     gpu = node.scan()[0]
     reported = mig_report.mig(gpu, node.mig.divisions, mig_report.boards([gpu]))
     return GpuStatus(device="gpu-0", uuid=gpu.uuid, architecture=gpu.architecture, mig=reported)
 
 
 def promised(node: MigNode, status: GpuStatus, wanted: WantedGpu | None, claims: Claims) -> list[PromisedDevice]:
-    """What the operator writes beside what is wanted."""
+    """The promised devices that the operator writes beside the wanted state."""
     tables = mig_report.tables(mig_report.boards(node.scan()))
     reported = GpuNodeStatus(driver="gpu.nvidia.com", gpus=[status], boards=tables)
     allocated = {device: claim for device, (claim,) in claims.holders.items()}
@@ -129,7 +129,7 @@ def promised(node: MigNode, status: GpuStatus, wanted: WantedGpu | None, claims:
 
 
 def foreseen(status: GpuStatus, made: GpuPlan) -> tuple[list[tuple[str, int]], bool]:
-    """What is to be there, by start, and whether MIG is to be on."""
+    """The instances that the plan predicts, by start, and whether MIG mode is then on."""
     destroyed = {(each.profile, each.start) for each in made.destroys}
     there = [(each.profile, each.start) for each in (status.mig.instances if status.mig else ())]
     stays = [each for each in there if each not in destroyed]
@@ -139,13 +139,13 @@ def foreseen(status: GpuStatus, made: GpuPlan) -> tuple[list[tuple[str, int]], b
 
 
 def instances(status: GpuStatus) -> list[tuple[str, int]]:
-    """What is there, by start."""
+    """The existing instances, by start."""
     there = status.mig.instances if status.mig else ()
     return sorted(((each.profile, each.start) for each in there), key=lambda each: each[1])
 
 
 def disturb(random: Random, node: MigNode, board: Board, claims: Claims) -> None:
-    """Let a claim come, start or go, or somebody make an instance by hand."""
+    """A claim is allocated, started or deleted, or somebody creates an instance by hand."""
     kind = random.choice(["come", "come", "come and start", "start", "go", "foreign"])
     if "come" in kind:
         claims.come()
@@ -183,7 +183,7 @@ def test_an_agent_does_what_is_foreseen_by_its_report(tmp_path: Path, seed: int)
         assert after.mig is not None
         assert after.mig.enabled is enabled
         if wanted is not None and wanted.warm:
-            # Which of several idle instances of a profile stays is the agent's choice, by their age.
+            # The agent chooses by age which of several idle instances of a profile stay.
             assert Counter(name for name, _ in instances(after)) == Counter(name for name, _ in expected)
         else:
             assert instances(after) == expected, f"{wanted}\n{plan}"
@@ -197,7 +197,7 @@ def two_halves(node: MigNode) -> WantedGpu:
 
 
 def test_a_step_of_a_plan_that_fails_ends_it_and_is_told(tmp_path: Path) -> None:
-    """Nothing is made on a GPU whose idle instances would not go, nor under a mode that did not come."""
+    """No instance is created on a GPU whose idle instances could not be destroyed, nor if changing the mode failed."""
     build(tmp_path)
     node = MigNode(tmp_path)
     halves = two_halves(node)
@@ -209,7 +209,7 @@ def test_a_step_of_a_plan_that_fails_ends_it_and_is_told(tmp_path: Path) -> None
 
 
 def test_reading_and_planning_again_asks_nvml_nothing_more(tmp_path: Path) -> None:
-    """Every step ends with a look at the GPU, and the next plan is made from that."""
+    """The agent looks at the GPU at the end of every step, and plans the next step from that."""
     build(tmp_path)
     node = MigNode(tmp_path)
     halves = two_halves(node)

@@ -1,4 +1,4 @@
-"""Places that claims were allocated before their pods start, on simulated NVML: left alone, waited for, served."""
+"""Placements allocated to claims whose pods have not started, on simulated NVML: kept free, waited for, and used."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def whole(node: MigNode) -> PromisedDevice:
 
 
 def apply(node: MigNode, mode: MigMode | None, *layout: str, promised: Any = (), **fields: Any) -> str:
-    """What is still to be done when a layout such as "3g.40gb@4" was applied; None is no policy."""
+    """What remains to be done after applying a layout such as "3g.40gb@4"; a mode of None means no policy."""
     wanted = None
     if mode is not None:
         places = [each.split("@") for each in layout]
@@ -62,7 +62,7 @@ def test_a_layout_leaves_a_promised_place_free_and_says_what_it_waits_for(node: 
     told = apply(node, MigMode.STATIC, "4g.40gb@0", "3g.40gb@4", promised=[promise(node)])
     assert (
         told == "The layout of policy pool is not complete: 4g.40gb at 0 waits for claim default/soon."
-    )  # as any neighbour
+    )  # as for any neighbour
     assert set(node.uses()) == {(9, 4, Use.LAYOUT), (19, 2, Use.CLAIM)}
     node.unprepare(SOON)
     assert apply(node, MigMode.STATIC, "4g.40gb@0", "3g.40gb@4") == ""
@@ -70,7 +70,7 @@ def test_a_layout_leaves_a_promised_place_free_and_says_what_it_waits_for(node: 
 
 
 def test_a_promise_that_the_layout_has_is_made_with_it(node: MigNode) -> None:
-    """Before Hopper, turning MIG on makes a layout offered; the operator hears of it a moment later."""
+    """Before Hopper, a layout is published only once MIG is on; the operator learns of it a moment later."""
     assert apply(node, MigMode.STATIC, "1g.10gb@2", promised=[promise(node)]) == ""
     assert node.uses() == [(19, 2, Use.LAYOUT)]
 

@@ -1,4 +1,4 @@
-"""What is said of partitions that cannot be made: to kubelet when they are asked for, and on the GPU when they were lost."""
+"""What is said about partitions that cannot be created: to kubelet when it asks, and on the GPU when they were lost."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def node(tmp_path: Path) -> MigNode:
 
 
 def take_profiles(node: MigNode) -> None:
-    """A driver that knows no 3g.40gb."""
+    """Make the driver report no 3g.40gb."""
     board = node.edge.board(node.uuid)
     assert board is not None
     fewer = Board(tuple(one for one in board.profiles if one.id != 9))
@@ -32,18 +32,18 @@ def take_profiles(node: MigNode) -> None:
 
 
 def take_mig(node: MigNode) -> None:
-    """A driver that knows no MIG."""
+    """Make the driver report no MIG support."""
     node.edge.mode = lambda _uuid: None  # type: ignore[method-assign, assignment]
 
 
 def lost(node: MigNode) -> str:
-    """What is said once a claim's instance is gone."""
+    """What is said after a claim's instance is lost."""
     faults.reset(node.path, 0)
     return node.instances.restore([node.uuid])[0]
 
 
 def beside(claim: PreparedClaim, name: str, state: PreparationState) -> PreparedClaim:
-    """The same claim under another name, with all slices of the GPU."""
+    """The same claim under another name, with all memory slices of the GPU."""
     [device] = claim.devices
     assert device.partition
     part = msgspec.structs.replace(device.partition, profile_id=0, start=0, size=8, gi=-1, ci=-1, uuid="")
@@ -70,7 +70,7 @@ def test_a_place_that_the_board_no_longer_has_is_told_by_its_numbers(node: MigNo
 
 
 def test_slices_of_another_claim_are_told_with_that_claim(node: MigNode) -> None:
-    """No claim is prepared into another; a record that says so is not made worse."""
+    """No claim is prepared over another one; a record that says so is not made worse."""
     held = node.prepare(ONE)
     with pytest.raises(PrepareError) as refused:
         node.instances.acquire(beside(held, "all", PreparationState.PREPARING))

@@ -1,4 +1,4 @@
-"""A long random life of a divided GPU: claims come and go, NVML fails, others divide by hand, drivers and agents restart."""
+"""A long random life of a divided GPU: claims come and go, NVML fails, others divide it by hand, driver and agent restart."""
 
 from pathlib import Path
 from random import Random
@@ -39,7 +39,7 @@ CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_INVALID_STATE, pynvml.NVML
 
 
 class Life:
-    """One node's life, and what kubelet has been told in it."""
+    """The life of one node, and what kubelet was told."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         build(folder)
@@ -88,7 +88,7 @@ class Life:
             return  # taken
 
     def usurp(self, _name: str) -> None:
-        """Somebody destroys an instance of ours and makes the same again."""
+        """Somebody destroys an instance of Draco's and creates the same again."""
         faults.stop_failing(self.node.path)
         ours = [one for one in self.node.hardware().instances if one.compute and one.profile_id in PROFILES]
         ours = [one for one in ours if one.compute[0].uuid not in self.foreign]
@@ -108,9 +108,9 @@ class Life:
         self.node = MigNode(self.folder)
 
     def check(self) -> None:
-        """Nothing fails any more: what is there is explained, claims have what they were told, others' is untouched."""
+        """With all failures ended: every instance is explained, prepared claims keep theirs, and others' are untouched."""
         faults.stop_failing(self.node.path)
-        self.node.now_s += 600  # the rest that is given to a GPU on which much has failed
+        self.node.now_s += 600  # the longest backoff of a GPU after failures
         self.node.layouts.keep(self.node.uuid)
         node = self.node
         held = {claim.name: claim for claim in node.record.claims.values()}

@@ -1,4 +1,4 @@
-"""Whose processes keep a device from the next claim, and whose do not: on simulated NVML and a /proc that tells of processes."""
+"""Whose processes keep a device from the next claim and whose do not, on simulated NVML and a simulated /proc."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -38,20 +38,20 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 class Node(MigNode):
-    """With a /proc that is kept up."""
+    """A node whose /proc follows its processes."""
 
     def __init__(self, folder: Path, **options: object) -> None:
         path = folder / "gpus.json"
         super().__init__(folder, proc=procfs.build(path, state.load(path)), **options)  # type: ignore[arg-type]
 
     def hold(self, process: GpuProcess) -> None:
-        """It runs on the instance, or on the GPU where there is none."""
+        """Start the process on the instance, or on the whole GPU if there is none."""
         for one in self.hardware().instances[:1]:
             process = msgspec.structs.replace(process, gpu_instance=one.id, compute_instance=0)
         faults.hold(self.path, 0, process)
 
     def given_up(self, claim: ResourceClaim) -> None:
-        """Kubelet gives it up, and goes on whatever it is told."""
+        """Have kubelet unprepare the claim, and repeat it after a refusal."""
         for _ in range(2):
             try:
                 self.unprepare(claim)
@@ -72,7 +72,7 @@ def uuid_of(node: Node) -> str:
     return instances[0].compute[0].uuid if instances else node.uuid
 
 
-# A claim that is given up under its own process
+# A claim that is unprepared while its process runs
 
 
 def test_a_device_goes_to_nobody_else_for_as_long_as_a_process_of_its_last_claim_runs(node: Node, device: str) -> None:
@@ -127,7 +127,7 @@ def test_a_process_that_nothing_tells_of_is_that_of_the_claim_that_had_the_devic
 
 
 def test_after_a_restart_with_a_lost_record_the_process_is_in_the_way_still(node: Node, device: str) -> None:
-    node.keep = KeptInstances(counts={9: 1})  # else NVML refuses to destroy it, and it is in the way by that
+    node.keep = KeptInstances(counts={9: 1})  # otherwise NVML refuses to destroy the instance, which blocks the claim
     node.prepare(claim("first", device, "a"))
     node.hold(in_pod("a"))
     node.unprepare(claim("first", device, "a"))
@@ -145,7 +145,7 @@ def test_a_container_that_was_given_the_device_and_does_not_use_it_now_is_in_the
     node.keep = KeptInstances(counts={9: 1})
     node.prepare(claim("first", device, "a"))
     told = {"DRACO_DEVICE_GPU_0": uuid_of(node)}
-    node.hold(in_pod("late", listed=False, variables=told))  # a pod that came to share the claim
+    node.hold(in_pod("late", listed=False, variables=told))  # a pod that started sharing the claim later
     node.unprepare(claim("first", device, "a"))
     with pytest.raises(PrepareError, match="process 4711 of an earlier user"):
         node.prepare(claim("other", device, "b"))
@@ -170,7 +170,7 @@ def test_who_last_had_a_part_of_a_gpu_says_nothing_of_all_of_it(tmp_path: Path) 
     assert list(node.record.last_users) == [node.uuid]
 
 
-# Who else may run there
+# Other processes that may run there
 
 
 def test_what_only_keeps_the_device_open_is_in_nobodys_way(node: Node, device: str) -> None:
@@ -195,14 +195,14 @@ def test_a_process_in_no_container_is_waited_for_once_and_then_it_is_the_nodes_o
     faults.release(node.path, 4711)
     node.prepare(claim("third", WHOLE))
     node.unprepare(claim("third", WHOLE))
-    node.hold(server)  # another with the same number
+    node.hold(server)  # another process with the same PID
     with pytest.raises(PrepareError, match="process 4711"):
         node.prepare(claim("fourth", WHOLE))
 
 
 def test_a_process_of_which_nothing_can_be_read_is_in_the_way_for_as_long_as_it_runs(tmp_path: Path) -> None:
     build(tmp_path, mig=False)
-    node = MigNode(tmp_path)  # whose /proc shows no processes
+    node = MigNode(tmp_path)  # its /proc shows no processes
     faults.hold(node.path, 0, GpuProcess(4711))
     for _ in range(2):
         with pytest.raises(PrepareError, match="process 4711 of an earlier user still runs on it; end"):

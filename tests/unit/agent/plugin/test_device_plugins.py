@@ -1,4 +1,4 @@
-"""What a device plugin beside us gives out, by what its resources and sockets are called, and what is tainted for it."""
+"""Which devices another device plugin may hand out, judged by its resources and sockets, and what is tainted for it."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ def test_a_plugin_that_is_gone_is_kept_by_kubelet_with_nothing_to_allocate() -> 
     ("found", "whole", "divided"),
     [
         (OtherAllocator(), False, False),
-        (OtherAllocator(("nvidia.com/gpu",)), True, True),  # MIG devices may be called GPUs
+        (OtherAllocator(("nvidia.com/gpu",)), True, True),  # MIG devices may be published as GPUs
         (OtherAllocator(("nvidia.com/mig-1g.10gb",)), False, True),
         (OtherAllocator(("nvidia.com/gpu", "nvidia.com/mig-1g.10gb")), True, True),
         (OtherAllocator((), ("nvidia-gpu.sock",)), True, True),
@@ -81,11 +81,11 @@ def test_only_what_both_give_out_is_tainted() -> None:
     assert tainted == {"gpu-0": [], "gpu-1": [(TAINT_DEVICE_PLUGIN, "NoSchedule")]}
 
 
-# Kubelet's folder
+# kubelet's folder
 
 
 class Folder:
-    """Kubelet's device-plugins folder, and who looks at it without an API server."""
+    """kubelet's device-plugins folder and its watcher, without an API server."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -92,7 +92,7 @@ async def test_of_two_agents_that_begin_together_the_one_that_served_earlier_was
         a_plugin(tmp_path / "a.sock", DRIVER, since_s=99.5),
         a_plugin(tmp_path / "b.sock", DRIVER, since_s=100.5),
     ):
-        rivals.begin()  # both sockets are there, and both agents see each other's
+        rivals.begin()  # both sockets exist, and both agents see each other's
         found = {one.socket.name: rivals.was_first(one) for one in await rivals.look(ours=[])}
         with pytest.raises(AnotherPlugin) as refused:
             await refuse_beside_others(tmp_path, DRIVER)
@@ -111,7 +111,7 @@ async def test_a_socket_that_does_not_answer_is_asked_again_after_a_while(tmp_pa
     known = identity(path)
     path.unlink()
     async with a_plugin(path, DRIVER) as asked:
-        if identity(path) == known:  # the same file to the kernel: it is not asked all the time
+        if identity(path) == known:  # the kernel reused the inode: it counts as the same file and is not asked again
             assert await rivals.look(ours=[]) == []
             assert asked == []
         await clock.advance(1)

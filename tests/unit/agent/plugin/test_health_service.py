@@ -1,4 +1,4 @@
-"""How often the health of devices is streamed: on every change, and again before kubelet would call it out of date."""
+"""How often device health is streamed: on every change, and again before kubelet considers it out of date."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Serving a driver beside other plugins of it, over real sockets: who keeps the node, and that nobody's socket is harmed."""
+"""Serving a driver beside other plugins of it, over real sockets: which one keeps the node, and that no socket is harmed."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ DRIVER = "gpu.nvidia.com"
 
 
 class Served:
-    """A plugin that runs, and what it said of others."""
+    """A running plugin, and the conflicts that it reported."""
 
     def __init__(self, root: Path) -> None:
         self.conflicts: list[PluginConflict | None] = []
@@ -38,11 +38,11 @@ class Served:
 
     @property
     def registration(self) -> Path:
-        """The socket by which kubelet finds it now."""
+        """The socket through which kubelet finds it now."""
         return self.plugin._registry.path
 
     async def info(self) -> Any:
-        """What kubelet is told, which asks again when the plugin registers anew meanwhile."""
+        """What kubelet gets from GetInfo; it retries while the plugin re-registers."""
 
         async def asked() -> Any:
             with suppress(grpc.aio.AioRpcError):
@@ -66,13 +66,13 @@ async def running(root: Path) -> AsyncIterator[Served]:
 
 
 def names(root: Path) -> list[str]:
-    """All sockets, hidden ones too."""
+    """All sockets, including hidden ones."""
     return [path.name for path in root.rglob("*") if path.is_socket()]
 
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A folder whose path leaves room for the names of sockets."""
+    """A folder with a path short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="dra-", dir="/tmp") as folder:
         yield Path(folder)
 

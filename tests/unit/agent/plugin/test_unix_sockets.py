@@ -1,4 +1,4 @@
-"""Socket files: what is shown, cleared and withdrawn, and that nobody's live socket ever goes."""
+"""Socket files: how they are published, cleared and withdrawn, and that no live socket of others is removed."""
 
 import os
 import socket

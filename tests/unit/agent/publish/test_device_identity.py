@@ -1,4 +1,4 @@
-"""What a claim's status and kubelet are told of devices is told of hardware, whatever the hardware is called."""
+"""Claim statuses and kubelet identify the hardware of a device, whatever its name."""
 
 from typing import Any
 

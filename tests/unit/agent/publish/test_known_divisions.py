@@ -1,4 +1,4 @@
-"""How GPUs are divided, as far as it is known: also between two looks, and when nobody can look."""
+"""What is known of how GPUs are divided, also between two readings and when they cannot be read."""
 
 from types import SimpleNamespace
 from typing import cast

@@ -1,4 +1,4 @@
-"""A name stays with its board: over reboots, losses and returns, until a person says otherwise."""
+"""A board keeps its device name over reboots, losses and returns, until an administrator decides otherwise."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_only_a_persons_word_frees_the_name_of_a_board_that_is_gone_and_that_no_
     assert names(remembered(forgotten, read(at(B, 1), at(C, 0)))) == ["gpu-1", "gpu-0"]
 
 
-# What others see
+# What others get to see
 
 
 def test_a_gpu_that_is_no_longer_listed_is_told_of_as_absent_under_its_name() -> None:
@@ -122,7 +122,7 @@ def test_what_changes_while_a_gpu_is_at_work_is_not_worth_a_write() -> None:
     assert remembered(known, read(busy, B)) == known
 
 
-# What told the names before there was a record of them
+# How names are restored from before they were recorded
 
 
 def a_slice(generation: int, *devices: Device) -> ResourceSlice:
@@ -164,7 +164,7 @@ def test_what_was_published_of_a_gpu_that_is_gone_is_enough_to_publish_it_again(
     assert later[A.uuid].last is not None
 
 
-# On record
+# The record
 
 
 def a_record(path: Path, files: FullCopyOnWriteDisk | None = None) -> Checkpoint:

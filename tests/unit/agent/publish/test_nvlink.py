@@ -1,4 +1,4 @@
-"""Where NVLinks lead, as NVML says it, and what of that is published: neighbours inside the node, and the fabric beyond it."""
+"""NVLink neighbours as NVML reports them, and what is published: neighbours inside the node, and the fabric beyond it."""
 
 import itertools
 import uuid
@@ -146,7 +146,7 @@ def test_a_fabric_of_several_nodes_is_known_once_the_gpu_has_joined_it(path: Pat
 
 
 class Old(SimulatedNvml):
-    """A library that lacks functions."""
+    """A library without some functions."""
 
     lacking: frozenset[str] = frozenset()
 

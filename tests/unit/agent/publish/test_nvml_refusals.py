@@ -1,4 +1,4 @@
-"""Any call of NVML may be refused for one GPU, in any way, from the agent's start: the others are served, it is shown or named.
+"""NVML may refuse any call for one GPU from the agent's start: other GPUs are served, and this one is shown or named.
 
 What the agent asks, and what each call is needed for, is the table in docs/reference/nvml.md.
 """
@@ -70,13 +70,13 @@ ASKED = frozenset(
         *("EventSetWait_v2", "DeviceRegisterEvents", "DeviceGetSupportedEventTypes", "DeviceGetFieldValues"),
     )
 )
-"""What every board and every driver should have."""
+"""Calls that every board and every driver should support."""
 READINGS = 4
-"""So many that what cannot be read keeps new work away."""
+"""Enough readings for an unreadable GPU to be kept from new claims."""
 
 
 class ForOne(SimulatedNvml):
-    """Simulated NVML that refuses one function for the first GPU where it is named by its index or UUID."""
+    """Simulated NVML that refuses one function for the first GPU, identified by its index or UUID."""
 
     refuses: tuple[str, int] = ("", 0)
     first: str = ""
@@ -98,7 +98,7 @@ class ForOne(SimulatedNvml):
 
 
 class Seen(NamedTuple):
-    """What an agent shows after some readings."""
+    """What an agent reports after some readings."""
 
     view: HardwareView
     devices: dict[str, Device]
@@ -108,7 +108,7 @@ class Seen(NamedTuple):
 
 @asynccontextmanager
 async def an_agent(folder: Path, *, refuses: tuple[str, int] = ("", 0)) -> AsyncIterator[Seen]:
-    """The part of an agent that reads NVML, from its start to its fourth reading."""
+    """The part of an agent that reads NVML, after its start and four readings."""
     path, files = folder / "gpus.json", Files()
     library = ForOne(path)
     library.refuses, library.first = refuses, state.load(path).gpus[0].uuid
@@ -194,7 +194,7 @@ def build(folder: Path) -> Path:
 
 
 def refuse(path: Path, function: str, code: int) -> tuple[str, int]:
-    """Have the call refused for the first GPU; for the node, where it is about no GPU."""
+    """Refuse the call for the first GPU, or for the node if the call is not about a GPU."""
     if function.startswith("nvmlDeviceGetHandleBy"):
         return function, code
     if function != "nvmlShutdown":

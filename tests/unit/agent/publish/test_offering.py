@@ -1,4 +1,4 @@
-"""Which devices a node offers in each mode, and when their order is published anew."""
+"""Which devices a node offers in each mode, and when a new order is published."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -104,7 +104,7 @@ RESET = ("draco.dev/unsettled", "NeedsReset")
 
 @pytest.mark.parametrize("mode", [MigMode.STATIC, MigMode.DYNAMIC])
 def test_what_is_to_be_reset_now_takes_nothing_new_until_it_was(mode: MigMode) -> None:
-    """Else the next claim would have the GPU as soon as the one that is waited for has left it."""
+    """Otherwise the next claim would take the GPU as soon as the awaited one has left it."""
     off, on = (msgspec.structs.replace(a_mig(ampere(0), enabled=mig), capable=True) for mig in (False, True))
     fields: dict[str, Any] = {"layout": LAYOUT} if mode is MigMode.STATIC else {}
     assert taints(offer(ampere(0), off, mode, reset_permitted=True, **fields)) == {RESET}
@@ -251,7 +251,7 @@ def test_what_no_claim_holds_is_not_offered_without_a_policy(use: Use) -> None:
 
 
 def test_of_a_layout_only_what_the_board_has_is_offered() -> None:
-    """The layout may be one for the board that was there before."""
+    """The layout may have been chosen for the board that was there before."""
     located = LocatedGpu(a_gpu(0))
     layout = [*LAYOUT, WantedInstance(profile="3g.40gb", start=1), WantedInstance(profile="9g.1tb", start=0)]
     offered = offer(located, a_mig(located, enabled=True), MigMode.STATIC, layout=layout)
@@ -279,7 +279,7 @@ def under_maintenance(uuid: str, device: str = "", **taint: str) -> IsolatedGpu:
 
 
 def offered_under(isolated: Sequence[IsolatedGpu], mode: MigMode | None) -> set[str]:
-    """The devices of two GPUs that are offered with the taint of maintenance."""
+    """The devices of two GPUs that carry the maintenance taint."""
     gpus = [LocatedGpu(a_gpu(number)) for number in range(2)]
     wanted = {each.gpu.uuid: WantedGpu(uuid=each.gpu.uuid, policy="p", mode=mode) for each in gpus} if mode else {}
     migs = {each.gpu.uuid: a_mig(each) for each in gpus}
@@ -322,7 +322,7 @@ def test_two_requests_with_one_taint_make_one() -> None:
 
 
 class Lab:
-    """Offers of a node with one GPU, and what its publisher was told."""
+    """The offers of a node with one GPU, and what its publisher was given."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()

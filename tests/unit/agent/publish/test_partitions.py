@@ -1,4 +1,4 @@
-"""What is published of GPUs that can be divided, and in which order."""
+"""What is published for GPUs that can be divided, and in which order."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -128,7 +128,7 @@ def first(profile: str, *gpus: Divisible) -> tuple[str, int]:
 
 def test_the_best_placement_of_each_profile_comes_first() -> None:
     empty = divisible(0)
-    assert first("3g.40gb", empty) == (empty.uuid, 4)  # 3g at 0 would cost the 4g and the 7g
+    assert first("3g.40gb", empty) == (empty.uuid, 4)  # a 3g at 0 would prevent the 4g and the 7g
     assert first("1g.20gb", empty) == (empty.uuid, 6)  # the only pair with the unit that has no compute slice
     begun = divisible(1, (placed("1g.10gb", 6), Use.CLAIM))
     assert first("1g.10gb", empty, begun) == (begun.uuid, 5)
@@ -137,7 +137,7 @@ def test_the_best_placement_of_each_profile_comes_first() -> None:
 
 @pytest.mark.parametrize("profiles", [frozenset(), frozenset({"1g.10gb", "2g.20gb", "4g.40gb"})])
 def test_claims_that_come_one_after_the_other_go_where_the_planner_would_put_each(profiles: frozenset[str]) -> None:
-    """On GPUs as full as can be told apart: by what is lost, by instances, and by units."""
+    """The GPUs differ clearly: by capability loss, by number of instances, and by memory slices."""
     there = (
         (),
         ("1g.10gb@6",),

@@ -1,4 +1,4 @@
-"""What keeps an agent from being ready, as its probe says."""
+"""Why an agent is not ready, as its readiness probe reports it."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What is published, and what is written when the API server has something else."""
+"""What is published, and what is written if the API server has something else."""
 
 import msgspec
 import pytest
@@ -30,7 +30,7 @@ def some_devices(count: int) -> list[Device]:
 
 
 def stored(plan: slices.SlicePlan, observed: list[ResourceSlice] | None = None) -> list[ResourceSlice]:
-    """The API server after the plan was carried out."""
+    """The API server's slices after the plan was executed."""
     gone = {one.metadata.name for one in (*plan.delete, *plan.replace)}
     kept = [one for one in observed or [] if one.metadata.name not in gone]
     return [

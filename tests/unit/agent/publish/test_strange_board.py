@@ -1,4 +1,4 @@
-"""A board unlike any known one: whatever NVML reports of it is published, kept room on, made and given back."""
+"""A board unlike any known one: what NVML reports of it is published, accounted for, created and destroyed."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,7 +48,7 @@ TABLE = Board(
         a_profile(77, "7g.92gb", 7, 1, 3, (0,), 10),
     )
 )
-"""Ten units, starts off any grid, and more units than slices."""
+"""Ten memory units, irregular starts, and more units than slices."""
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MigNode:
 
 
 def published(node: MigNode, offering: Offering) -> list[Device]:
-    """What the node publishes now of its GPU, partitions on demand."""
+    """The devices that the node now publishes for its GPU in mode Dynamic."""
     wanted = {node.uuid: WantedGpu(uuid=node.uuid, policy="pool", mode=MigMode.DYNAMIC)}
     gpus = [LocatedGpu(gpu) for gpu in node.scan()]
     offered = offering.offer(gpus, DRIVER, migs=node.mig.divisions, wanted=wanted, now_s=0.0)
@@ -80,7 +80,7 @@ def test_every_place_of_its_table_is_published_beside_the_whole(node: MigNode) -
 
 
 def taken(node: MigNode) -> int:
-    """The units of its instances."""
+    """The memory units of its instances."""
     return sum(one.mask for one in node.mig.divisions[node.uuid].instances)
 
 

@@ -1,4 +1,4 @@
-"""Before a device is withdrawn it has a taint, long enough for others to see it."""
+"""A device is tainted before it is withdrawn, long enough for others to see the taint."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ WITHDRAWN = ("draco.dev/unsettled", "Withdrawn", "NoSchedule")
 
 
 class Node:
-    """A node with one GPU; time passes only as it is told."""
+    """A node with one GPU; the test sets the time."""
 
     def __init__(self, *, partitionable: bool = True) -> None:
         self.offering, self.now_s = Offering(partitionable=partitionable), 0.0
@@ -74,7 +74,7 @@ def test_partitions_of_a_policy_that_goes_stay_counted_and_tainted_and_the_whole
 def test_they_go_when_the_notice_has_been_written_for_long_enough(node: Node) -> None:
     node.offers(MigMode.DYNAMIC)
     node.offers(None)
-    for node.now_s in (1.0, 100.0):  # the API server does not take it
+    for node.now_s in (1.0, 100.0):  # the API server does not accept it
         offer = node.offers(None, written=False)
         assert (SMALL in withdrawn(offer), offer.again_in_s) == (True, LOOK_S)
     assert node.offers(None).again_in_s == NOTICE_S

@@ -1,4 +1,4 @@
-"""The record's file: what of it is believed after damage, cut-off writes, and older agents."""
+"""The record's file: what is still trusted after damage, interrupted writes, and writes by older agents."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def an_instance(start: int) -> OwnedInstance:
 
 
 def a_record(path: Path) -> tuple[Checkpoint, list[RecordState]]:
-    """A record with a few changes, and what it said after each."""
+    """A record with a few changes, and its state after each."""
     record = Checkpoint(path, Files(), boot_id="")
     said = []
     for change in (
@@ -59,7 +59,7 @@ def said_by(content: bytes) -> RecordState:
 
 
 def believed(content: bytes) -> tuple[RecordState | None, bool]:
-    """What bytes say, or said before they were damaged; and whether they count as whole."""
+    """The state that these bytes give, or gave before the damage; and whether they are intact."""
     try:
         return said_by(content), True
     except CheckpointDamaged as damage:
@@ -67,7 +67,7 @@ def believed(content: bytes) -> tuple[RecordState | None, bool]:
 
 
 def written(path: Path) -> int:
-    """How many bytes of the file are not yet room for more."""
+    """The length of the file without the padding at its end."""
     return len(path.read_bytes().rstrip(b" "))
 
 
@@ -111,7 +111,7 @@ def test_a_write_that_was_cut_off_counts_whole_or_not_at_all(tmp_path: Path) -> 
     start = written(path)
     record.put(a_prepared_claim("three"))
     after = path.read_bytes()
-    last = written(path) - 1  # of its bytes; it ends the line
+    last = written(path) - 1  # the index of its last byte, the end of the line
     for end in range(start, last + 2):
         found = checkpoint.read(after[:end] + before[end:])
         assert msgspec.structs.replace(found, position=None) == (told(record) if end >= last else said[-1])

@@ -1,4 +1,4 @@
-"""What the agent says and does when the API server refuses its report on a claim."""
+"""What the agent logs and does when the API server refuses its report on a claim."""
 
 import asyncio
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.unit.agent.claims.test_sick_gpus import Desk
 
 
 class Refusing:
-    """Answers as the API server does that refuses every report."""
+    """An API server that refuses every report."""
 
     def __init__(self, sentence: str) -> None:
         self.sentence = sentence
@@ -77,7 +77,7 @@ def an_entry(**data: str) -> AllocatedDeviceStatus:
 
 @pytest.mark.parametrize("part", [False, True])
 def test_a_claim_keeps_the_board_that_it_got_and_says_that_there_is_another(part: bool) -> None:
-    """As when the node was deleted and another machine came under its name, or the board was exchanged meanwhile."""
+    """For example, another machine took the deleted node's name, or the board was exchanged."""
     first, now = (
         an_entry(uuid=f"MIG-{gpu}", parentUUID=gpu) if part else an_entry(uuid=gpu) for gpu in ("GPU-a", "GPU-b")
     )

@@ -1,4 +1,4 @@
-"""What is reported of a node: GPUs, conditions, health."""
+"""What is reported about a node: GPUs, conditions, health."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Facts are taken over before anybody is woken, and every kind of change wakes somebody."""
+"""State is updated before listeners are woken, and every kind of change wakes a listener."""
 
 import asyncio
 import threading
