@@ -27,7 +27,7 @@ def a_pool(*devices: str | Json, name: str = "a", pool: str = "p", of: int = 1, 
 
 
 def asking(*requests: Json, name: str = "claim", **devices: Any) -> ResourceClaim:
-    """A claim; a request without `exactly` or `firstAvailable` is the inside of an `exactly`."""
+    """A claim; each request without `exactly` or `firstAvailable` is wrapped in `exactly`."""
     listed: list[Json] = []
     for number, request in enumerate(requests):
         named: Json = {"name": f"r{number}"}

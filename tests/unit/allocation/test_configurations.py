@@ -1,4 +1,4 @@
-"""Opaque configurations: which one counts for a device, and what is said of one that Draco does not do."""
+"""Opaque configurations: which one applies to a device, and what is said about one that Draco does not support."""
 
 from typing import Any
 
@@ -103,7 +103,7 @@ def test_anything_else_is_refused_in_one_sentence(parameters: Any, is_partition:
 def claim(
     *configs: tuple[str, list[str], Any], device: str = "gpu-0", driver: str = NVIDIA_DRIVER, request: str = "gpu"
 ) -> ResourceClaim:
-    """A claim with one result, and configurations by source and requests."""
+    """A claim with one allocated device, and configurations by source and requests."""
     made = a_claim("one", on=[f"node-0/{device}"])
     assert made.status.allocation is not None
     config = [

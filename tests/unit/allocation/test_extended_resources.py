@@ -1,4 +1,4 @@
-"""Extended resources that classes stand for: the claim is the one that kube-scheduler makes.
+"""Extended resources that DeviceClasses provide: Draco creates the same claim as kube-scheduler.
 
 Names and counts of the requests are those that `createRequestsAndMappings` of kube-scheduler 1.36 gives for the same pods.
 """

@@ -1,4 +1,4 @@
-"""The first node that fits, found without asking every node: the same answer as asking every one in order."""
+"""The first node that fits is found without trying every node, with the same answer as trying all in order."""
 
 import itertools
 import random
@@ -28,7 +28,7 @@ Answer = tuple[str, Any]
 
 
 def asking_all(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Iterable[Node]) -> Answer:
-    """What asking every node in order answers."""
+    """The answer of trying every node in order."""
     ids = map(str, itertools.count())
     for node in nodes:
         try:
@@ -87,7 +87,7 @@ def test_asking_few_nodes_answers_what_asking_every_node_does(tally: Counter[str
 
 
 def a_fleet(*devices: dict[str, Any], held: Iterable[str] = ()) -> Fleet:
-    """Two nodes of one device each, as `devices` says."""
+    """Two nodes with one device each; `devices` describes the devices."""
     fleet = Fleet.of(classes=[DeviceClass(metadata=ObjectMeta(name="any"))])
     for number, device in enumerate(devices):
         name = f"node-{number}"
@@ -136,7 +136,7 @@ def test_a_selector_that_fails_on_a_node_that_is_too_small_is_still_an_error() -
     with pytest.raises(AllocationError, match=r"selector #0 on device d/node-0/x: CEL runtime error: no such key: a"):
         where(fleet, fails)
     fleet.put_claim(a_claim("holds", on=["d/node-0/x"]))
-    assert where(fleet, fails) is None  # nobody evaluates a selector on a device in use
+    assert where(fleet, fails) is None  # no selector is evaluated on a device in use
 
 
 def test_a_selector_that_does_not_compile_is_an_error_where_a_device_is_free() -> None:

@@ -1,4 +1,4 @@
-"""A fleet followed change by change, and who holds what."""
+"""A fleet that follows changes one by one, and who holds its devices."""
 
 import itertools
 import random
@@ -41,7 +41,7 @@ def test_a_fleet_knows_what_it_was_given_and_forgets_what_is_removed() -> None:
     assert dict(fleet.nodes) == {"node-0": a_node()}
     assert dict(fleet.classes) == {NVIDIA_DEVICE_CLASS: CLASS}
     assert dict(fleet.claims) == {claim.metadata.key: claim}
-    for _ in range(2):  # what is not known is removed without complaint
+    for _ in range(2):  # removing what is unknown is no error
         fleet.remove_slice(a_slice().metadata.name)
         fleet.remove_rule("rule")
         fleet.remove_node("node-0")
@@ -109,7 +109,7 @@ def test_an_error_that_no_node_can_help_is_raised() -> None:
 
 
 def rows_of(fleet: Fleet) -> Counter[Any]:
-    """What is known of each row, without the numbers that rows happen to have."""
+    """What is known of each row, without the row numbers."""
     inventory, slice_states, short = fleet.inventory, fleet.inventory.slice_states, fleet.short
     rows = [row for row, live in enumerate(inventory.columns.live) if live]
     taints = inventory.taints.codes
@@ -129,7 +129,7 @@ def rows_of(fleet: Fleet) -> Counter[Any]:
 
 
 def seen(fleet: Fleet) -> Any:
-    """All that may be asked of a fleet."""
+    """Everything that a fleet can be asked."""
     return (
         rows_of(fleet),
         fleet.node_names,
@@ -158,7 +158,7 @@ def test_a_fleet_that_followed_changes_is_as_one_built_at_once(number: int) -> N
             put(fleet, raw)
             known[name] = raw
         if source.random() < 0.1:
-            rows_of(fleet)  # what is brought up to date when asked for
+            rows_of(fleet)  # brought up to date only when asked for
     anew = Fleet()
     for raw in known.values():
         put(anew, raw)
@@ -260,7 +260,7 @@ def test_devices_stand_in_their_pool_as_its_newest_generation_does() -> None:
     fleet.put_slice(a_slice(generation=2, of=2))
     assert stand() == {(1, "OBSOLETE"), (2, "INCOMPLETE")}
     fleet.put_slice(a_slice(generation=2, of=2, name="rest"))
-    assert stand() == {(1, "OBSOLETE"), (2, "INVALID")}  # its devices are called as the others
+    assert stand() == {(1, "OBSOLETE"), (2, "INVALID")}  # the devices of the new slices have the same names
     fleet.put_slice(a_slice(devices=["gpu-2"], generation=2, of=2, name="rest"))
     assert stand() == {(1, "OBSOLETE"), (2, "CURRENT")}
     fleet.remove_slice(a_slice().metadata.name)
@@ -325,7 +325,7 @@ def test_the_pools_that_are_not_plain_are_known_after_each_change() -> None:
 
 
 def test_nothing_is_left_to_be_worked_out_in_a_fleet_that_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What copies of the fleet are asked is answered without working out anything that the fleet itself could have."""
+    """Copies of a settled fleet answer without computing what the fleet itself could have computed."""
     worked: list[str] = []
     for owner, name in ((Fleet, "_count_again"), (NodeRows, "_look_up"), (Pool, "slice_states")):
         monkeypatch.setattr(owner, name, noting(worked, name, getattr(owner, name)))

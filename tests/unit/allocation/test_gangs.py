@@ -1,4 +1,4 @@
-"""Which pods start together, and how many of them, as PodGroups and the labels of Kueue, LWS and JobSet say it."""
+"""Which pods start together, and how many, according to PodGroups and the labels of Kueue, LeaderWorkerSet and JobSet."""
 
 from collections.abc import Mapping
 from typing import Any

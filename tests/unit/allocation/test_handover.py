@@ -1,4 +1,4 @@
-"""The order of the steps by which a GPU goes from kube-scheduler to Draco and back."""
+"""The order of the steps by which a GPU is handed over from kube-scheduler to Draco and back."""
 
 import pytest
 from hypothesis import settings
@@ -49,7 +49,7 @@ def test_on_the_way_back_draco_stops_at_once_and_the_taint_goes_last() -> None:
 
 
 def test_a_gpu_whose_taint_is_gone_is_let_go_and_comes_back_by_all_steps() -> None:
-    """An agent of an older version has come, or somebody has published something else."""
+    """An agent of an older version took over, or somebody published something else."""
     handovers = Handovers(SETTLE_S)
     plan(handovers, 0.0, wanted=True, tainted=True, registered=True)
     assert plan(handovers, 5.0, wanted=True, tainted=True, registered=True).owned == ONE
@@ -59,7 +59,7 @@ def test_a_gpu_whose_taint_is_gone_is_let_go_and_comes_back_by_all_steps() -> No
 
 
 def test_a_new_leader_gives_nothing_out_before_the_pause() -> None:
-    """The one before it may have written something a moment ago."""
+    """The previous leader may have written something a moment ago."""
     assert plan(Handovers(SETTLE_S), 100.0, wanted=True, tainted=True, registered=True).owned == NONE
 
 
@@ -86,7 +86,7 @@ def test_who_is_not_named_any_more_stops_at_once_and_starts_from_the_beginning()
 @pytest.mark.parametrize("write_s", [0.1, SETTLE_S - 1e-9, SETTLE_S, 3 * SETTLE_S])
 @pytest.mark.parametrize("leads", [True, False])
 def test_however_long_a_write_takes_it_is_looked_again_until_all_is_given_out(*, leads: bool, write_s: float) -> None:
-    """As the operator does: after a write it plans with what it has written, and then looks again when that says so."""
+    """As the operator does: after each write it plans from what it has written, and looks again when the plan says so."""
     handovers, now_s, registered = Handovers(SETTLE_S), 0.0, False
     while not (made := plan(handovers, now_s, wanted=True, tainted=True, registered=registered, leads=leads)).owned:
         if made.enter or bool(made.register) != registered:
@@ -106,9 +106,9 @@ def test_nobody_enters_where_no_gpu_is_dracos_or_is_to_be() -> None:
 
 
 class TwoWriters(RuleBasedStateMachine):
-    """What is written is seen by everybody within the pause, and at any moment of it.
+    """Everybody sees a write within the pause, but at an unpredictable moment of it.
 
-    Operators die at any moment, or stand still while the next one leads, and may then write what they had decided.
+    Operators die at any moment, or stall while the next one leads, and may then write what they had decided before.
     """
 
     def __init__(self) -> None:
@@ -119,14 +119,14 @@ class TwoWriters(RuleBasedStateMachine):
         self.register = False
         self.tainted = False
         self.operator, self.leader = 1, 0
-        """Which one leads by its Lease, and which one the register names."""
+        """The operator that holds the Lease, and the one named in the register."""
         self.changed_s = dict.fromkeys(("taint", "register", "leader"), float("-inf"))
         self.handovers = Handovers(SETTLE_S)
         self.owned = False
 
     @initialize(is_handed_over=st.booleans())
     def begins(self, *, is_handed_over: bool) -> None:
-        """With what an operator that led before has left."""
+        """Begin with what an earlier leader left."""
         self.wanted = self.taint_wanted = self.tainted = self.register = is_handed_over
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 2.5, 5.0, 60.0]))
@@ -139,7 +139,7 @@ class TwoWriters(RuleBasedStateMachine):
 
     @rule(is_written=st.booleans())
     def the_operator_plans(self, *, is_written: bool) -> None:
-        """What it writes may fail: another wrote at the same time, or no API server answers."""
+        """A write may fail: another operator wrote at the same time, or no API server answers."""
         made = plan(
             self.handovers,
             self.now_s,
@@ -164,13 +164,13 @@ class TwoWriters(RuleBasedStateMachine):
 
     @rule()
     def another_operator_leads(self) -> None:
-        """The one before has died, or stands still with writes on their way."""
+        """The previous leader has died, or is stalled with writes in flight."""
         self.operator += 1
         self.handovers, self.owned = Handovers(SETTLE_S), False
 
     @invariant()
     def who_gives_out_is_alone(self) -> None:
-        """Some API server may still act by the register before, and some scheduler by the slices before."""
+        """Some API server may still use the previous register, and some scheduler the previous slices."""
         register_is_seen = self.now_s - self.changed_s["register"] >= SETTLE_S
         others_may_write = not self.register or not register_is_seen
         draco_may_write = self.owned and (self.register or not register_is_seen)
@@ -178,7 +178,7 @@ class TwoWriters(RuleBasedStateMachine):
 
     @invariant()
     def who_led_before_may_not_allocate_any_more_once_another_gives_out(self) -> None:
-        """Some API server may still act by the register before."""
+        """Some API server may still use the previous register."""
         is_seen = self.leader == self.operator and self.now_s - self.changed_s["leader"] >= SETTLE_S
         assert not self.owned or is_seen
 

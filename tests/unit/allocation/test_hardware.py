@@ -1,4 +1,4 @@
-"""Which devices are the same hardware: as NVIDIA's names say it, as counters say it, and that the relation is one."""
+"""Which devices share hardware, according to NVIDIA's names and to counters; and that the relation is symmetric."""
 
 from collections.abc import Iterable, Mapping
 
@@ -26,7 +26,7 @@ WHOLE = "gpu-0"
 
 
 def published(*, gpus: int = 2, counters: bool = True, board: Board = H100, generation: int = 1) -> list[ResourceSlice]:
-    """GPUs in Dynamic MIG as an agent publishes them."""
+    """GPUs as an agent publishes them in mode Dynamic."""
     divisible = [
         partitions.Divisible(
             located=LocatedGpu(a_gpu(minor)), mig=GpuMigView(gpu=a_gpu(minor).uuid, board=board), board=board
@@ -214,7 +214,7 @@ def test_overlapping_is_mutual_and_whole_whatever_is_published(
             assert hardware.overlap(one, other) == hardware.overlap(other, one)
             assert hardware.may_overlap(one, other) or not hardware.overlap(one, other)
             if one != other and {one, other} <= devices.keys():
-                # What it says of one device is all that it would say of each pair.
+                # What it says about one device is what it would say about each pair.
                 assert (other in hardware.overlapping(one)) == hardware.overlap(one, other)
         assert hardware.parts(one) <= hardware.overlapping(one)
         assert one not in hardware.overlapping(one)

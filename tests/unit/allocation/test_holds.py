@@ -1,4 +1,4 @@
-"""Nodes are held for claims that no pod shows to autoscalers, and only what Draco wrote is taken away again."""
+"""Nodes are held for claims that autoscalers cannot see through a pod, and Draco removes only the holds that it wrote."""
 
 import pytest
 

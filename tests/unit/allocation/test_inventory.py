@@ -1,4 +1,4 @@
-"""What is published, change by change: as if it had all been published at once."""
+"""An inventory that follows slices change by change equals one built from all of them together."""
 
 import itertools
 from typing import Any
@@ -65,7 +65,7 @@ changes = st.lists(
 
 
 def seen(inventory: Inventory) -> list[Any]:
-    """All that a search can see, without the numbers that rows and codes happen to have."""
+    """Everything that a search can see, without the numbers of rows and codes."""
     return [
         (view.key, view.incomplete, view.invalid, [(each.key, each.device, each.taints) for each in view.candidates])
         for node in ("node-0", "node-1")
@@ -86,7 +86,7 @@ def test_change_by_change_gives_what_building_anew_gives(steps: list[tuple[str, 
         else:
             known.pop(what, None)
         getattr(inventory, step)(what)
-        seen(inventory)  # so that what is kept of a view is kept too long, if it is
+        seen(inventory)  # fills the caches, so that one that is kept too long is noticed
     anew = Inventory()
     for each in known_slices.values():
         anew.put_slice(each)
@@ -170,7 +170,7 @@ def test_a_driver_of_countless_attribute_names_gets_no_countless_columns() -> No
     assert columns.read(late) is None
     for row, device in rows[:-1]:
         columns.remove(row, "d", device)
-    assert columns.read(late) is None  # the device that has it is still there, without a code
+    assert columns.read(late) is None  # the device with the attribute is still there, without a code
     columns.remove(rows[-1][0], "d", rows[-1][1])
     assert columns.read(late) is not None
 

@@ -1,4 +1,4 @@
-"""What a PodGroup without a pod keeps is a leak, of Draco's claims alone; and how long the policies tolerate it."""
+"""A claim of Draco's that only a PodGroup without pods keeps is a leak; and how long the policies tolerate it."""
 
 from collections.abc import Iterable
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""When a running group has lost a pod, and whose rest may be released."""
+"""When a running group has lost a pod, and which other pods may then be released."""
 
 import msgspec
 import pytest
@@ -29,7 +29,7 @@ WAITING = holding("next", node="", on="", phase="Pending")
 
 
 def gone(name: str, phase: str) -> tuple[Pod, ResourceClaim]:
-    """A pod that has failed or, with the phase "Running", is being deleted."""
+    """A pod that has failed, or, with the phase "Running", one that is being deleted."""
     pod, claim = holding(name, phase=phase)
     if phase == "Failed":
         return pod, claim

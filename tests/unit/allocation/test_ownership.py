@@ -1,4 +1,4 @@
-"""Which claims are Draco's to allocate, and with what they are searched for."""
+"""Which claims Draco allocates, and how it searches for them."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Whole columns at once: the same as row by row."""
+"""Operations on whole columns give the same result as row by row."""
 
 from array import array
 from collections import Counter

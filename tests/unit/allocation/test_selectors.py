@@ -1,4 +1,4 @@
-"""Selectors scanned over all devices: the same as asking of each."""
+"""Selectors scanned over all devices give the same result as asking each device."""
 
 import itertools
 from typing import Any
@@ -148,7 +148,7 @@ def test_devices_are_not_told_apart_by_serial_numbers_that_a_selector_does_not_n
 
 
 def scanned(inventory: Inventory, expression: str) -> list[int]:
-    """Outcomes of all devices, in the order of their rows."""
+    """The outcomes of all devices, in row order."""
     scan = inventory.selectors.scan(expression)
     return [scan.outcomes[row] for row, live in enumerate(inventory.columns.live) if live]
 
@@ -225,7 +225,7 @@ def test_what_is_kept_of_selectors_is_bounded_however_many_there_are() -> None:
 
 
 def test_long_selectors_are_kept_up_to_so_many_characters_of_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise those of one tenant fill a worker's memory, and the next question there counts as one that needs too much."""
+    """Otherwise one tenant's selectors would fill a worker's memory, and the next question there would count as too large."""
     monkeypatch.setattr("draco.allocation.fleet.selectors.MAX_CHARACTERS", 10_000)
     compiled: list[str] = []
 

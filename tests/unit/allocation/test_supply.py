@@ -1,4 +1,4 @@
-"""The supply counts every device once, by the first thing that stands in its way whoever asks."""
+"""The supply counts every device once, by the first obstacle that any claim would meet."""
 
 import msgspec
 import pytest

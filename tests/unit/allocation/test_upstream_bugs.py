@@ -1,4 +1,4 @@
-"""The table of upstream's bugs says what people need to know of each."""
+"""The table of upstream's bugs says what users need to know about each."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Random fleets for tests, with everything in them that the allocator knows.
+"""Random fleets for tests, with everything that the allocator knows.
 
 Owns how several scenarios of `tests/differential` become one fleet, and random changes to it.
 """
@@ -35,13 +35,13 @@ REMOVE: dict[str, Callable[[Fleet, str], None]] = {
 
 
 def a_world(source: random.Random) -> tuple[list[Json], list[str]]:
-    """The objects of several scenarios beside each other, and the claims of the first, which are to be allocated."""
+    """The objects of several scenarios side by side, and the claims of the first, which are to be allocated."""
     first = a_scenario(source)
     objects: list[Json] = list(first["objects"])
     for number in range(source.randrange(4)):
         text = json.dumps(a_scenario(source)["objects"])
         for node in ("node-0", "node-1", "node-2"):
-            text = text.replace(f'"{node}"', f'"{node}-{number}"')  # its pool is called after it
+            text = text.replace(f'"{node}"', f'"{node}-{number}"')  # its pool is named after it
         for raw in json.loads(text):
             if raw["kind"] in {"ResourceClaim", "ResourceSlice", "DeviceTaintRule"}:
                 raw["metadata"]["name"] += f"-{number}"
@@ -52,7 +52,7 @@ def a_world(source: random.Random) -> tuple[list[Json], list[str]]:
 
 
 def put(fleet: Fleet, raw: Json) -> Any:
-    """Put an object into the fleet; the object."""
+    """Put an object into the fleet; returns the object."""
     kind, into = PUT[raw["kind"]]
     decoded: Any = msgspec.convert(raw, kind)
     into(fleet, decoded)

@@ -1,4 +1,4 @@
-"""The device that the recorded evaluations are about."""
+"""The device of the recorded evaluations."""
 
 from draco.cel import DeviceVariable, device_view
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity

@@ -1,4 +1,4 @@
-"""What an evaluation may build and go through, where Kubernetes does not charge for it."""
+"""Limits on what an evaluation may build and traverse where Kubernetes charges no cost."""
 
 import tracemalloc
 
@@ -12,7 +12,7 @@ LONG = "lists.range(90000)"
 
 
 def doubled(times: int, operation: str, first: str, asked: str) -> str:
-    """An expression that applies an operation to what it gave, again and again; `@` stands for that."""
+    """An expression that applies an operation repeatedly to its own result, which `@` stands for."""
     expression = f"cel.bind(v0, {first}, "
     for number in range(times):
         expression += f"cel.bind(v{number + 1}, {operation.replace('@', f'v{number}')}, "

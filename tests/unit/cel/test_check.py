@@ -1,4 +1,4 @@
-"""The type check: the sentences with which Kubernetes 1.37 refuses an expression, and what it accepts."""
+"""The type check: the messages with which Kubernetes 1.37 refuses an expression, and what it accepts."""
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +13,7 @@ from tests.doubles.work import at_most
 
 
 def verdict(expression: str, environment: Environment = STORED_EXPRESSIONS) -> str:
-    """The sentence of the refusal, or nothing."""
+    """The message of the refusal, or ""."""
     try:
         checked = check(parse(expression), environment)
         validate(checked)

@@ -1,4 +1,4 @@
-"""Estimated cost: the numbers of Kubernetes 1.37 for the same expressions."""
+"""Estimated cost: the same numbers as Kubernetes 1.37 for the same expressions."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 """Whole expressions on a device: Kubernetes' verdicts, error texts and costs.
 
-`evaluations.jsonl` holds what Kubernetes' own selector language answered (dynamic-resource-allocation v0.37.2) for each
+`evaluations.jsonl` holds the answers of Kubernetes' own selector language (dynamic-resource-allocation v0.37.2) to each
 expression on the device of `devices.py`.
 """
 
@@ -112,7 +112,7 @@ def test_building_a_long_list_takes_linear_time() -> None:
     ids=["constant", "computed"],
 )
 def test_a_pattern_that_makes_backtracking_explode_is_matched_at_once(expression: str) -> None:
-    """In a process of its own: by backtracking it would not end in our lifetime, and nothing in its process could end it."""
+    """In a separate process: a backtracking matcher would never finish, and its process could not interrupt it."""
     script = (
         "import sys\n"
         "from draco.cel.selector import compile_selector\n"

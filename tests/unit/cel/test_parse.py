@@ -1,4 +1,4 @@
-"""Parsing selectors: the tree, literals, limits, and text that nobody would write on purpose."""
+"""Parsing selectors: the tree, literals, limits, and hostile text."""
 
 from collections.abc import Callable
 

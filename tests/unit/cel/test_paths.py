@@ -1,4 +1,4 @@
-"""Attribute paths: what an expression can read, and never less."""
+"""Attribute paths: everything that an expression can read; more is allowed, less is not."""
 
 import pytest
 

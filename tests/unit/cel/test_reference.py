@@ -1,4 +1,4 @@
-"""Every example of docs/reference/selectors.md says what it says there."""
+"""Every example in docs/reference/selectors.md gives the result stated there."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ def answer(expression: str, device: DeviceVariable) -> str:
 
 
 def is_taken(expression: str, minor: int) -> bool:
-    """Whether the API server of a release takes the expression in a new object."""
+    """Whether the API server of this minor release accepts the expression in a new object."""
     try:
         cost = compile_selector(expression, environment=new_expressions(minor)).estimated_cost
     except CompileError:

@@ -28,7 +28,7 @@ EXPRESSIONS = [
 
 
 class Named:
-    """Gives back what was read, with the rule's name."""
+    """Returns what was parsed, with the rule's name."""
 
     def __getattr__(self, rule: str) -> object:
         if not rule[0].islower():

@@ -1,4 +1,4 @@
-"""Values beside whole expressions: equality, map keys and Go's spelling."""
+"""Values apart from whole expressions: equality, map keys and Go's formatting."""
 
 import math
 from typing import Any

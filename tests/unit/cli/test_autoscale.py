@@ -1,4 +1,4 @@
-"""`draco autoscale`: templates of nodes that do not exist yet, and whether the nodes of a group are alike."""
+"""`draco autoscale`: templates of future nodes, and whether the nodes of a group are alike."""
 
 import json
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_a_policy_divides_the_board_and_counters_have_templates_of_their_own(tmp
 
 @pytest.mark.parametrize("board", ["H100-80GB", "L40S"])
 def test_the_devices_of_a_board_that_is_handed_over_are_those_that_dracos_classes_select(board: str) -> None:
-    """Or no autoscaler would find a node for a claim of Draco's. The taint, which it may heed, is left out as all are."""
+    """Otherwise no autoscaler would find a node for Draco's claims. The taint is left out, as all taints are."""
     policy = a_mig_policy(mode=MigMode.DISABLED, allocator=Allocator.OPERATOR)
     (template,) = of_board(board, 2, policy)
     assert [each.attributes["draco.dev/allocator"].string for each in template.devices] == ["operator"] * 2

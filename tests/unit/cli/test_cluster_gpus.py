@@ -1,4 +1,4 @@
-"""`draco cluster gpu`: what each command does to a node's GPUs, and what it says."""
+"""`draco cluster gpu`: what each command does to a node's GPUs, and what it prints."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""`draco explain` on files: who is meant, and what is said where nobody is."""
+"""`draco explain` on files: which object is meant, and what is said if there is none."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 @pytest.fixture
 def files(tmp_path: Path) -> str:
-    """Three devices, one of them held; a claim too big for them, and a pod that waits for a claim and a template's."""
+    """Three devices, one of them held; a claim too big for them; a pod that waits for that claim and one from a template."""
     pod = a_pod("train", {"name": "a", "resourceClaimName": "one"}, {"name": "b", "resourceClaimTemplateName": "two"})
     message = "0/2 nodes are available: 2 cannot allocate all claims."
     pod["status"] = {

@@ -1,4 +1,4 @@
-"""What `draco explain` finds out about preemption, and how often it goes through the cluster for that."""
+"""What `draco explain` finds out about preemption, and how often it iterates over all claims for that."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -35,7 +35,7 @@ POLICY = a_mig_policy(mode=MigMode.DISABLED, allocator=Allocator.OPERATOR, preem
 
 
 class Counted(Mapping[ObjectKey, ResourceClaim]):
-    """Claims, and how often somebody went through all of them."""
+    """Claims, counting how often all of them are iterated over."""
 
     def __init__(self, claims: Mapping[ObjectKey, ResourceClaim]) -> None:
         self._claims, self.times = claims, 0
@@ -52,7 +52,7 @@ class Counted(Mapping[ObjectKey, ResourceClaim]):
 
 
 class Cluster:
-    """Of three pods that hold a GPU each, `free` may leave, `guarded` has a budget, and `high` has a higher priority."""
+    """Three pods that hold a GPU each: `free` may be evicted, `guarded` has a budget, `high` has a higher priority."""
 
     def __init__(self) -> None:
         ours = a_device_class("ours")

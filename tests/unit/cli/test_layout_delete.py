@@ -1,4 +1,4 @@
-"""What `draco layout plan --delete` says: who has the GPUs then, what idle goes, and how claims get them from then on."""
+"""What `draco layout plan --delete` says: who gets the GPUs, which idle instances go, and how claims get devices afterwards."""
 
 import json
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ TWO_HALVES = on(an_instance("3g.40gb@0", InstanceUse.LAYOUT), an_instance("3g.40
 
 
 def without(policy: MigPolicy, mig: GpuMig | None, *, policies: Sequence[MigPolicy] = (), **fields: Any) -> PlanView:
-    """The plan of deleting a policy that has the one GPU there is."""
+    """The plan of deleting the policy that has the only GPU."""
     mode = policy.spec.mode
     wanted = [msgspec.structs.replace(BY_HALVES, policy=policy.metadata.name, mode=mode)]
     return planned([mig], policies=[policy, *policies], deleted=[policy.metadata.name], **{"wanted": wanted, **fields})
@@ -162,7 +162,7 @@ def test_a_gpu_that_its_agent_does_not_report_now_is_not_left_out() -> None:
 
 
 def given(folder: Path, node: GpuNode, *policies: MigPolicy) -> list[str]:
-    """A command line with what `kubectl get -o json` says of a cluster."""
+    """A command line that reads the output of `kubectl get -o json` for a cluster."""
     items = [
         {"apiVersion": "draco.dev/v1alpha1", "kind": type(each).__name__, **msgspec.to_builtins(each)}
         for each in (node, *policies)

@@ -1,4 +1,4 @@
-"""What `draco layout plan` says of policies: what is made, what goes, what has to be waited for, and where it cannot be."""
+"""What `draco layout plan` says about policies: what is created or destroyed, what has to wait, and what is impossible."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What `draco layout show` shows of GPUs: bars, words, documents and pictures."""
+"""What `draco layout show` prints about GPUs: bars, words, documents and pictures."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""`draco lint`: what it prints and writes, its status, and that no file is too hostile for one clear sentence."""
+"""`draco lint`: what it prints and writes, its exit status, and one clear sentence for any file, however hostile."""
 
 import io
 import json
@@ -55,7 +55,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) 
 
 
 def squeezed(text: str) -> str:
-    """Without the column of comments at the end of a line, which may move."""
+    """The text without the alignment of trailing comments, which may move."""
     return "\n".join(" ".join(line.split()) if " #" in line else line for line in text.split("\n"))
 
 
@@ -291,7 +291,7 @@ def test_a_manifest_with_odd_values_in_it_is_checked_and_stays_corrected(data: s
 
 
 def places_in(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Each value below a tree, as what holds it and under which key."""
+    """Each value below a tree, as its container and its key there."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in items:
         yield tree, key

@@ -1,4 +1,4 @@
-"""What may be done to a request in which phase, and what is said where it makes no sense."""
+"""Which changes a request accepts in which phase, and what is said about the others."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -84,7 +84,7 @@ def test_every_request_says_what_it_waits_for_and_who_can_help(phase: Maintenanc
     assert bool(waits_for(request)) is (phase not in OVER)
     if phase in OVER:
         assert next_steps(request) == []
-    elif phase is not MaintenancePhase.VERIFYING:  # which goes on by itself
+    elif phase is not MaintenancePhase.VERIFYING:  # it continues without a person
         assert any(" swap" in step for step in next_steps(request))
 
 

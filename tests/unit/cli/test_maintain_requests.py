@@ -1,4 +1,4 @@
-"""What people write on the command line of `draco maintain start`, and what they are told if it makes no sense."""
+"""The command line of `draco maintain start`, and what is said if it makes no sense."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

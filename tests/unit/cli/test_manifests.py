@@ -1,4 +1,4 @@
-"""Reading `-f`: files, folders and standard input; older versions; and what is said of what cannot be read."""
+"""Reading `-f`: files, folders and standard input; older versions; and what is said about unreadable input."""
 
 import io
 import json
@@ -112,7 +112,7 @@ ODD: tuple[Any, ...] = (None, "", "x", -1, 0, 1.5, 10**30, True, [], [None], {},
 
 
 def spoiled(value: Any, source: random.Random) -> Any:
-    """The value with something in it replaced, removed or put twice."""
+    """The value with a part replaced, removed or duplicated."""
     if isinstance(value, dict) and value and source.random() < 0.85:
         key = source.choice(list(value))
         changed = dict(value)

@@ -13,7 +13,7 @@ from draco.controller.settings import OperatorSettings
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[OperatorSettings]]:
-    """The settings with which the command would have run."""
+    """The settings with which the operator would have run."""
     kept: list[OperatorSettings] = []
 
     async def keep(settings: OperatorSettings, *_: Any, **__: Any) -> None:

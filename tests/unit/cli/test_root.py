@@ -1,4 +1,4 @@
-"""The root of the command line: lazy, and every ending is one sentence and an exit status."""
+"""The root of the command line: commands load lazily, and every failure is one sentence and an exit status."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ ProvokeCommand = Callable[[Callable[[], object]], None]
 
 @pytest.fixture
 def provoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ProvokeCommand:
-    """Make `draco status` do what the test wants, with the state folder in a temporary place."""
+    """Make `draco status` call the test's function, with the state folder in a temporary place."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv("DRACO_DEBUG", raising=False)
 

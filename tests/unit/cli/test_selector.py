@@ -1,4 +1,4 @@
-"""`draco selector`: what an expression reads and costs, what it answers, and that a bad line or file is told in a sentence."""
+"""`draco selector`: what an expression reads, costs and answers, and one sentence for each bad line or file."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""`draco simulate` on files: what is tried, in which order, where it goes, and what is said of it."""
+"""`draco simulate` on files: what is tried, in which order, where it is placed, and what is said about it."""
 
 import json
 from pathlib import Path

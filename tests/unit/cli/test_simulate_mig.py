@@ -1,4 +1,4 @@
-"""`draco simulate mig`: traces in, what would have been refused out."""
+"""`draco simulate mig`: reads traces, and prints which claims would have been refused."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -217,7 +217,7 @@ def test_a_node_that_gives_no_board_is_told(
 
 
 def test_a_long_trace_keeps_only_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples of headroom are thinned out as the trace goes on, evenly."""
+    """Samples of headroom are thinned out evenly as the trace goes on."""
     monkeypatch.setattr(simulate_mig, "FEWEST_SAMPLES", 4)
     runs: list[Any] = []
     real = simulate_mig._policy_report

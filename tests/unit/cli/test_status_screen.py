@@ -115,7 +115,7 @@ def test_a_sick_gpu_leads_to_draco_health() -> None:
 
 
 def test_requests_of_every_phase_say_so_at_their_devices() -> None:
-    """One that only waits takes no device out of service."""
+    """A request that only waits takes no device out of service."""
     for phase, state, said in (
         (MaintenancePhase.REHEARSED, "free", "rehearsed, not isolated yet"),
         (MaintenancePhase.DRAINING, "maintenance", "draining"),

@@ -1,4 +1,4 @@
-"""Texts that others wrote, on the screens of commands: none of them is markup."""
+"""Texts written by others in the output of commands: none is interpreted as markup."""
 
 import sys
 from collections.abc import Callable, Coroutine

@@ -1,4 +1,4 @@
-"""What people write on the command line of `draco taint`, and what they are told if it names nothing."""
+"""The command line of `draco taint`, and what is said if it matches nothing."""
 
 import msgspec
 import pytest
@@ -115,6 +115,6 @@ def test_rules_that_draco_would_write_again_are_not_removed() -> None:
     extension = extension_for(exact(), a_device_key("node-0/gpu-0-mig-1g.10gb-19-0"), kind=TAINT_RULES[0])
     assert "draco maintain finish swap-fan" in kept_by(of_request, [of_request], requests)
     assert "remove rule mine" in kept_by(extension, [exact(), extension], requests)
-    assert not kept_by(extension, [extension], requests)  # what it extended is gone
+    assert not kept_by(extension, [extension], requests)  # the rule that it extended is gone
     assert not kept_by(of_request, [of_request], [])
     assert not kept_by(exact(), [exact()], requests)

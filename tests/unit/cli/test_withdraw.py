@@ -1,4 +1,4 @@
-"""What `draco withdraw` takes back of what is in a cluster, and what it leaves alone."""
+"""What `draco withdraw` removes from a cluster, and what it leaves alone."""
 
 from typing import Any
 

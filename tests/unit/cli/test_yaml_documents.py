@@ -1,4 +1,4 @@
-"""What text stands for, as kubectl reads it, and what is said of text that is broken or hostile."""
+"""What YAML text means, as kubectl reads it, and what is said about broken or hostile text."""
 
 import json
 

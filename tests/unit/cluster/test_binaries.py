@@ -1,4 +1,4 @@
-"""Where programs are looked for, and what a person is told when they cannot be had."""
+"""Where programs are looked for, and what a user is told if they are unavailable."""
 
 import os
 import stat
@@ -86,7 +86,7 @@ def test_an_unpinned_version_is_one_sentence_with_what_to_do(environ: dict[str, 
 def test_no_go_and_no_network_is_one_sentence_with_what_to_do(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nobody listens on the discard port
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nothing listens on the discard port
     monkeypatch.setenv("PIP_RETRIES", "0")
     with pytest.raises(BinariesMissing) as told:
         binaries.find("etcd", environ=environ)
@@ -168,7 +168,7 @@ def test_the_programs_of_kubernetes_are_one_program_of_many_names(environ: dict[
     assert found["kube-scheduler"].samefile(found["kube-apiserver"])
     source = (tmp_path / "main.go").read_text()
     assert all(f'case "{program}":' in source for program in found)
-    assert "kubelet" not in source  # what nobody asked for is not compiled
+    assert "kubelet" not in source  # what was not requested is not compiled
     assert (tmp_path / "go.sum").read_bytes() == (build.MODULES / f"kubernetes-{KUBERNETES}" / "go.sum").read_bytes()
 
 

@@ -1,4 +1,4 @@
-"""Finding the simulated GPUs of a cluster's nodes, and what a boot does to them."""
+"""Finding the simulated GPUs of a cluster's nodes, and what a reboot does to them."""
 
 import json
 from datetime import UTC, datetime

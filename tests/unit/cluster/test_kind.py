@@ -1,4 +1,4 @@
-"""The kind provider, with a `kind` and a `docker` that write down what they are told, and nothing else on PATH."""
+"""The kind provider, with a fake `kind` and `docker` that record their arguments, and nothing else on PATH."""
 
 import os
 from datetime import UTC, datetime
@@ -168,7 +168,7 @@ def test_a_killed_up_has_its_kind_cluster_deleted_even_if_the_state_is_damaged(p
 
 
 def recorded(name: str, wanted: ClusterSpec = WANTED) -> Record:
-    """A cluster as it is recorded when it is up."""
+    """The record of a running cluster."""
     record = Record(name)
     record.write(ClusterState(name=name, phase="ready", wanted=wanted, created=datetime.now(UTC)))
     (record.folder / "kind.yaml").write_text("kind: Cluster\n")

@@ -1,4 +1,4 @@
-"""The local provider, while its API server does not answer yet, or for a while."""
+"""The local provider while its API server does not answer, at the start or temporarily."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

@@ -80,7 +80,7 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_not_taken_for_held(
 
     def removed_first(descriptor: int, operation: int) -> None:
         if not turns:
-            path.unlink()  # its holder left between our opening the file and locking it
+            path.unlink()  # the holder removed the file between opening and locking it
         turns.append(descriptor)
         lock(descriptor, operation)
 

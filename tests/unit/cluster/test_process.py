@@ -46,7 +46,7 @@ def test_a_reused_pid_is_neither_alive_nor_killed(processes: Processes, tmp_path
     try:
         record = processes.start("a", SLEEP)
         processes.stop("a", grace_s=0)
-        # What is on disk when the pid was given to somebody else after our process had ended.
+        # The record after the process ended and its pid was reused.
         stale = msgspec.structs.replace(record, pid=bystander.pid, start_ticks=record.start_ticks - 100)
         (tmp_path / "processes" / "a.json").write_bytes(msgspec.json.encode(stale))
         later = Processes(tmp_path)
@@ -148,7 +148,7 @@ def test_a_process_in_the_middle_of_its_start_is_found(
     environ, stat = Path(f"/proc/{record.pid}/environ"), Path(f"/proc/{record.pid}/stat")
     name, _, rest = stat.read_text().rpartition(")")
     unset = rest.split()
-    unset[48] = "0"  # where the kernel tells the end of the variables: nowhere, until they are laid out
+    unset[48] = "0"  # the address of the end of the environment: 0 until the kernel has set it
     left = [b"", b"", environ.read_bytes()]
     read_bytes, read_text = Path.read_bytes, Path.read_text
     monkeypatch.setattr(Path, "read_bytes", lambda path: left.pop(0) if path == environ else read_bytes(path))

@@ -1,4 +1,4 @@
-"""What a person and a CI log see of long steps."""
+"""How long steps appear to a person and in a CI log."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Where released programs are, and which of them Draco may fetch."""
+"""Where released programs come from, and which of them Draco may fetch."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from draco_local.cluster.programs.download import SUMS, releases, sums, url
 from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
 
 NOT_KNOWN = {"kubernetes-1.37.2", "kubeadm-1.37.2", binaries.HELM_MODULE}
-"""What nobody but its own site gives a sum of that could be compared here: it is built."""
+"""Programs whose checksum nobody but their own site publishes: they are built instead."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is remembered of a cluster."""
+"""What is recorded about a cluster."""
 
 from datetime import UTC, datetime
 from pathlib import Path

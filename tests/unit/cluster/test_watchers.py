@@ -1,4 +1,4 @@
-"""The number of inotify instances: who runs an engine has enough, and the machine has its own number when nobody does."""
+"""The limit of inotify instances: engines that run have enough, and the machine gets its own limit back afterwards."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from draco_local.cluster.kindnode import watchers
 
 
 class Machine:
-    """A setting and a file, and engines that are started and end."""
+    """The limit's setting and its file, and engines that start and end."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.setting, self.file = folder / "max_user_instances", folder / "draco-inotify-instances"
@@ -21,7 +21,7 @@ class Machine:
         return int(self.setting.read_text())
 
     def start(self) -> int:
-        """The descriptor that an engine's processes have."""
+        """The file descriptor that an engine's processes hold."""
         with watchers.raised(setting=self.setting, file=self.file) as descriptor:
             return os.dup(descriptor)
 

@@ -52,7 +52,7 @@ def test_version_2_passes_controllers_down_to_the_node(tmp_path: Path) -> None:
     for level in (".", "cluster", "cluster/real-1"):
         assert (
             tmp_path / level / "cgroup.subtree_control"
-        ).read_text() == "+pids"  # one write each; a real file adds up
+        ).read_text() == "+pids"  # the last write; a real file would accumulate them
 
 
 def test_removing_takes_the_deepest_first_in_every_hierarchy_and_leaves_other_clusters(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_what_may_be_watched_is_tried_and_given_back(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(check, "CDLL", lambda _: SimpleNamespace(inotify_init=lambda: next(answers)))
     assert check.can_watch(2)
     assert not check.can_watch(2)
-    assert set(Path("/proc/self/fd").iterdir()) <= open_before  # what earlier tests left may be closed meanwhile
+    assert set(Path("/proc/self/fd").iterdir()) <= open_before  # earlier tests' descriptors may be closed meanwhile
 
 
 @pytest.mark.parametrize(("effective", "may"), [("000001ffffffffff", True), ("000001fffeffffff", False)])

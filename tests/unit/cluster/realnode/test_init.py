@@ -21,7 +21,7 @@ SUPERVISE = (
 
 
 class Node:
-    """A supervisor in a process of its own: it waits for every child there is, so it cannot run in the tests' process."""
+    """A supervisor in a separate process: it reaps every child process, so it cannot run in the tests' process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -77,7 +77,7 @@ def test_hosts_and_pods_of_all_nodes_have_addresses_of_their_own() -> None:
 
 @pytest.fixture
 def kernel_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts an `ip` before the real one that does nothing, and fails where its arguments contain some words."""
+    """Makes a fake `ip` the only program on PATH; it does nothing, and fails if its arguments contain the given words."""
 
     def lacks(words: str) -> None:
         program = tmp_path / "ip"
