@@ -1,6 +1,6 @@
-"""A day of tenants whose objects come and go: an operator that leads is as large after it as after the first hour.
+"""A day of tenants whose objects come and go: the leading operator holds no more afterwards than after the first hour.
 
-The clock is the test's. What becomes of allocations is tested on a real API server (`tests/component/allocation/test_churn.py`).
+The clock is manual. Allocations are tested on a real API server (`tests/component/allocation/test_churn.py`).
 """
 
 import asyncio
@@ -49,17 +49,17 @@ from tests.unit.controller.watching import forget, tell
 
 HOURS: Final = 24
 ROUND_S: Final = 40.0
-"""Once an hour; the rest of it is quiet."""
+"""Seconds of activity per hour; the rest of the hour is quiet."""
 LATENCY_S: Final = 0.2
 """How long the API server takes for a write."""
 FORBIDDEN: Final = "forbidden"
-"""A namespace in which the API server refuses what Draco writes."""
+"""A namespace in which the API server refuses Draco's writes."""
 FATAL: Final = "fatal"
-"""A namespace whose questions end the process that answers them."""
+"""A namespace whose questions crash the process that answers them."""
 OTHERS: Final = "others"
-"""A DeviceClass that is kube-scheduler's to allocate."""
+"""A DeviceClass that kube-scheduler allocates."""
 KEPT: Final = 1
-"""Of what is bounded by a number."""
+"""How many entries the bounded memories of the workers keep in this test."""
 REFUSED = PodStatus(conditions=[Condition(type="PodScheduled", status="False", reason="Unschedulable")])
 FEATURES = Features(
     dra=True,
@@ -73,7 +73,7 @@ FEATURES = Features(
 
 
 class Answering:
-    """A process that answers each question at once."""
+    """A process that answers each question immediately."""
 
     def __init__(self) -> None:
         self._version = 0
@@ -92,7 +92,7 @@ class Answering:
             return Failed("its process was killed by signal 9")
         whose = (
             f" for pod {name.name}" if message_number(name.name) % 2 else ""
-        )  # such an answer is no answer to others
+        )  # such an answer is not true of other pods
         return PendingAnswer(f"No GPU is free{whose}.", "InUse")
 
     async def replies(self) -> AsyncIterator[list[Outward]]:
@@ -104,7 +104,7 @@ class Answering:
 
 
 class Day:
-    """An operator that leads, and an API server that takes what it writes, but in one namespace."""
+    """A leading operator, and an API server that accepts its writes except in one namespace."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -188,7 +188,7 @@ class Day:
         return made
 
     async def one_round(self, number: int) -> None:
-        """What tenants make, each under a name and with a selector that nobody had before; and all of it goes."""
+        """Tenants create objects with new names and new selectors, and delete all of them."""
         passing = Namespace(metadata=ObjectMeta(name=f"ci-{number}", uid=a_uid("namespace", f"ci-{number}")))
         made = [passing, *work("team", number), *work(passing.metadata.name, number), *work(FORBIDDEN, number)]
         doomed = made_pod(f"doomed-{number}", FATAL)
@@ -201,23 +201,23 @@ class Day:
         for namespace in ("team", FORBIDDEN):
             brief = work(namespace, number, called="brief")
             tell(self.view, *brief)
-            await self.clock.advance(LATENCY_S * (number % 9) / 2)  # something is being written by then
+            await self.clock.advance(LATENCY_S * (number % 9) / 2)  # a write is in progress at this moment
             self.end(brief)
 
     def end(self, made: Iterable[Any]) -> None:
-        """All of it is deleted, and what Draco made of it goes with it."""
+        """Delete all of it, and what Draco created for it."""
         for each in made:
             forget(self.view, each)
         for claim in [each for each in self.view.claims.store.values() if each.metadata.owner_references]:
             forget(self.view, claim)
 
     async def hour(self, number: int) -> None:
-        """The last part of it is quiet."""
+        """One round, then silence until the hour ends."""
         await self.one_round(number)
         await self.clock.advance(3600.0 - self.clock.monotonic() % 3600.0)
 
     def held(self) -> Counter[str]:
-        """What the operator holds."""
+        """Everything that the operator holds in memory."""
         return reached_from(self.made, self.view, self.metrics, but=(ManualClock, Day, float, int, asyncio.Task))
 
 

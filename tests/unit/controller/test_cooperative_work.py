@@ -1,4 +1,4 @@
-"""Long work leaves the event loop to others in between."""
+"""Long work yields to other tasks on the event loop."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from tests.doubles.clock import WorkClock
 
 
 async def turns_of_others(clock: WorkClock, parts: int) -> int:
-    """How often another task has its turn while so many parts of work are done."""
+    """How often another task gets a turn while this many parts of work are done."""
     turns = 0
 
     async def other() -> None:

@@ -1,4 +1,4 @@
-"""The schemas in crds/ and the structs of our kinds say the same."""
+"""The schemas in crds/ and the structs of Draco's kinds agree."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -80,7 +80,7 @@ def type_differences(hint: Any, declared: dict[str, Any], where: str) -> list[st
         int: ("integer", None),
         bool: ("boolean", None),
         datetime: ("string", "date-time"),
-        Any: ("object", None),  # what belongs to a driver
+        Any: ("object", None),  # a driver's own data
     }
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return [] if declared.get("enum") == [str(member) for member in hint] else [f"{where}: other values"]
@@ -108,13 +108,13 @@ def test_the_definition_serves_the_kind_where_the_table_says(kind: Kind[Any]) ->
     assert spec["names"]["categories"] == ["draco"]
     assert spec["scope"] == ("Namespaced" if kind.namespaced else "Cluster")
     assert [version["name"] for version in spec["versions"]] == [kind.version]
-    # The operator writes spec and status of the register in one write, so that the counts are those of what is listed.
+    # The operator writes spec and status of the register together, so that the counts match the list.
     expected: object = None if kind is ALLOCATION_REGISTERS else {"status": {}}
     assert spec["versions"][0].get("subresources") == expected
 
 
 def test_required_fields_are_those_without_a_default() -> None:
-    """What a struct always writes and never does without must be required; what it leaves out must not be."""
+    """Fields that a struct always writes and needs must be required; fields that it omits must not be."""
     for kind, struct in KINDS:
         for where, hint in get_type_hints(struct).items():
             if where in {"spec", "status"}:
@@ -148,7 +148,7 @@ def test_an_empty_spec_means_the_same_in_both() -> None:
 
 
 def undescribed(declared: dict[str, Any], where: str) -> list[str]:
-    """The fields below a schema that do not say what they mean."""
+    """The fields below a schema that have no description."""
     found = []
     for name, field in declared.get("properties", {}).items():
         path = f"{where}.{name}"
@@ -161,7 +161,7 @@ def undescribed(declared: dict[str, Any], where: str) -> list[str]:
 @pytest.mark.parametrize("kind", [kind for kind, _ in KINDS], ids=lambda kind: kind.kind)
 def test_kubectl_explain_says_what_every_field_means(kind: Kind[Any]) -> None:
     whole = schema(kind)
-    own = {name: whole["properties"][name] for name in ("spec", "status")}  # the others' are the API server's
+    own = {name: whole["properties"][name] for name in ("spec", "status")}  # the API server describes the others
     assert whole["description"]
     assert undescribed({"properties": own}, kind.kind) == []
 
@@ -178,7 +178,7 @@ def test_every_column_that_kubectl_prints_is_a_field(kind: Kind[Any]) -> None:
 
 
 def test_the_policy_of_the_operators_reports_knows_every_field_of_a_gpunodes_status() -> None:
-    """It permits one condition, and has to name all that stays as it is."""
+    """It permits changes of one condition only, and must list every field that stays unchanged."""
     template = (CRDS.parent / "charts" / "draco" / "templates" / "operator" / "policy.yaml").read_text()
     [fields] = [line for line in template.splitlines() if "$field := list" in line]
     named = {each.strip('"') for each in fields.split() if each.startswith('"')}

@@ -1,4 +1,4 @@
-"""Evicting several pods: in turn, and no more of them once one is refused."""
+"""Evicting several pods: one after the other, and no more after one is refused."""
 
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from tests.doubles.clock import ManualClock
 
 
 class Server:
-    """Accepts every eviction that it has no other answer for."""
+    """Accepts every eviction for which it has no other answer."""
 
     def __init__(self, **answers: ApiError) -> None:
         self.answers = answers
@@ -45,7 +45,7 @@ async def test_one_that_is_gone_or_another_by_now_keeps_nobody_and_was_not_evict
 
 
 class Budgets:
-    """An API server that has a budget in every namespace, or refuses."""
+    """An API server with a budget in every namespace, or one that refuses."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -1,4 +1,4 @@
-"""What Kopf is given to read, and how often it says where an error came from."""
+"""What Kopf gets to read, and how often it reports where an error came from."""
 
 import json
 import logging
@@ -68,7 +68,7 @@ async def test_one_object_of_a_list_costs_the_others_nothing() -> None:
 
 @pytest.fixture
 def heard() -> Iterator[list[logging.LogRecord]]:
-    """What arrives where all logs go."""
+    """The records that reach the root logger."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(logging.makeLogRecord(record.__dict__))  # type: ignore[method-assign]

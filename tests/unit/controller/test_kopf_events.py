@@ -1,4 +1,4 @@
-"""What Kopf's events become: the same objects as those that are listed."""
+"""Kopf's events decode to the same objects as lists do."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How long the event loop was held, as it is told to who scrapes."""
+"""How long the event loop was held, as reported in the metrics."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What is known of a kind that Kopf watches, in whatever order its events and our lists arrive."""
+"""What is known about a kind that Kopf watches, in whatever order its events and Draco's lists arrive."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -154,7 +154,7 @@ def test_a_watch_that_has_to_be_begun_anew_is_counted_and_one_that_goes_on_is_no
 
 
 class Answering(Connection):
-    """An API server that has these objects, or does not serve the kind."""
+    """An API server with these objects, or one that does not serve the kind."""
 
     def __init__(self, *objects: DeviceMaintenance, served: bool = True) -> None:
         super().__init__("http://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""When a reconciler's keys are taken in: not before this replica leads, and from then on all of them."""
+"""When a reconciler's keys are queued: not before this replica leads, and from then on all of them."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from draco.kube.clock import SystemClock
 
 
 class Recording:
-    """A reconciler that remembers what it was asked to do."""
+    """A reconciler that records its keys."""
 
     def __init__(self) -> None:
         self.wake: Callable[[str], None] = lambda _: None

@@ -1,4 +1,4 @@
-"""What the API server refuses at first is tried again soon: one that has just started knows no roles, and refuses everything."""
+"""Writes that the API server refuses at first are retried soon: a new API server knows no roles yet, and refuses everything."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -26,7 +26,7 @@ NODE = "node-0"
 
 
 class Server:
-    """Refuses every write as long as it `refuses`, all that wait at a `gate` together."""
+    """Refuses every write while `refuses` is set; writes that wait at the `gate` are refused together."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -115,5 +115,5 @@ async def test_it_is_tried_again_after_5_s_then_ever_more_rarely_and_soon_again_
     assert await again() is None
     server.refuses = True
     if what is a_note:
-        await server.clock.advance(1200.0)  # as long as it stays
+        await server.clock.advance(1200.0)  # past the lifetime of the note
     assert await again() == 5.0

@@ -1,4 +1,4 @@
-"""What is read off the stores: which claims wait, what a rule reaches, what is counted."""
+"""What is read from the stores: which claims wait, what a rule affects, what is counted."""
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ from tests.doubles.clock import ManualClock
 
 
 def a_view(clock: ManualClock | None = None, taint_rules: Kind[DeviceTaintRule] | None = TAINT_RULES[0]) -> ClusterView:
-    """A view whose stores are filled by hand; nothing is asked of any server."""
+    """A view whose stores are filled by hand, without a server."""
     client = Client(Connection("http://127.0.0.1:1"))
     return ClusterView(client, taint_rules, clock=clock or ManualClock())
 

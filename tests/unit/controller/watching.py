@@ -1,4 +1,4 @@
-"""What a view knows, given to it as its watches would."""
+"""Gives a view objects as its watches would."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ from draco.kube.watch.collection import Collection
 
 
 def collection_of(view: ClusterView, kind: str) -> Collection[Any]:
-    """What the view knows of a kind."""
+    """The view's collection of a kind."""
     return view.collections[kind]
 
 
 def tell(view: ClusterView, *objects: Any) -> None:
-    """As if the watch had told of them."""
+    """As if the watch had reported them."""
     for item in objects:
         collection = collection_of(view, type(item).__name__)
         for change in collection.store.put(item):
@@ -21,7 +21,7 @@ def tell(view: ClusterView, *objects: Any) -> None:
 
 
 def forget(view: ClusterView, item: Any) -> None:
-    """As if the watch had told that it is gone."""
+    """As if the watch had reported that it is gone."""
     collection = collection_of(view, type(item).__name__)
     for change in collection.store.remove(item.metadata.key):
         for subscriber in collection._subscribers:

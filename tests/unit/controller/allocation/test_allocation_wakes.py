@@ -1,4 +1,4 @@
-"""What makes Draco look for claims that wait for it, without an API server."""
+"""Which changes make Draco look for claims to allocate, without an API server."""
 
 from typing import cast
 
@@ -17,7 +17,7 @@ from tests.unit.controller.watching import tell
 
 
 class Woken:
-    """How often the one key was woken by what the watch told of claims."""
+    """Counts how often changes of claims on the watch woke the allocator."""
 
     def __init__(self) -> None:
         self.times, clock = 0, ManualClock()
@@ -29,7 +29,7 @@ class Woken:
         self.times += 1
 
     def by(self, claim: ResourceClaim) -> bool:
-        """Whether this change of a claim wakes it."""
+        """Whether this change of a claim wakes the allocator."""
         before = self.times
         self.view.claims._publish(self.view.claims.store.put(claim))
         return self.times > before
@@ -50,7 +50,7 @@ def test_a_claim_whose_allocation_was_taken_back_is_looked_at(woken: Woken) -> N
 
 
 def test_a_claim_that_goes_on_waiting_is_not_looked_at_for_its_metadata(woken: Woken) -> None:
-    """The finalizer that comes before the allocation is such a change."""
+    """The finalizer that is added before the allocation is such a change."""
     claim = a_claim("waits")
     assert woken.by(claim)
     metadata = msgspec.structs.replace(claim.metadata, finalizers=["one"], resource_version="2")

@@ -1,4 +1,4 @@
-"""How soon Draco asks again where a claim goes that found no place, without an API server."""
+"""How soon Draco searches again for a claim that found no place, without an API server."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
@@ -45,7 +45,7 @@ def hopeless(question: object) -> PlacementAnswer:
 
 
 class NeverPoor(PromptWorkers):
-    """Workers whose tenants have budget left whatever they ask, but those that are `poor`."""
+    """Workers whose tenants always have budget left, except for the namespaces in `poor`."""
 
     poor: Collection[str] = ()
 
@@ -54,7 +54,7 @@ class NeverPoor(PromptWorkers):
 
 
 class Lab:
-    """One claim that waits, and a cluster that changes when it is told to. Its API server answers each write with a conflict."""
+    """One waiting claim, in a cluster that the test changes. The API server answers each write with a conflict."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -77,7 +77,7 @@ class Lab:
 
     @property
     def decided_late(self) -> float:
-        """How often something was found to do without a reason to look for it."""
+        """How many decisions were found late, by a look without a reason."""
         return cast("float", self.allocations._second_looks._count._value.get())
 
     async def patch(self, *_: Any, **__: Any) -> None:
@@ -89,7 +89,7 @@ class Lab:
         raise Unreachable("nothing is listed here")
 
     def wait(self, name: str, *, namespace: str = "default", version: str = "1", **meta: Any) -> None:
-        """Another claim waits, too."""
+        """Add another waiting claim."""
         claim = a_claim(name, namespace=namespace, device_class="gpu.draco.dev")
         protected = msgspec.structs.replace(
             claim.metadata, uid=name, finalizers=[FINALIZER], resource_version=version, **meta
@@ -97,13 +97,13 @@ class Lab:
         self.view.claims._publish(self.view.claims.store.put(msgspec.structs.replace(claim, metadata=protected)))
 
     def begin(self, pod: str, **fields: Any) -> None:
-        """A pod waits with a claim of its name, or is another than before."""
+        """Add a waiting pod with a claim of the same name, or change the existing one."""
         self.wait(pod)
         made = a_pod(pod, claims=[pod], status=PodStatus(phase="Pending"), **fields)
         self.view.pods._publish(self.view.pods.store.put(made))
 
     def reserve(self, claims: int) -> None:
-        """Somebody reserves so many, or fewer than before."""
+        """Reserve this many claims, or fewer than before."""
         meta = ObjectMeta(name="evening", namespace="default", uid="evening")
         reservation = DeviceReservation(metadata=meta, spec=DeviceReservationSpec(count=claims))
         self.view.reservations._publish(self.view.reservations.store.put(reservation))
@@ -112,7 +112,7 @@ class Lab:
         self.view.claims._publish(self.view.claims.store.remove(ObjectKey("default", f"evening-{claims}")))
 
     def change(self, gpu: int, *, gang: str = "", owners: Sequence[OwnerReference] = (JOB,)) -> None:
-        """A pod has another device now: one of a Job's, and of a PodGroup if that is named."""
+        """Give a device to another pod: one of a Job, and of a PodGroup if `gang` names one."""
         name = f"other-{gpu}"
         held = a_claim(name, device_class="gpu.draco.dev", on=[f"node-0/gpu-{gpu}"], reserved_for=[name])
         pod = a_pod(name, node="node-0", claims=[name], pod_group=gang, owner_references=[*owners])
@@ -120,15 +120,15 @@ class Lab:
         self.view.claims._publish(self.view.claims.store.put(held))
 
     def end(self, gpu: int) -> None:
-        """The pod that has the device ends, and has it as yet."""
+        """End the pod that has the device; its claim still holds it."""
         self.view.pods._publish(self.view.pods.store.remove(a_pod(f"other-{gpu}").metadata.key))
 
     def free(self, gpu: int) -> None:
-        """Whoever has the device has it no more."""
+        """Delete the claim that holds the device."""
         self.view.claims._publish(self.view.claims.store.remove(a_claim(f"other-{gpu}").metadata.key))
 
     async def look(self) -> float | None:
-        """Reconcile whenever it is woken or it is time, as the queue does. In how many seconds there is reason to look again."""
+        """Reconcile whenever it is woken or due, as the queue does. In how many seconds there is a reason to look again."""
         while self.is_woken or self.clock.monotonic() >= self.due_s:
             self.is_woken = False
             again_s = await self.allocations.reconcile(KEY)
@@ -137,7 +137,7 @@ class Lab:
         return self.due_s - self.clock.monotonic() if self.has_reason else None
 
     async def rest(self) -> None:
-        """Reconcile until there is nothing to do, and whoever asked may ask again at once."""
+        """Reconcile until there is nothing to do, and any search may be repeated immediately."""
         await self.look()
         self.clock.pass_without_a_turn(60)
         await self.look()
@@ -181,7 +181,7 @@ async def test_however_often_the_cluster_changes_a_fifth_of_the_time_is_spent_as
 
 
 def tolerate(lab: Lab, more: bool) -> None:
-    """A pod that waits is given a toleration."""
+    """Add a waiting pod; with `more`, give it a toleration."""
     lab.begin("pod")
     pod = lab.view.pods.store.get(ObjectKey("default", "pod"))
     assert pod is not None
@@ -191,14 +191,14 @@ def tolerate(lab: Lab, more: bool) -> None:
 
 
 def form(lab: Lab, smaller: bool) -> None:
-    """A group of pods, of which fewer are to start together than before."""
+    """Add a group of pods; with `smaller`, fewer of them start together than before."""
     said = {"draco.dev/group-size": "1" if smaller else "2"}
     for name in ("one", "other"):
         lab.begin(name, labels={"kueue.x-k8s.io/pod-group-name": "train"}, annotations=said)
 
 
 def replace(lab: Lab, again: bool) -> None:
-    """A group of pods, one of which is made again with another claim."""
+    """Add a group of pods; with `again`, recreate one of them with another claim."""
     form(lab, smaller=False)
     if again:
         lab.view.claims._publish(lab.view.claims.store.remove(ObjectKey("default", "one")))
@@ -275,7 +275,7 @@ async def test_what_others_left_to_a_group_stays_its_own_while_its_claim_is_anot
 
 
 async def held_from(lab: Lab, comes: str) -> set[DeviceKey]:
-    """What one that comes now is not given."""
+    """The devices that a claim which comes now may not get."""
     lab.wait(comes)
     lab.workers.asked.clear()
     await lab.look()
@@ -302,7 +302,7 @@ async def test_what_is_given_to_a_group_that_is_overdue_stays_its_own_while_its_
 
 
 async def test_a_group_is_asked_about_again_when_it_becomes_overdue_though_nothing_changes(lab: Lab) -> None:
-    """Else what is free now would be given to who comes next, and not kept for it."""
+    """Otherwise the next claim would get the devices that are free now, instead of the group that they should be kept for."""
     lab.wait("waits", creation_timestamp=lab.clock.now() - timedelta(seconds=590))
     assert await lab.look() == pytest.approx(10.0)
     lab.workers.asked.clear()
@@ -313,7 +313,7 @@ async def test_a_group_is_asked_about_again_when_it_becomes_overdue_though_nothi
 
 
 async def free_one_by_one(lab: Lab, number: int, *, every_s: float = 0.05, end_first: bool = False) -> list[int]:
-    """How often it had been asked when so many devices had become free, one after the other: after each of them."""
+    """Free devices one after the other; returns how many searches had been made after each."""
     asked = []
     for gpu in range(number):
         lab.change(gpu)
@@ -422,12 +422,12 @@ async def test_a_group_that_waits_alone_is_asked_about_as_devices_become_free(la
 
 
 def asked(lab: Lab) -> list[list[str]]:
-    """The claims of each question, in their order."""
+    """The claims of each question, in order."""
     return [[each.metadata.name for each in claims_of(question)] for question in lab.workers.asked]
 
 
 async def rests(lab: Lab, *, freed: bool) -> None:
-    """The group has just been asked about, and then something else has changed."""
+    """The group has just been searched for, and then something else changed."""
     lab.change(1, gang="other")
     await lab.rest()
     lab.change(2)

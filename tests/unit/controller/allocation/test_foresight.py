@@ -1,4 +1,4 @@
-"""A claim like the last one finds its answer ready, and never one that has become wrong."""
+"""A claim like the previous one finds its answer ready, and never an outdated one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ PLACED = GroupPlacement([[AllocationResult()]])
 
 
 class Placing(UnaskedWorkers):
-    """Finds the same place for everything, or none."""
+    """Workers that find the same place for everything, or none."""
 
     def __init__(self) -> None:
         self.asked: list[Question] = []
@@ -41,7 +41,7 @@ class Placing(UnaskedWorkers):
 
 
 class Lab:
-    """Foresight with a clock that stands still, and a cluster that is version 1."""
+    """Foresight with a manual clock, and a cluster of version 1."""
 
     def __init__(self) -> None:
         self.clock, self.workers = ManualClock(), Placing()
@@ -51,7 +51,7 @@ class Lab:
         return await self.foresight.look(list(held), [], basis)
 
     async def after(self, question: PlaceClaims) -> None:
-        """Such a claim was placed, and nothing has come for a while."""
+        """A claim like this was placed, and no claim has come for a while."""
         self.foresight.expect(question, CHEAP_S)
         self.clock.pass_without_a_turn(await self.look())
         await self.look()

@@ -1,4 +1,4 @@
-"""What is read of groups that no watch tells: how many pods the Jobs of a JobSet have, and how often that is asked."""
+"""What Draco reads about groups that is not watched: the number of pods in the Jobs of a JobSet, and how often it reads that."""
 
 from typing import cast
 
@@ -24,10 +24,10 @@ LONGEST_S = 60.0
 
 
 class World:
-    """A JobSet whose Jobs have as many pods as is said in `jobs`; the API server answers with `error`, if there is one."""
+    """A JobSet whose Jobs have the numbers of pods in `jobs`; the API server answers with `error`, if that is set."""
 
     def __init__(self, number: int | None = None, **jobs: int | None) -> None:
-        """The pods say that there are `number` Jobs: by default, as many as there are."""
+        """The pods' labels say that there are `number` Jobs: by default, as many as there are."""
         self.clock = ManualClock()
         self.jobs: dict[str, int | None] = dict(jobs)
         self.number = len(jobs) if number is None else number
@@ -53,7 +53,7 @@ class World:
         ]
 
     def put(self, name: str, *, phase: str = "Pending", uid: str = "", deleted: bool = False) -> None:
-        """A pod of the Job before the dash."""
+        """Add a pod of the Job named before the dash."""
         job = name.partition("-")[0]
         labels = {
             "jobset.sigs.k8s.io/jobset-name": "set",
@@ -72,13 +72,13 @@ class World:
 
     @property
     def size(self) -> int | None:
-        """How many start together, as far as that is known. Asking makes the Jobs be read the next time."""
+        """How many pods start together, if known. Asking for it makes the next `read` list the Jobs."""
         terms = self.gangs.terms(SET)
         assert terms is not None
         return terms.size if isinstance(terms, GangTerms) else None
 
     async def look(self) -> tuple[int | None, bool]:
-        """As each pass of the allocations does: what is known, and whether something else is afterwards."""
+        """What each round of the allocator does: ask what is known, then read, which returns whether something changed."""
         return self.size, await self.gangs.read()
 
 
@@ -205,7 +205,7 @@ async def test_a_job_that_grew_is_read_before_anything_is_decided_and_once_for_e
     await world.clock.advance(LONGEST_S)
     await world.look()
     asked = world.asked
-    for _ in range(10):  # one of its two pods is still there
+    for _ in range(10):  # one of its two pods still exists
         await world.look()
     assert world.asked == asked
 
@@ -252,7 +252,7 @@ async def test_pods_of_a_job_that_was_made_again_count_and_not_those_of_the_one_
     world.put("workers-1", uid="second")
     assert (await world.look())[1]
     assert world.size == 2
-    # What is listed under the name is the second: that is not what the pods of the first are of.
+    # The listed Job of this name is the second one; the pods belong to the first.
     fresh = World(workers=1)
     fresh.uids["workers"] = "second"
     fresh.put("workers-0")
@@ -278,7 +278,7 @@ async def test_a_set_that_was_made_again_is_read_once_there_are_pods_of_all_its_
 
 
 class Many:
-    """JobSets of one Job with one pod each, by namespace so many; the API server knows of none of their Jobs."""
+    """For each namespace, this many JobSets of one Job with one pod; the API server knows none of the Jobs."""
 
     def __init__(self, **namespaces: int) -> None:
         self.clock = ManualClock()

@@ -1,4 +1,4 @@
-"""Members of a group behind Draco's own scheduling gate count as members without one, and those behind another's do not."""
+"""Members of a group with only Draco's scheduling gate count as members without a gate; those with another gate do not count."""
 
 import pytest
 

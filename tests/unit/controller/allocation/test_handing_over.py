@@ -1,4 +1,4 @@
-"""What the operator does about GPUs that come to Draco, without an API server: the register is kept in memory."""
+"""What the operator does when GPUs are handed over to Draco, without an API server: the register is kept in memory."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -33,13 +33,13 @@ DRACOS = msgspec.structs.replace(
 
 
 class Lab(World):
-    """A node of two GPUs that are Draco's by a policy, published with the taint. It has the Lease, and a register in memory."""
+    """A node with two tainted GPUs that a policy hands over. The operator holds the Lease; the register is in memory."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register = Register(places=frozenset(), pools=frozenset(), leader=ME, uid="uid", resource_version="1")
         self.meanwhile: Callable[[], None] = lambda: None
-        """Happens while the API server is asked for the Lease."""
+        """Called while the API server is asked for the Lease."""
         self.handover = HandoverReconciler(
             cast("Any", self),
             self.view,
@@ -62,7 +62,7 @@ class Lab(World):
         self.put(a_slice("node-0", [a_device(each.gpu, taints=taints) for each in sorted(ALL)]))
 
     def replace_slices(self, *slices: ResourceSlice) -> None:
-        """As if the watch had told that all others are gone."""
+        """As if the watch had reported that all other slices are gone."""
         for each in list(self.view.slices.store.values()):
             self.view.slices.store.remove(each.metadata.key)
         self.put(*slices)
@@ -89,7 +89,7 @@ class Lab(World):
         return ME
 
     async def until_still(self) -> None:
-        """Reconcile whenever it asks to, until it does not."""
+        """Reconcile until it asks for no further look."""
         for _ in range(50):
             again_s = await self.handover.reconcile(KEY)
             if again_s is None:
@@ -99,7 +99,7 @@ class Lab(World):
 
 
 async def test_gpus_come_to_draco_though_a_pause_ends_while_the_api_server_is_asked() -> None:
-    """The register names this operator already and is empty, so nothing is written, and no watch tells of anything."""
+    """The register already names this operator and is empty, so nothing is written, and no watch reports anything."""
     lab = Lab()
     lab.meanwhile = lambda: lab.clock.pass_without_a_turn(SETTLE_S)
     await lab.until_still()
@@ -136,7 +136,7 @@ async def test_what_is_to_be_spread_over_is_told_of() -> None:
 
 
 async def test_a_gpunode_that_says_something_while_it_is_decided_what_policies_want_hands_no_gpu_back() -> None:
-    """Decided was by the GpuNode that an agent had just made, and had said nothing in."""
+    """The decision was made from the GpuNode that an agent had just created, with an empty status."""
     lab = Lab()
     await lab.until_still()
     before = a_mig_node(board=BOARDS["H100-80GB"])
@@ -155,7 +155,7 @@ async def test_a_gpunode_that_says_something_while_it_is_decided_what_policies_w
 
 
 async def test_an_agent_that_reads_its_gpus_again_is_a_reason_to_look() -> None:
-    """It has said before that a GPU is not there, when that counted for nothing."""
+    """It had reported a GPU as absent while its GPUs were unreadable, so that did not count."""
     lab = Lab()
     woken: list[str] = []
     lab.handover.subscribe(woken.append)
@@ -168,7 +168,7 @@ async def test_an_agent_that_reads_its_gpus_again_is_a_reason_to_look() -> None:
 
 
 def of_two(generation: int, name: str, *devices: str, tainted: bool) -> ResourceSlice:
-    """One of two slices of the node's pool."""
+    """One of the two slices of the node's pool."""
     made = [a_device(each, taints=OF_DRACO if tainted else []) for each in devices]
     return a_slice("node-0", made, name=name, generation=generation, of=2)
 
@@ -198,7 +198,7 @@ async def test_a_gpu_that_left_stays_in_the_register_as_long_as_a_claim_of_draco
 
 
 async def test_a_gpu_that_left_comes_back_into_the_register_for_a_claim_that_was_being_allocated() -> None:
-    """The register let it go before the allocation was seen, and only Draco can take the claim back."""
+    """The register dropped it before the allocation was seen, and only Draco can release the claim."""
     lab = Lab()
     await lab.until_still()
     lab.replace_slices(a_slice("node-0", [a_device("gpu-1", taints=OF_DRACO)]))

@@ -1,4 +1,4 @@
-"""Claims that are not to be allocated yet, though they come while Draco reads something: of reservations, and what takes over."""
+"""Claims that must wait although they appear while Draco is reading: claims of reservations, and claims that take them over."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -27,14 +27,14 @@ RESERVATION = ObjectMeta(name="evening", namespace="default", uid="evening")
 
 
 class Workers(PromptWorkers):
-    """Workers whose tenants have budget left whatever they ask."""
+    """Workers whose tenants always have budget left."""
 
     def may_ask(self, namespace: str) -> bool:
         return True
 
 
 class Lab:
-    """A JobSet of one pod that waits; while its Job is listed, `meanwhile` happens."""
+    """A waiting JobSet of one pod; `meanwhile` is called while its Job is listed."""
 
     def __init__(self, meanwhile: Callable[["Lab"], None]) -> None:
         clock = ManualClock()
@@ -65,7 +65,7 @@ class Lab:
         self.put(self.view.claims, a_claim(name, device_class="gpu.draco.dev", **fields))
 
     def reserve(self, name: str, **fields: Any) -> None:
-        """A claim of the reservation comes."""
+        """Add a claim of the reservation."""
         claim = a_claim(name, device_class="gpu.draco.dev", **fields)
         meta = msgspec.structs.replace(claim.metadata, owner_references=[DEVICE_RESERVATIONS.owner(RESERVATION)])
         self.put(self.view.claims, msgspec.structs.replace(claim, metadata=meta))
@@ -79,13 +79,13 @@ class Lab:
 
 
 def reserve_in_part(lab: Lab) -> None:
-    """The first of two claims that a reservation asks for has come."""
+    """Add the first of the two claims that a reservation asks for."""
     lab.put(lab.view.reservations, DeviceReservation(metadata=RESERVATION, spec=DeviceReservationSpec(count=2)))
     lab.reserve("evening-0")
 
 
 def take_over(lab: Lab) -> None:
-    """A pod has come that takes over what is reserved."""
+    """Add a pod that takes over reserved devices."""
     lab.put(lab.view.reservations, DeviceReservation(metadata=RESERVATION, spec=DeviceReservationSpec(count=1)))
     lab.reserve("evening-0", on=["node-0/gpu-1"])
     lab.wait("pod-gpu-x7", made_for=("pod", "gpu"))

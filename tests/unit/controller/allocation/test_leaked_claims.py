@@ -1,4 +1,4 @@
-"""When a PodGroup without a pod is said to keep devices, and in which steps and under which conditions they are taken back."""
+"""When a PodGroup without pods is reported to keep devices, and in which steps and on which conditions they are released."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -37,7 +37,7 @@ RESERVATION = ResourceClaimConsumerReference(
 
 
 class Said:
-    """Notes that are only remembered."""
+    """Notes that are only recorded."""
 
     def __init__(self) -> None:
         self.by_uid: dict[str, str] = {}
@@ -55,7 +55,7 @@ class Said:
 
 
 class World:
-    """A node with two GPUs that are Draco's; what is written is seen on the watch at once, unless the API server refuses."""
+    """A node with two GPUs handed over to Draco. Writes are seen on the watch immediately, unless the API server refuses them."""
 
     def __init__(self, after: str = "30m") -> None:
         self.clock, self.said = ManualClock(), Said()
@@ -93,7 +93,7 @@ class World:
         self.put(a_mig_policy(mode=MigMode.DISABLED, allocator=Allocator.OPERATOR, gangs=gangs))
 
     def put(self, *objects: Any) -> None:
-        """As if the watch had told of them."""
+        """As if the watch had reported them."""
         tell(self.view, *objects)
 
     def keep(
@@ -173,7 +173,7 @@ async def test_it_is_said_after_ten_minutes_and_no_more_once_the_group_has_a_pod
     world.put(a_member(status=PodStatus(phase="Failed")))
     await world.look()
     await world.look(TELL_S - 1)
-    assert world.said.by_uid == {}  # counted from the beginning
+    assert world.said.by_uid == {}  # the time starts again
 
 
 async def test_first_the_reservation_goes_and_a_while_later_the_allocation() -> None:
@@ -261,7 +261,7 @@ async def test_what_was_allocated_and_never_reserved_goes_at_once_when_it_is_tim
 
 async def test_who_leads_next_goes_on_and_counts_from_the_beginning() -> None:
     world = World()
-    world.keep(reserved=False)  # as the one before left it after the first step
+    world.keep(reserved=False)  # as the previous leader left it after the first step
     gone = ObjectMeta(name="gone", namespace="default", uid="gone")
     world.said.adopted = [KIND.reference(GROUP.metadata), KIND.reference(gone)]
     world.said.by_uid = {"gone": "from before"}
@@ -325,13 +325,13 @@ async def test_where_the_api_server_refuses_it_the_event_says_what_to_do_until_i
     assert world.said.by_uid["train"].endswith(refusal)
     await world.look(5)
     await world.look(9)
-    assert world.writes == []  # longer each time
+    assert world.writes == []  # each wait is longer
     await world.look(1)
     assert (world.writes, refusal in world.said.by_uid["train"]) == ([{"reservedFor": None}], False)
 
 
 async def test_a_node_that_is_away_when_it_is_time_delays_the_release_no_longer_than_it_is_away() -> None:
-    """Nothing but the passing of time makes it be looked at again."""
+    """Only the passing of time makes the operator look again."""
     world = World()
     world.keep(reserved=False)
     await world.look()

@@ -1,4 +1,4 @@
-"""When a node counts as one on which a pod could not run, and that a replica which stands by remembers nothing of it."""
+"""When a node counts as one on which a pod cannot run, and that a standby replica remembers none."""
 
 from collections.abc import Iterable
 from typing import cast

@@ -1,4 +1,4 @@
-"""When the rest of a group that lost a pod is evicted, when it is kept, and what is said of it."""
+"""When the rest of a group that lost a pod is evicted, when it is kept, and what is said about it."""
 
 from typing import Any, cast
 
@@ -32,12 +32,12 @@ SIZE = {"kueue.x-k8s.io/pod-group-total-count": "3"}
 
 
 class World:
-    """A node with four GPUs that are Draco's. Of a group of three, a and b run, and c waits for devices."""
+    """A node with four GPUs handed over to Draco. Of a group of three, a and b run, and c waits for devices."""
 
     def __init__(self, loss: PartialLoss = PartialLoss.RELEASE) -> None:
         self.clock = ManualClock()
         self.answers: dict[str, list[ApiError]] = {}
-        """What the next evictions of a pod are answered with, rehearsals aside."""
+        """The answers to the next evictions of a pod, except dry runs."""
         self.foreseen: dict[str, ApiError] = {}
         self.asked: list[str] = []
         self.said: list[tuple[str, str, str]] = []
@@ -92,7 +92,7 @@ class World:
             collection_of(self.view, kind).store.remove(ObjectKey("default", name))
 
     def of(self, uid: str) -> object:
-        """What is kept for the group by preemption."""
+        """What preemption keeps for the group."""
         assert uid == str(GANG)
         return self.nominated
 

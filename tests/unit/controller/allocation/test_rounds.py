@@ -1,4 +1,4 @@
-"""One round as a value: what groups get, what becomes of those that get nothing, and what is asked again."""
+"""One round as a value: what groups get, what happens to those that get nothing, and what is searched for again."""
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -19,7 +19,7 @@ HOPELESS = GroupPlacement([], "no such device", is_hopeless=True)
 
 
 class Limits:
-    """Permits all but what is asked for by the claims of these names."""
+    """Permits everything except the claims of these names."""
 
     def __init__(self, *forbidden: str) -> None:
         self._forbidden = forbidden

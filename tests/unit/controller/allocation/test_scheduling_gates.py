@@ -1,6 +1,7 @@
-"""When Draco's scheduling gate is taken off a pod, which pods a change concerns, and what the API server's answers lead to.
+"""When Draco's scheduling gate is removed from a pod, which pods a change concerns, and what follows from the API's answers.
 
-Pods of a PodGroup start together: kube-scheduler is shown all of them at once, when as many as it binds together are ready.
+Pods of a PodGroup start together: their gates are removed together, once as many of them are ready as kube-scheduler binds
+together.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ GROUP = GangKey(GangSource.POD_GROUP, "default", "train")
 
 
 class World:
-    """Claims of a class that is Draco's and of one that is not; what is written is remembered, or answered so."""
+    """Claims of a class that Draco allocates and of one that it does not; writes are recorded, or answered with `answer`."""
 
     def __init__(self, *, autoscaled: bool = False) -> None:
         self.clock = ManualClock()
@@ -71,7 +72,7 @@ class World:
             raise answer
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
-        for _ in range(5):  # turns of the event loop: it takes longer than a refusal
+        for _ in range(5):  # turns of the event loop: longer than a refusal takes
             await asyncio.sleep(0)
         self.under_way -= 1
         self.patches.append(patch)
@@ -226,13 +227,13 @@ async def test_a_gate_that_is_off_is_not_taken_off_again_before_the_watch_tells_
     await world.gates.reconcile(KEY)
     assert len(world.patches) == 1
     world.pod(claims=["one"])
-    world.pod(SCHEDULING_GATE, claims=["one"])  # another one of its name
+    world.pod(SCHEDULING_GATE, claims=["one"])  # another pod of the same name
     await world.gates.reconcile(KEY)
     assert len(world.patches) == 2
 
 
 class Gang(World):
-    """Three pods of a PodGroup with a claim each."""
+    """Three pods of a PodGroup, with one claim each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -385,7 +386,7 @@ async def test_one_pod_that_is_refused_does_not_keep_the_others() -> None:
 
 
 async def test_of_a_pod_that_is_deleted_while_its_gate_is_refused_nothing_is_kept() -> None:
-    """Otherwise the operator would report for ever that it may not take gates off."""
+    """Otherwise the operator would report forever that it may not remove gates."""
     world = World()
     world.pod(SCHEDULING_GATE)
     world.answer = Forbidden(403, "Forbidden", "no right")

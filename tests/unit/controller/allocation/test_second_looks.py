@@ -1,4 +1,4 @@
-"""The net below the wake-ups: what was decided more than a minute ago is decided again, and what that finds is a fault."""
+"""The safety net below the wake-ups: decisions older than a minute are made again, and a different result counts as a fault."""
 
 from collections.abc import Iterable
 from typing import cast
@@ -20,7 +20,7 @@ from tests.unit.controller.watching import tell
 
 
 def a_lab(*, held: int = 1) -> Lab:
-    """A GPU is Draco's, and published; others have it, if they hold so many."""
+    """A published GPU that Draco allocates, held by this many claims."""
     lab = Lab()
     tell(lab.view, a_slice("node-0", ["gpu-0"]))
     for number in range(held):
@@ -110,7 +110,7 @@ async def test_after_an_answer_that_took_long_nobody_is_asked_about_without_a_re
 
 
 async def test_what_a_look_without_a_reason_meets_on_its_way_is_one() -> None:
-    """An older look asked for this one, and the pause of a group ends, or something changes, before its turn comes."""
+    """The look was requested by an earlier one; before its turn comes, a group's pause ends or something changes."""
     lab = a_lab()
     await lab.look()
     lab.change(1)

@@ -1,4 +1,4 @@
-"""Taking back what claims hold: what a refusal means for the claim and for others, and what is given back for nobody's use."""
+"""Releasing what claims hold: what a refusal means for the claim and for others, and releases that are of no use to anyone."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -27,7 +27,7 @@ OUTAGES = [ServerError(500, "InternalError", "broken"), Unreachable("cut")]
 
 
 class World:
-    """Two claims, and an API server that answers as told; it is not seen on the watch what it did."""
+    """Two claims, and an API server with the given answers; its changes do not show on the watch."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()

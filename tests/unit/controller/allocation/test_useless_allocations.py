@@ -1,4 +1,4 @@
-"""What was allocated for a pod that then uses another claim is given back, and nothing that somebody may use."""
+"""An allocation for a pod that then uses another claim is released, unless somebody may still use it."""
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ WAITS = a_pod("pod", templates=["gpu"])
 
 
 def using(claim: str | None) -> Pod:
-    """The pod, as soon as its status says which claim is its."""
+    """The pod, once its status names its claim."""
     named = PodResourceClaimStatus(name="gpu", resource_claim_name=claim)
     return a_pod("pod", templates=["gpu"], status=PodStatus(phase="Pending", resource_claim_statuses=[named]))
 
@@ -41,7 +41,7 @@ def test_what_was_made_for_a_pod_that_then_uses_another_or_none_is_given_back(ot
     assert lab.found() == {}
     tell(lab.view, using(other))
     assert lab.found() == {"pod-gpu-x7": "pod pod, for which the claim was made, does not use it."}
-    assert lab.found().keys() == {"pod-gpu-x7"}  # until it is done
+    assert lab.found().keys() == {"pod-gpu-x7"}  # until it is released
 
 
 def test_what_the_pod_names_what_another_pod_names_and_what_somebody_reserved_stays() -> None:

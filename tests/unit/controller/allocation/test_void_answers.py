@@ -1,4 +1,4 @@
-"""Answers that are worth nothing by the time that they are there, and what was asked behind them."""
+"""Answers that are outdated when they arrive, and the questions that were asked after them."""
 
 from collections.abc import Callable
 from typing import cast
@@ -17,7 +17,7 @@ REFUSED = Forbidden(403, "Forbidden", "a policy forbids it")
 
 
 def while_asked(lab: Lab, happens: Callable[[], object]) -> None:
-    """This happens while the workers are asked for the first time; they find everybody a place."""
+    """Call this during the first question to the workers; they find a place for every claim."""
 
     def answer(question: Question) -> PlacementAnswer:
         lab.workers.instead = cast("Callable[[Question], Answer | None]", a_place)
@@ -33,7 +33,7 @@ def unprotected(lab: Lab, *names: str) -> None:
 
 
 def deleted(lab: Lab, name: str) -> None:
-    """Somebody deletes the claim, and a finalizer of somebody else's keeps it for now."""
+    """Somebody deletes the claim, and another finalizer keeps it for now."""
     another(lab.view.claims, name, deletion_timestamp=MOMENT, resource_version="2")
 
 

@@ -1,4 +1,4 @@
-"""Where a group is to be, by its own word or that of the DeviceClasses which its pods ask for."""
+"""Which topology a group must be within, by its own annotation or by the DeviceClasses that its pods ask for."""
 
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ LABELS = {"kueue.x-k8s.io/pod-group-name": "train"}
 
 
 class World:
-    """Pods of a group of two, by name the class that the claim of each asks for."""
+    """Pods of a group of two; by pod, the class that its claim asks for."""
 
     def __init__(self, *classes: DeviceClass) -> None:
         clock = ManualClock()
@@ -34,7 +34,7 @@ class World:
         self.put(*classes)
 
     def nodes(self, _: str) -> list[str]:
-        """No pod was refused by a node."""
+        """No node refused a pod."""
         return []
 
     def put(self, *objects: Any) -> None:
@@ -144,7 +144,7 @@ def test_a_pod_waits_until_all_of_its_claims_are_made() -> None:
 
 
 def test_a_group_with_enough_pods_goes_on_without_one_whose_claim_is_being_deleted() -> None:
-    """Kubernetes lets that pod start no more, however long somebody's finalizer keeps the claim."""
+    """Kubernetes no longer starts that pod, however long another finalizer keeps the claim."""
     world = World(PLAIN)
     for name in ("a", "b", "c"):
         world.member(name, "plain")

@@ -1,4 +1,4 @@
-"""From when a group counts: when it could have been served, whoever looks, and not when its first object was made."""
+"""Since when a group waits: since it could have been served, whoever leads, and not since its first object was created."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -47,7 +47,7 @@ def a_waiting(name: str, *gates: str, generation: int = 1, at: datetime = DAYS_A
 
 
 class Told(World):
-    """A cluster that tells of what changes. All claims are two days old."""
+    """A cluster that reports its changes. All claims are two days old."""
 
     def __init__(self) -> None:
         super().__init__(GPU)
@@ -74,7 +74,7 @@ def test_a_group_counts_from_when_the_gate_of_its_last_pod_goes_and_not_from_whe
     released = world.clock.now()
     world.tell(a_waiting("b", OWN, generation=2))
     world.clock.put_right(timedelta(seconds=10))
-    world.tell(a_waiting("b", generation=3))  # Draco's own gate: it held nobody back before
+    world.tell(a_waiting("b", generation=3))  # Draco's own gate: it held nothing back before
     assert world.since() == released
 
 
@@ -192,7 +192,7 @@ def test_devices_are_kept_for_the_first_that_is_overdue_among_the_most_urgent_th
     overdue = OverdueGroups(clock=ManualClock(), overdue_s=600)
     old, older, young = (waiting(uid, age_s=age) for uid, age in (("b", 700), ("c", 900), ("a", 10)))
     assert head(overdue, old, older) == "b"
-    assert head(overdue, young, old, older) == "b"  # a member that is replaced again and again starves nobody
+    assert head(overdue, young, old, older) == "b"  # replacing a member again and again starves no other group
     assert head(overdue, young, old, hopeless="b") == ""
     assert next_s(overdue, young) == 590
     urgent = waiting("u", priority=5, age_s=10)
@@ -213,4 +213,4 @@ def test_a_group_is_not_overdue_for_what_a_limit_or_a_missing_pod_kept_it_from()
     assert head(overdue, msgspec.structs.replace(old, unready="a pod is missing")) == ""
     assert (head(overdue, old), next_s(overdue, old)) == ("", 600)
     head(overdue)
-    assert head(overdue, old) == "old"  # another of its name: nothing is remembered of the one before
+    assert head(overdue, old) == "old"  # another group of that name: nothing is remembered of the one before

@@ -1,7 +1,7 @@
-"""Whatever a decision rests on wakes it, and has it made again: each entry of the lists, and what comes of it without that entry.
+"""Every input of a decision wakes it and has it made again: each entry of the lists, and what happens without that entry.
 
-In each world somebody waits, and then one thing changes, or time passes. By the whole list that is a reason to look or to ask
-again; without the one entry it is none, and they would wait for ever.
+In each world something waits, and then one thing changes, or time passes. With the whole list, that is a reason to look or to
+search again; without the one entry it is none, and the wait would never end.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -34,7 +34,7 @@ GPU = GpuPlace("gpu.nvidia.com", "node-0", "gpu-1")
 
 
 def another(collection: Any, name: str = "", **meta: Any) -> None:
-    """An object is another than before by its metadata: the only one, unless it is named."""
+    """Change the metadata of an object: of the only one, unless it is named."""
     found = next(each for each in collection.store.values() if name in ("", each.metadata.name))
     changed = msgspec.structs.replace(found.metadata, **meta)
     collection._publish(collection.store.put(msgspec.structs.replace(found, metadata=changed)))
@@ -45,12 +45,12 @@ def of_topology(classes: Any) -> None:
 
 
 def gone(lab: Lab, name: str) -> None:
-    """The watch tells that a claim is gone."""
+    """The watch reports that a claim is gone."""
     lab.view.claims._publish(lab.view.claims.store.remove(ObjectKey("default", name)))
 
 
 def reservation_of(lab: Lab, *takes_over: str) -> None:
-    """A reservation whose claim `gpu-1` was on yields to these claims."""
+    """A reservation whose claim was on `gpu-1`, which these claims take over."""
     held = a_claim(on=["node-0/gpu-1"]).status.allocation
     takeovers = [
         Takeover(
@@ -67,23 +67,23 @@ def reservation_of(lab: Lab, *takes_over: str) -> None:
 
 
 def permissive(lab: Lab) -> Any:
-    """What the handover and the limits say."""
+    """The stand-in for the handover and the limits."""
     return lab.allocations._handover
 
 
 def owns(lab: Lab, **fields: Any) -> None:
-    """The handover says something else."""
+    """Change what the handover says."""
     for name, value in fields.items():
         setattr(permissive(lab), name, value)
     permissive(lab).when_owned.tell()
 
 
 async def nothing(_: Lab) -> None:
-    """Nothing has to happen before."""
+    """Nothing has to happen first."""
 
 
 async def a_write_answered(lab: Lab) -> None:
-    """A claim is allocated, as far as the API server says."""
+    """A claim is allocated according to the API server, but not yet on the watch."""
     lab.refusal, lab.workers.instead = None, a_place
     lab.wait("young")
     await lab.look()
@@ -95,7 +95,7 @@ async def a_pod_waits(lab: Lab) -> None:
 
 
 def taken_back_unseen(lab: Lab) -> None:
-    """The watch was interrupted while the claim was allocated, and while the allocation was taken back."""
+    """The watch was interrupted while the claim was allocated and while that allocation was removed."""
     lab.wait("young", version="7")
 
 
@@ -105,7 +105,7 @@ def limits_change(lab: Lab) -> None:
 
 
 World = tuple[Callable[[Lab], Awaitable[None]], Callable[[Lab], object]]
-"""What has happened, and then happens."""
+"""What happens first, and the change after it."""
 
 WAKING: Final[Mapping[str, World]] = {
     "what is published, tainted and allocated, and nodes": (nothing, lambda lab: tell(lab.view, a_slice("node-0"))),
@@ -139,7 +139,7 @@ async def test_each_entry_alone_wakes_the_decision(
 
 
 def one_by_one(lab: Lab, placed: str) -> None:
-    """The claim of this name is found a place, and no other."""
+    """Workers that find a place for the claim of this name only."""
 
     def answer(question: Question) -> PlacementAnswer:
         assert isinstance(question, PlaceClaims)
@@ -151,7 +151,7 @@ def one_by_one(lab: Lab, placed: str) -> None:
 
 
 async def lost_to_one_that_is_gone(lab: Lab) -> None:
-    """Asked about behind a claim that was to get what it lacks, and that is gone before that is written."""
+    """Searched for after a claim that was to get the missing device, and which is deleted before that is written."""
     lab.refusal = NotFound(404, "NotFound", "it is gone")
     gone(lab, "waits")
     await lab.look()
@@ -176,7 +176,7 @@ async def is_overdue_in_a_moment(lab: Lab) -> None:
 
 
 def keeps(lab: Lab) -> None:
-    """Something is kept for nobody: it is so for a moment only, where the group that it was kept for has its place."""
+    """Devices are kept for no group: this lasts only a moment, once the group that they were kept for has its place."""
     lab.allocations._kept = Kept("", frozenset(a_claim(on=["node-0/gpu-1"]).devices_held))
     owns(lab)
 
@@ -219,7 +219,7 @@ async def test_who_found_no_place_is_asked_about_again_once_this_alone_is_anothe
 
 
 def another_spec(lab: Lab) -> None:
-    """A pod of the group tolerates more than before."""
+    """A pod of the group gets another toleration."""
     pod = lab.view.pods.store.get(ObjectKey("default", "one"))
     assert pod is not None
     spec = msgspec.structs.replace(pod.spec, tolerations=[Toleration(key="maintenance", operator="Exists")])
@@ -227,7 +227,7 @@ def another_spec(lab: Lab) -> None:
 
 
 def urgent(lab: Lab, priority: int = 5, preemption_policy: str = "") -> None:
-    """It is found out at which priority something is reserved."""
+    """The reservation's priority becomes known."""
     known = lab.view.reservations.store.get(ObjectKey("default", "evening"))
     assert known is not None
     status = msgspec.structs.replace(known.status, priority=priority, preemption_policy=preemption_policy)
@@ -269,13 +269,13 @@ async def is_another_by_now(lab: Lab) -> None:
 
 
 async def cannot_be_given_back(lab: Lab) -> None:
-    """A claim whose device has left, and that is another by now than the watch told."""
+    """A claim whose device is gone, and which has changed since the watch reported it."""
     gone(lab, "waits")
     tell(lab.view, a_slice("node-0"), a_claim("lost", device_class="gpu.draco.dev", on=["node-0/gpu-7"]))
 
 
 async def of_a_job_set(lab: Lab) -> None:
-    """A pod of a JobSet waits whose Job cannot be read."""
+    """A waiting pod of a JobSet whose Job cannot be read."""
     labels = {"jobset.sigs.k8s.io/jobset-name": "set", "jobset.sigs.k8s.io/global-replicas": "1"}
     owner = OwnerReference(api_version="batch/v1", kind="Job", name="job", uid="job", controller=True)
     labels |= {"batch.kubernetes.io/job-name": "job"}
@@ -283,7 +283,7 @@ async def of_a_job_set(lab: Lab) -> None:
 
 
 async def may_take_over(lab: Lab) -> None:
-    """A pod names a reservation that has a claim to yield, and nobody has written that down yet."""
+    """A pod names a reservation with a claim that could yield, and this is not written down yet."""
     spec = a_claim(device_class="gpu.draco.dev").spec
     lab.begin("taker", labels={LABEL_RESERVATION: "evening"}, generation=1)
     another(
@@ -343,7 +343,7 @@ async def test_a_pod_that_was_let_go_is_kept_waiting_for_what_it_takes_over_from
 
 
 def while_it_looks(lab: Lab, seconds: float) -> None:
-    """So much time passes in each look, after it has seen what waits."""
+    """Let this much time pass in each look, after it has read what waits."""
     said = lab.allocations._notes.tell_unready
 
     def late(waiting: Iterable[WaitingGroup]) -> float:
@@ -354,7 +354,7 @@ def while_it_looks(lab: Lab, seconds: float) -> None:
 
 
 async def test_a_pause_that_ends_while_it_is_looked_is_a_reason_to_look_again() -> None:
-    """The claim was left out, as it was in its pause; by the end of the look it is not any more."""
+    """The claim was left out because it was in its pause; by the end of the look the pause is over."""
     lab = Lab()
     lab.workers.instead = a_place
     await lab.look()

@@ -1,4 +1,4 @@
-"""How often explanations are made: soon after a change, never too often, and once for all who ask the same."""
+"""How often explanations are made: soon after a change, never too often, and once for all pods that ask the same."""
 
 import asyncio
 from collections import Counter
@@ -26,7 +26,7 @@ MINOR = 36
 
 
 class Lab(UnaskedWorkers):
-    """Explanations of pods, of which each takes `takes_s` and says how often the cluster has changed."""
+    """Explanations of pods; each takes `takes_s`, and contains the number of changes of the cluster so far."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -34,9 +34,9 @@ class Lab(UnaskedWorkers):
         self.explanations = Explanations(self.followed, self, clock=self.clock, minor=MINOR)
         self.takes_s = 0.0
         self.slow: dict[str, float] = {}
-        """What the questions about some pods take."""
+        """How long questions about some pods take."""
         self.left = 0
-        """Questions that were not waited for to the end."""
+        """How many questions were abandoned before their answer came."""
         self.pods: dict[ObjectKey, PodWithClaims] = {}
         self.made: Counter[str] = Counter()
         self.urgencies: list[QueuePriority] = []
@@ -44,7 +44,7 @@ class Lab(UnaskedWorkers):
         self.backlog = 0
         self.text: Callable[[Pod], str] = lambda _: f"changed {self.followed.version} times"
         self.names_subject = self.names_group = False
-        """Of whom the texts are true."""
+        """Whether the texts name the pod, or its group, and so are true only of those."""
         self.answer: Callable[[Pod], Answer] = lambda pod: PendingAnswer(
             self.text(pod), "InUse", names_subject=self.names_subject, names_group=self.names_group
         )
@@ -73,17 +73,17 @@ class Lab(UnaskedWorkers):
             self.pods[pod.metadata.key] = (pod, [a_claim(f"claim-of-{name}", device_class=device_class)])
 
     def known(self) -> dict[str, str]:
-        """What is said of each pod now; asked for where it is not known."""
+        """The current explanation of each pod; requests those that are missing."""
         told = {key.name: self.explanations.of(*waiting) for key, waiting in self.pods.items()}
         return {name: each.text for name, each in told.items() if each is not None}
 
     async def explained(self) -> None:
         """Have everything explained for the first time."""
-        for _ in range(3):  # what names itself is asked about twice
+        for _ in range(3):  # an explanation that names its subject is requested twice
             self.known()
             await self.clock.advance(1.0)
         assert self.known().keys() == {key.name for key in self.pods}
-        await self.clock.advance(2.0)  # what was said long ago may be said anew at once
+        await self.clock.advance(2.0)  # so that old explanations may be renewed immediately
         self.made.clear()
         self.changed.clear()
 
@@ -141,7 +141,7 @@ async def test_a_burst_of_changes_is_one_change_and_is_told_within_a_second() ->
 async def test_what_changes_while_a_first_question_is_answered_is_told_though_nothing_changes_any_more(
     names: tuple[str, ...],
 ) -> None:
-    """Others have been explained again by then, and there is nothing left to do for them."""
+    """The other pods have been explained again by then, so nothing else triggers it."""
     lab = Lab()
     lab.add("fast")
     async with lab.kept_young():
@@ -254,7 +254,7 @@ async def test_an_explanation_that_names_its_pod_is_not_given_to_another() -> No
 
 
 async def test_all_pods_of_a_question_are_woken_when_its_answer_names_one_of_them() -> None:
-    """A pod that is not woken never asks for itself, and its Event never comes."""
+    """A pod that is not woken would never ask, and its Event would never come."""
     lab = Lab()
     lab.text = lambda pod: f"{pod.metadata.name} cannot be placed"
     lab.names_subject = True

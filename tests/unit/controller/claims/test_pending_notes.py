@@ -1,4 +1,4 @@
-"""What a pod is told by the clock. What else it is told, and what is taken back, is tested on a real API server."""
+"""What a pod is told as time passes. Other notes, and their removal, are tested on a real API server."""
 
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ POD = PendingSubject("Pod", ObjectKey("default", "one"))
 
 
 class World:
-    """A pod behind Draco's gate, its claim, and what is said of the pod."""
+    """A pod behind Draco's gate, its claim, and the notes about the pod."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -63,7 +63,7 @@ class World:
 
 
 async def test_dracos_gate_is_spoken_of_only_when_it_stays_though_the_pod_has_its_devices() -> None:
-    """Usually it goes a moment later, and an Event on each pod of a gang would be in the way of that."""
+    """Usually the gate goes a moment later, and an Event on each pod of a gang would delay that."""
     world = World()
     await world.clock.advance(AFTER_S)
     await world.pending.reconcile(POD)

@@ -1,4 +1,4 @@
-"""The spec of a GpuNode, as it is planned from what was read."""
+"""The spec of a GpuNode, planned from what was read."""
 
 from typing import Any
 

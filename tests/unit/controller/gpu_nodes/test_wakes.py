@@ -1,4 +1,4 @@
-"""Which nodes are looked at when a claim or a request changes: a fleet has many of both, and each concerns one node."""
+"""Which nodes a change of a claim or a request wakes: a fleet has many of both, and each concerns one node."""
 
 from typing import cast
 
@@ -15,7 +15,7 @@ from tests.unit.controller.mig.test_mig_decisions import World, a_fleet
 
 
 def woken(world: World, *states: ResourceClaim | DeviceMaintenance) -> list[str]:
-    """Nodes that the changes of a claim or a request wake up."""
+    """The nodes that the changes of a claim or a request wake."""
     keys: list[str] = []
     GpuNodeReconciler(cast("Client", None), world.view, world.decisions, world.health).subscribe(keys.append)
     keys.clear()

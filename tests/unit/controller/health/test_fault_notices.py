@@ -1,4 +1,4 @@
-"""Faults of a GPU, told to the claims and pods that use it: once each, when they begin."""
+"""Faults of a GPU are reported to the claims and pods that use it: once each, when they begin."""
 
 from datetime import timedelta
 from typing import Any, cast
@@ -23,7 +23,7 @@ from tests.unit.controller.watching import forget, tell
 
 
 class Recorded:
-    """What was recorded, by what it is about."""
+    """An Event recorder that keeps the Events in order."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, str, str]] = []
@@ -32,13 +32,13 @@ class Recorded:
         self.said.append((f"{regarding.kind} {regarding.name}", reason, note))
 
     def taken(self) -> list[str]:
-        """Who was told since the last time."""
+        """The objects that got Events since the last call."""
         told, self.said = [who for who, _, _ in self.said], []
         return told
 
 
 class World:
-    """A node with two GPUs, of which `train` has the first and `other` the second."""
+    """A node with two GPUs: `train` has the first and `other` the second."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(MOMENT)
@@ -56,7 +56,7 @@ class World:
         self.notices = FaultNoticeReconciler(self.view, cast("EventRecorder", self.events))
 
     async def look(self, *faults: GpuFaultStatus) -> list[str]:
-        """Who is told when the first GPU has these faults."""
+        """The objects that get Events when the first GPU has these faults."""
         tell(self.view, with_faults(a_gpu_node(), *faults))
         await self.notices.reconcile("node-0")
         return self.events.taken()

@@ -1,4 +1,4 @@
-"""What becomes of requests that HealthPolicies opened once their node is gone."""
+"""What happens to requests opened by HealthPolicies after their node is gone."""
 
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ POLICY = a_health_policy("p", a_health_rule("true", "Evict"))
 
 
 class Server:
-    """An API server that is told what to change."""
+    """An API server that records patches."""
 
     def __init__(self) -> None:
         self.patches: list[tuple[str, dict[str, Any]]] = []
@@ -74,7 +74,7 @@ async def test_what_waits_for_a_gpu_of_a_node_that_is_there_stays() -> None:
 
 
 async def test_only_what_may_concern_a_node_is_looked_at_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a driver is broken everywhere there are as many requests as GPUs."""
+    """If a driver is broken everywhere, there are as many requests as GPUs."""
     looked_at: list[str] = []
 
     def spied(seen: SeenRemedies) -> RemediationPlan:

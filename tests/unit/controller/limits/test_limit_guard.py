@@ -1,4 +1,4 @@
-"""What Draco would allocate against DeviceLimits: what counts as held, who is told, and when that is over."""
+"""Draco's allocations against DeviceLimits: what counts as held, which claims are told, and when a refusal ends."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -20,7 +20,7 @@ from tests.mig_claims import a_mig_claim, a_mig_pool
 
 
 class World:
-    """A cluster with a namespace and two H100s, seen without an API server, and the Events that were recorded."""
+    """A cluster with a namespace and two H100s, without an API server, and the recorded Events."""
 
     def __init__(self, *objects: Any) -> None:
         self.view = ClusterView(cast("Any", None), None, clock=ManualClock())
@@ -55,7 +55,7 @@ class World:
                 subscriber(change)
 
     def judge(self, group: ClaimGroup, placement: GroupPlacement) -> GroupPlacement:
-        """A decision of its own, told."""
+        """Judge this group alone, and report the decision."""
         limits = self.guard.begin([])
         found = limits.within(group, placement)
         limits.tell()
@@ -72,7 +72,7 @@ def result_of(claim: ResourceClaim) -> AllocationResult:
 
 
 def asked(*claims: ResourceClaim, needed: int = 1, each: bool = True) -> tuple[ClaimGroup, GroupPlacement]:
-    """A group of these claims as they are before they are allocated, and the placement that they have."""
+    """A group of these claims before their allocation, and the placement that they have."""
     waiting = [unallocated(claim) for claim in claims]
     if not each:
         return ClaimGroup([GroupMember(waiting)]), GroupPlacement([[result_of(claim) for claim in claims]])
@@ -213,7 +213,7 @@ def test_a_deleted_limit_forbids_nothing() -> None:
 
 
 def test_of_a_claim_that_is_deleted_while_its_place_is_sought_no_refusal_is_kept() -> None:
-    """The answer may be there only after the watch has told of the deletion, and nothing would ever take the refusal away."""
+    """The answer may come after the watch reported the deletion, and then nothing would ever remove the refusal."""
     world = World(a_limit(devices=0))
     limits = world.guard.begin([])
     world.delete(on(0))

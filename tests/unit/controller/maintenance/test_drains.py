@@ -25,7 +25,7 @@ GPU = a_device_key("node-0/gpu-0")
 
 
 class Server:
-    """An API server that lets every pod go unless it `refuses`, and has the request as it was told of."""
+    """An API server that accepts every eviction unless `refuses` is set, and returns the request unchanged."""
 
     def __init__(self, request: DeviceMaintenance) -> None:
         self.request = request
@@ -91,7 +91,7 @@ class World:
 
 
 async def test_nothing_is_remembered_of_a_pod_that_is_gone() -> None:
-    """A fleet's pods are evicted by the thousand while an operator runs."""
+    """While an operator runs, a fleet's pods are evicted by the thousand."""
     world = World()
     await world.carry_out()
     assert len(world.drains._asked) == 1
@@ -104,7 +104,7 @@ async def test_nothing_is_remembered_of_a_pod_that_is_gone() -> None:
 
 
 async def test_a_drain_whose_right_was_missing_asks_again_by_itself_and_says_the_same_until_it_works() -> None:
-    """Each time the phase changed, and changed back, there would be two writes and two Events."""
+    """Otherwise each change of the phase and back would cost two writes and two Events."""
     world = World()
     world.server.refuses = Forbidden(403, "Forbidden", 'User "draco" cannot create resource "pods/eviction"')
     await world.carry_out()

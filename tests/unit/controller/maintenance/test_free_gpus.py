@@ -1,4 +1,4 @@
-"""How many GPUs are free is one number: in the preview of a maintenance, in the operator's rehearsal, and in `draco status`."""
+"""The number of free GPUs is the same in the preview of a maintenance, in the operator's rehearsal, and in `draco status`."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -38,7 +38,7 @@ def tainted(key: str, effect: str = "NoSchedule") -> Device:
 
 
 def shared(memory: str) -> list[Any]:
-    """A GPU of 80 GiB that claims share, of which a claim has so much."""
+    """A shared GPU of 80 GiB, of which a claim holds `memory`."""
     device = a_device("gpu-1", allow_multiple_allocations=True, capacity={"memory": DeviceCapacity(value="80Gi")})
     claim = a_claim("shares", on=["node-0/gpu-1"])
     assert claim.status.allocation is not None
@@ -51,7 +51,7 @@ def shared(memory: str) -> list[Any]:
 
 
 class World:
-    """Four GPUs on a node that is ready, and what is said of `gpu-1`."""
+    """Four GPUs on a ready node; `said` describes `gpu-1`."""
 
     def __init__(self, said: Sequence[Any], device_class: DeviceClass) -> None:
         def given(kind: type[Any]) -> list[Any]:
@@ -134,7 +134,7 @@ async def test_all_who_count_free_gpus_count_the_same(said: list[Any], free: int
 async def test_what_is_handed_over_is_free_for_dracos_classes_alone_and_the_rest_for_the_others(
     *, is_dracos: bool
 ) -> None:
-    """Of four GPUs one is Draco's: who asks for a class of the other allocator does not get it."""
+    """One of four GPUs is handed over; a class of the other allocator does not count it."""
     world = World([], a_class(**(DRACOS if is_dracos else {})))
     devices = [a_device("gpu-1", taints=[HANDED_OVER]), *(a_device(f"gpu-{number}") for number in (0, 2, 3))]
     world.slices = [a_slice("node-0", devices)]
@@ -146,7 +146,7 @@ async def test_what_is_handed_over_is_free_for_dracos_classes_alone_and_the_rest
 
 
 async def test_a_gpu_of_which_any_partition_is_in_use_is_not_free() -> None:
-    for on in ("gpu-1-mig-1g10gb-19-0", "gpu-1-mig-1g10gb-19-6"):  # the second is published no more
+    for on in ("gpu-1-mig-1g10gb-19-0", "gpu-1-mig-1g10gb-19-6"):  # the second is no longer published
         world = World([a_claim("part", on=[f"node-0/{on}"])], a_class())
         part = a_device("gpu-1-mig-1g10gb-19-0")
         parts = [part, *(a_device(f"gpu-{number}") for number in range(4))]

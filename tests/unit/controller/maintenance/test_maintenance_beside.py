@@ -1,4 +1,4 @@
-"""Maintenance where it meets something else: a paused budget under a new leader, a lost agent, a board that was replaced."""
+"""Maintenance beside other events: a paused budget under a new leader, a lost agent, a replaced board."""
 
 from datetime import timedelta
 from typing import Any, cast
@@ -61,7 +61,7 @@ GPU, GPU_1 = a_device_key("node-0/gpu-0"), a_device_key("node-0/gpu-1")
 
 
 def a_serving_node() -> GpuNode:
-    """What an agent reports that publishes."""
+    """The GpuNode of an agent that publishes."""
     node = a_gpu_node("node-0")
     published = [Condition(type="Published", status="True")]
     return msgspec.structs.replace(
@@ -70,7 +70,7 @@ def a_serving_node() -> GpuNode:
 
 
 class Server:
-    """An API server that has what the watches told of, and notes how pods are made to leave."""
+    """An API server that returns the request as watched, and records how pods are made to leave."""
 
     def __init__(self, request: DeviceMaintenance) -> None:
         self.request = request
@@ -96,7 +96,7 @@ class Server:
 
 
 class Lab:
-    """A request that is draining a GPU of class h100, and an operator that knows of it and has counted nothing yet."""
+    """A request that drains a GPU of class h100, and an operator that knows it but has not counted budgets yet."""
 
     def __init__(self, *, paused: bool) -> None:
         made = a_maintenance(
@@ -148,7 +148,7 @@ class Lab:
         )
 
     def limit(self, device_class: str, *, paused: bool) -> None:
-        """Have the one budget say this."""
+        """Set the spec of the only budget."""
         spec = MaintenanceBudgetSpec(device_class_name=device_class, paused=paused)
         self.view.budgets.store.put(MaintenanceBudget(metadata=ObjectMeta(name="limit", uid="1"), spec=spec))
 
@@ -180,7 +180,7 @@ async def test_a_budget_that_is_paused_for_another_class_than_before_is_not_take
 
 @pytest.mark.parametrize("served", [True, False])
 async def test_rules_that_are_served_no_more_count_where_a_status_names_them(served: bool) -> None:
-    """The API server was started with other flags, and so was the operator meanwhile: the rules are where they were."""
+    """The API server was restarted with other flags, and then the operator: the rules still exist."""
     over = a_maintenance("over", phase=MaintenancePhase.COMPLETED, pool="node-0", device="gpu-1")
     left = MaintainedDevice(**GPU_1._asdict(), rule="draco-maintenance-gpu-1")
     over = msgspec.structs.replace(over, status=msgspec.structs.replace(over.status, devices=[left]))
@@ -200,7 +200,7 @@ async def test_rules_that_are_served_no_more_count_where_a_status_names_them(ser
 
 
 def test_what_waits_and_names_no_pool_is_not_looked_at_for_every_claim_of_the_fleet() -> None:
-    """Each look goes through all of the fleet, for a second where it is large. From time to time it is looked at anyway."""
+    """Each look goes through the whole fleet, which takes a second if it is large. A look from time to time is enough."""
     lab, woken = Lab(paused=False), list[str]()
     wide = a_maintenance("wide", phase=MaintenancePhase.REHEARSED, device="gpu-0")
     narrow = a_maintenance("narrow", phase=MaintenancePhase.REHEARSED, pool="node-0", device="gpu-0")
@@ -218,14 +218,14 @@ def test_what_waits_and_names_no_pool_is_not_looked_at_for_every_claim_of_the_fl
 
 
 def said_by_agents(lab: Lab) -> tuple[str, ...]:
-    """The nodes whose agents are not believed."""
+    """The nodes whose agents' reports are not trusted."""
     agents = lab.reconciler._snapshots.read(lab.request, None).agents
     assert agents is not None
     return agents.silent
 
 
 async def test_a_lost_agent_is_not_believed_until_it_is_back() -> None:
-    """What it reported last is from before it was lost, and maybe from before the work."""
+    """Its last report is from before it was lost, and maybe from before the work."""
     lab, woken = Lab(paused=False), list[str]()
     lab.reconciler.subscribe(woken.append)
     assert said_by_agents(lab) == ()
@@ -248,7 +248,7 @@ async def test_a_lost_agent_is_not_believed_until_it_is_back() -> None:
     ],
 )
 def test_of_a_board_that_was_replaced_the_new_one_is_verified(published: dict[str, str], verified: str) -> None:
-    """No claim would ever get the old one. The drivers of other vendors give the new one its name."""
+    """No claim would ever get the old one. Drivers of other vendors give the new board the same name."""
     lab = JobLab()
     lab.publish(published)
     for purpose, uuid in ((Purpose.VERIFICATION, verified), (Purpose.WORK, "GPU-old")):
@@ -268,7 +268,7 @@ async def test_a_board_that_is_replaced_while_its_job_is_about_to_be_made_gets_n
 
 
 async def test_the_claim_by_which_a_board_was_verified_is_the_requests_own_after_others_took_its_name() -> None:
-    """It is nobody else's, so the devices are not in use, and it goes with the Jobs."""
+    """It belongs to nobody else, so the devices do not count as in use, and it is deleted with the Jobs."""
     lab = JobLab()
     lab.publish({"gpu-0": "GPU-first"})
     await lab.jobs.make(lab.request, Purpose.VERIFICATION, lab.look(Purpose.VERIFICATION))
@@ -282,7 +282,7 @@ async def test_the_claim_by_which_a_board_was_verified_is_the_requests_own_after
 
 
 async def test_a_claim_that_waits_is_made_again_when_its_gpu_is_handed_over_to_draco_meanwhile() -> None:
-    """By the class by which only kube-scheduler allocates, it would wait for ever."""
+    """With a class that only kube-scheduler allocates, it would wait forever."""
     lab = JobLab()
     lab.publish({"gpu-0": "GPU-old"})
     first = await lab.made_for_verification()
@@ -325,7 +325,7 @@ async def test_a_gpu_that_a_person_tainted_waits_for_that_person_and_says_so() -
 
 
 async def test_a_waiting_claim_of_a_job_holds_up_no_request_for_other_hardware() -> None:
-    """It tolerates the taint of maintenance, and asks for one GPU by its UUID."""
+    """It tolerates the maintenance taint, and asks for one GPU by its UUID."""
     lab = JobLab()
     lab.publish({"gpu-0": "GPU-old"})
     claim = await lab.made_for_verification()
@@ -338,7 +338,7 @@ async def test_a_waiting_claim_of_a_job_holds_up_no_request_for_other_hardware()
 
 
 class JobLab:
-    """A request to verify, by a Job, a GPU whose board was GPU-old when it was isolated."""
+    """A request that verifies, with a Job, a GPU whose board was GPU-old when it was isolated."""
 
     def __init__(self) -> None:
         client, clock = cast("Client", self), ManualClock()
@@ -370,7 +370,7 @@ class JobLab:
         tell(self.view, a_slice("node-0", devices))
 
     async def made_for_verification(self) -> ResourceClaim:
-        """The claim, with its Job beside it."""
+        """Create the claim and its Job; returns the claim."""
         await self.jobs.make(self.request, Purpose.VERIFICATION, self.look(Purpose.VERIFICATION))
         (_, claim), (_, job) = self.made
         found = msgspec.convert(claim, ResourceClaim)

@@ -1,4 +1,4 @@
-"""What is remembered of the fleet for maintenance is right after every change, and goes with what it is about."""
+"""What is remembered of the fleet for maintenance is right after every change, and is deleted with its object."""
 
 from typing import cast
 

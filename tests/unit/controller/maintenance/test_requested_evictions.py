@@ -1,4 +1,4 @@
-"""EvictionRequests under budgets that are paused for some GPUs, of which it is not known at first which these are."""
+"""EvictionRequests under paused budgets, before it is known which GPUs these budgets concern."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -31,7 +31,7 @@ from tests.unit.controller.watching import forget, tell
 
 
 class World:
-    """A leader that has counted nothing yet, and a pod that the one before it asked the cluster to make leave."""
+    """A leader that has not counted budgets yet, and a pod with an EvictionRequest of the previous leader."""
 
     def __init__(self, *, paused: bool) -> None:
         self.withdrawn: list[ObjectKey] = []
@@ -84,7 +84,7 @@ class World:
 
 @pytest.mark.parametrize("paused", [True, False])
 async def test_a_request_is_looked_at_again_until_it_is_known_what_a_paused_budget_is_about(paused: bool) -> None:
-    """Nothing wakes whoever withdraws requests once that is known."""
+    """Nothing wakes the reconciler that withdraws requests when that becomes known."""
     world = World(paused=paused)
     assert await world.requests.reconcile(world.key) == (1.0 if paused else None)
     await world.admission.reconcile(KEY)

@@ -1,4 +1,4 @@
-"""Taking back what idle claims hold: which claims may go at all, how the one write is made, and what is known of it."""
+"""Releasing idle claims: which claims may be released, how the one write is made, and what is known about it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ KEY = IDLE.metadata.key
 
 @pytest.fixture
 def blocked() -> World:
-    """An idle claim that may be released is in the way of a pod."""
+    """An idle claim that may be released blocks a pod."""
     world = World(idle_claims=IdleClaims.RELEASE)
     world.put(IDLE, USED)
     world.wait_for("large", "7g.80gb")

@@ -1,4 +1,4 @@
-"""Decisions of nodes are remembered until something that they rest on is another."""
+"""Decisions about nodes are remembered until one of their inputs changes."""
 
 import asyncio
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 class World:
-    """A view on an API server that has nothing new, and the decisions made from it."""
+    """A view of an API server without news, and the decisions made from it."""
 
     def __init__(self, now: datetime = NOON, *, work_clock: Clock | None = None) -> None:
         self.clock = ManualClock(now)
@@ -39,17 +39,17 @@ class World:
         self.decisions, self.health = MigDecisions(view), HealthDecisions(view)
 
     async def get(self, _: Any, key: ObjectKey) -> MigPolicy:
-        """What an API server would say that has what the watch has told of."""
+        """The API server's answer: the policy as the watch reported it."""
         policy = self.view.mig_policies.store.get(key)
         assert policy is not None
         return policy
 
     def put(self, *objects: Any) -> None:
-        """As if the watch had told of them."""
+        """As if the watch had reported them."""
         tell(self.view, *objects)
 
     def delete(self, *nodes: str) -> None:
-        """As if the watch had told that the GpuNodes of these nodes are gone."""
+        """As if the watch had reported that the GpuNodes of these nodes are gone."""
         for name in nodes:
             _tell(self.view.gpu_nodes, self.view.gpu_nodes.store.remove(ObjectKey("", name)))
 
@@ -61,7 +61,7 @@ def _tell(informer: Collection[Any], changes: Iterable[Change[Any]]) -> None:
 
 
 def a_fleet(nodes: int, *policies: MigPolicy) -> World:
-    """So many nodes of two GPUs, and a turn for each of them."""
+    """This many nodes with two GPUs; deciding about each takes one turn of the event loop."""
     world = World(work_clock=WorkClock(each_s=TURN_S))
     for number in range(nodes):
         name = f"node-{number}"
@@ -71,7 +71,7 @@ def a_fleet(nodes: int, *policies: MigPolicy) -> World:
 
 
 def counted(world: World, policy: str = "policy") -> list[float | None]:
-    """What a scrape says of the policy's GPUs: applied, changing, failed."""
+    """The policy's GPUs in the metrics: applied, changing, failed."""
     metrics = OperatorMetrics()
     register_mig(metrics, world.decisions)
     return [
@@ -97,7 +97,7 @@ async def test_a_decision_is_made_once_for_the_same_objects() -> None:
     world = a_world()
     first = world.decisions.of("node-0")
     await world.clock.advance(3600)
-    world.put(a_mig_policy())  # the same again, as after a change of its status
+    world.put(a_mig_policy())  # unchanged, as after a change of its status
     assert world.decisions.of("node-0") is first
     assert await world.decisions.all() == [first]
 
@@ -132,7 +132,7 @@ async def test_a_window_opens_and_closes_by_the_clock() -> None:
     assert world.decisions.seconds_to_next_window() == 3600
     await world.clock.advance(3600)
     assert permitted() == {False}
-    assert world.decisions.seconds_to_next_window() == 3600  # clocks are set: it is looked again until it opens
+    assert world.decisions.seconds_to_next_window() == 3600  # clocks may be set: checked again until the window opens
 
 
 @pytest.mark.parametrize("ahead", [timedelta(minutes=70), timedelta(days=400, minutes=70)])
@@ -193,7 +193,7 @@ async def test_a_node_that_goes_while_others_are_decided_is_forgotten() -> None:
 
 async def test_a_scrape_tells_what_was_decided_last() -> None:
     world = a_world(exclude=[a_gpu_uuid("node-0", 1)])
-    assert counted(world) == [None, None, None]  # as on a replica that stands by
+    assert counted(world) == [None, None, None]  # as on a standby replica
     await world.decisions.all()
     assert counted(world) == [0, 1, 0]
     world.put(a_mig_policy())

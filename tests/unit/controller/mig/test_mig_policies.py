@@ -1,4 +1,4 @@
-"""How often policies are looked at, which costs the more the larger the fleet is."""
+"""How often policies are reconciled, which costs more the larger the fleet is."""
 
 import asyncio
 from typing import Any, cast
@@ -21,14 +21,14 @@ NODES = 40
 
 
 class Accepting:
-    """An API server that takes every status; nobody watches it."""
+    """An API server that accepts every status; nobody watches it."""
 
     async def apply(self, *_: Any, **__: Any) -> MigPolicy:
         return a_mig_policy()
 
 
 class Silent:
-    """Advises nothing."""
+    """Gives no advice."""
 
     def __init__(self) -> None:
         self.on_advice = Listeners[[]]()
@@ -38,7 +38,7 @@ class Silent:
 
 
 def a_reconciler(clock: WorkClock, policies: int = 1) -> tuple[MigPolicyReconciler, str]:
-    """Of a fleet of forty nodes; and the UID of a policy, whose status is there already."""
+    """The reconciler of a fleet of forty nodes, and the UID of a policy whose status is current."""
     world = World()
     for number in range(NODES):
         name = f"node-{number}"
@@ -52,7 +52,7 @@ def a_reconciler(clock: WorkClock, policies: int = 1) -> tuple[MigPolicyReconcil
 
 
 async def rest_s(clock: WorkClock, policies: int = 1) -> float:
-    """For how long a policy is let be after a look at it."""
+    """How many seconds a policy rests after a look."""
     reconciler, uid = a_reconciler(clock, policies)
     await reconciler.reconcile(uid)
     clock.each_s = 0
@@ -76,7 +76,7 @@ async def test_people_wait_no_longer_for_a_status_than_ten_seconds() -> None:
 
 
 class Stalling(WorkClock):
-    """The machine stands still for a second in the middle of every look."""
+    """A machine that stalls for a second in the middle of every look."""
 
     def monotonic(self) -> float:
         before = int(self._elapsed * 1000)

@@ -1,4 +1,4 @@
-"""What is written of MIG policies, and on top of what: against an API server that only remembers what it was asked."""
+"""What is written about MIG policies, and based on what: against an API server that only records requests."""
 
 from datetime import timedelta
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ WINDOWS = MigReset(permit=ResetPermit.IN_WINDOWS, windows=[TimeWindow(start="13:
 
 
 class Server:
-    """Takes every write. `beside` is what others have written into the spec, which applying leaves there."""
+    """Accepts every write. `beside` is what others wrote into the spec; server-side apply keeps it."""
 
     def __init__(self, *, version: str = "2", beside: tuple[WantedGpu, ...] = (), gone: bool = False) -> None:
         self.version = version
@@ -52,7 +52,7 @@ class Server:
 
 
 class Adviser:
-    """Advises what it is told to."""
+    """Gives the advice in `text`."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -76,7 +76,7 @@ def policies(world: World, server: Server, adviser: Adviser | None = None) -> Mi
     )
 
 
-# What is wanted of a node
+# The wanted state of a node
 
 
 async def test_what_is_wanted_is_written_only_on_top_of_what_was_seen() -> None:
@@ -102,7 +102,7 @@ async def test_nothing_is_written_again_before_the_own_write_is_seen() -> None:
     for _ in range(2):
         await reconciler.reconcile("node-0")
     assert len(server.asked) == 1
-    world.put(newer(NODE, "2"))  # and somebody took it out again
+    world.put(newer(NODE, "2"))  # somebody removed it
     await reconciler.reconcile("node-0")
     assert len(server.asked) == 2
 
@@ -119,7 +119,7 @@ async def test_what_is_decided_is_said_of_the_gpus_that_the_agent_reports_and_of
     server, world = Server(), a_world()
     await layouts(world, server).reconcile("node-0")
     assert server.asked[0][1]["spec"]["decided"] == sorted(each.uuid for each in NODE.status.gpus)
-    silent = msgspec.structs.replace(NODE, spec=NODE.spec, status=GpuNodeStatus())  # as its agent makes it
+    silent = msgspec.structs.replace(NODE, spec=NODE.spec, status=GpuNodeStatus())  # as its agent creates it
     world.put(newer(silent, "3"))
     server.asked.clear()
     await layouts(world, server).reconcile("node-0")
@@ -182,7 +182,7 @@ def deleted(policy: MigPolicy) -> MigPolicy:
     return msgspec.structs.replace(policy, metadata=msgspec.structs.replace(policy.metadata, deletion_timestamp=NOON))
 
 
-# What is decided
+# Decisions
 
 
 def test_a_policy_that_is_being_deleted_has_no_say_from_then_on() -> None:
@@ -204,7 +204,7 @@ async def test_a_policy_that_is_being_deleted_is_not_counted() -> None:
     assert world.decisions.gpu_counts == {}
 
 
-# Where a policy stands
+# The status of a policy
 
 
 async def test_a_status_is_written_only_on_top_of_what_was_seen_and_only_if_it_is_another() -> None:

@@ -1,4 +1,4 @@
-"""Idle claims in the way: which pods are looked at, when what was said is taken back, and when what they hold is."""
+"""Idle claims that block pods: which pods are considered, when notes are withdrawn, and when the claims are released."""
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ REFUSED = PodStatus(conditions=[Condition(type="PodScheduled", status="False", r
 
 
 class Said:
-    """Notes that are only remembered."""
+    """Notes that are only recorded."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -53,7 +53,7 @@ class Said:
 
 
 class Happenings:
-    """Events that are only remembered."""
+    """Events that are only recorded."""
 
     def __init__(self) -> None:
         self.texts: list[tuple[str, str, str]] = []
@@ -63,7 +63,7 @@ class Happenings:
 
 
 class Server:
-    """Takes back allocations as asked, or answers as told. What it did is seen on the watch by `arrive`."""
+    """Releases allocations as asked, or gives the prepared answers. The watch reports its changes on `arrive`."""
 
     def __init__(self) -> None:
         self.patches: list[str] = []
@@ -82,7 +82,7 @@ class Server:
 
 
 class World:
-    """A node with two H100s in parts, seen without an API server."""
+    """A node with two divided H100s, without an API server."""
 
     def __init__(self, max_moves: int = 2, idle_claims: IdleClaims = IdleClaims.KEEP) -> None:
         self.clock = ManualClock()
@@ -107,11 +107,11 @@ class World:
         self.put(a_node(), MIG_CLASS, *a_mig_pool("node-0", 2), a_mig_node(gpus=[on, on], board=H100), policy)
 
     def put(self, *objects: Any) -> None:
-        """As if the watch had told of them."""
+        """As if the watch had reported them."""
         tell(self.view, *objects)
 
     def wait_for(self, name: str, profile: str) -> None:
-        """A pod that was refused, and its claim."""
+        """Add a pod that was refused, and its claim."""
         self.put(a_mig_claim(name, profile), a_pod(f"pod-{name}", claims=[name], status=REFUSED))
 
     async def look(self, after_s: float = 3600.0) -> float | None:
@@ -119,12 +119,12 @@ class World:
         return await self.reconciler.reconcile("idle-claims")
 
     def idle(self, name: str) -> ResourceClaim | None:
-        """The claim, if it is still allocated as far as the watch has told."""
+        """The claim, if it is still allocated according to the watch."""
         claim = self.view.claims.store.get(ObjectKey("default", name))
         return claim if claim is not None and claim.status.allocation is not None else None
 
     def arrive(self) -> None:
-        """The watch tells of all that was taken back."""
+        """The watch reports everything that was released."""
         for name in self.server.patches:
             if (claim := self.idle(name)) is not None:
                 self.put(a_version(msgspec.structs.replace(claim, status=ResourceClaimStatus()), "2"))
@@ -223,13 +223,13 @@ async def test_a_pod_behind_scheduling_gates_moves_nobody() -> None:
 
 
 IDLE = a_version(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), "1")
-"""In the way of a pod that needs a whole GPU, as the other one is in use."""
+"""It blocks a pod that needs a whole GPU, since the other GPU is in use."""
 USED = a_mig_claim("used", "3g.40gb", "1:3g.40gb@4", used=True)
 
 
 @pytest.fixture
 def blocked() -> World:
-    """An idle claim that may be released is in the way of a pod."""
+    """An idle claim that may be released blocks a pod."""
     world = World(idle_claims=IdleClaims.RELEASE)
     world.put(IDLE, USED)
     world.wait_for("large", "7g.80gb")
@@ -295,7 +295,7 @@ async def test_a_claim_that_went_elsewhere_is_idle_from_then_on(blocked: World) 
 
 
 async def test_a_pod_is_given_time_to_take_what_was_released_for_it(blocked: World) -> None:
-    """The other pod needs that room too, and one claim more."""
+    """The other pod needs that room too, and one more claim's."""
     blocked.put(a_version(a_mig_claim("second", "1g.10gb", "1:1g.10gb@0"), "1"))
     blocked.put(a_mig_claim("left", "4g.40gb"), a_mig_claim("right", "4g.40gb"))
     blocked.put(a_pod("pod-of-two", claims=["left", "right"], status=REFUSED))
@@ -345,7 +345,7 @@ async def test_a_claim_that_was_released_is_let_be_for_a_while(blocked: World) -
     await blocked.look()
     blocked.arrive()
     await blocked.look(after_s=31)
-    blocked.put(a_version(IDLE, "3"))  # allocated again in the same place, and nobody uses it
+    blocked.put(a_version(IDLE, "3"))  # allocated again in the same place, and still idle
     await blocked.look(after_s=500)
     assert blocked.server.patches == ["idle"]
     assert blocked.said.texts["idle"].endswith("because it was released less than 10 min ago.")

@@ -1,4 +1,4 @@
-"""Which GPUs keep idle instances ahead of claims, by what the operator sees of the cluster."""
+"""Which GPUs keep idle instances ahead of claims, judged by what the operator sees of the cluster."""
 
 from datetime import timedelta
 from typing import Any
@@ -45,13 +45,13 @@ FIRST, SECOND = a_gpu_uuid("node-0", 0), a_gpu_uuid("node-0", 1)
 
 
 def a_policy(limit: int = 4, **spec: Any) -> MigPolicy:
-    """One that wants one idle instance for each two that were taken in the last minute."""
+    """A policy that wants one idle instance for every two taken in the last minute."""
     ahead = WarmAhead(window="1m", lead_time_seconds=30, limits=[ProfileCount(profile=SMALL, count=limit)])
     return a_mig_policy(**{"warm_ahead": ahead, **spec})
 
 
 class Lab(World):
-    """A node with two H100s, whose GpuNode is written as the operator would."""
+    """A node with two H100s, whose GpuNode is written as by the operator."""
 
     def __init__(self, *gpus: GpuMig, policy: MigPolicy | None = None) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Lab(World):
         self._claims = 0
 
     def restart(self) -> None:
-        """Another process, which has seen nothing."""
+        """Start a new process, without memory."""
         fresh = World(self.clock.now())
         fresh.put(*self.view.gpu_nodes.store.values(), *self.view.nodes.store.values())
         fresh.put(*self.view.mig_policies.store.values(), *self.view.claims.store.values())
@@ -74,7 +74,7 @@ class Lab(World):
         return found
 
     def report(self, **gpu_0: Any) -> None:
-        """What the agent says of the first GPU."""
+        """Set the agent's report about the first GPU."""
         node = self.node()
         first, *others = node.status.gpus
         assert first.mig is not None
@@ -83,7 +83,7 @@ class Lab(World):
         self.put(msgspec.structs.replace(node, status=status))
 
     def take(self, *devices: str) -> list[str]:
-        """Claims are allocated these devices of the node."""
+        """Allocate these devices of the node to claims."""
         names = []
         for device in devices:
             self._claims += 1
@@ -100,9 +100,9 @@ class Lab(World):
                     subscriber(change)
 
     async def kept(self, *, for_s: float = 0, looks: int = 2) -> dict[str, int]:
-        """What the GPUs are to keep, by device, once it is written.
+        """The instances that each GPU is to keep, by device, after they are written.
 
-        What would be too much with what stands comes by the second look.
+        The second look corrects what would be too much beside existing instances.
         """
         await self.clock.advance(for_s)
         for _ in range(looks):
@@ -335,7 +335,7 @@ async def test_the_policy_s_status_gives_the_numbers() -> None:
     await lab.clock.advance(55)
     lab.take(small(0, 4))
     await lab.kept(for_s=3)
-    assert len(told) == 1  # by another rate the same is wanted
+    assert len(told) == 1  # another rate gives the same result
 
 
 async def test_a_policy_without_it_keeps_nothing_of_it() -> None:

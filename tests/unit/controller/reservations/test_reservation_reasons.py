@@ -1,4 +1,4 @@
-"""Why the claims of reservations wait: how often that is asked, and that nobody's questions keep the others waiting."""
+"""Why the claims of reservations wait: how often workers are asked, and that no namespace's questions block the others."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from tests.doubles.clock import ManualClock
 
 
 class Lab:
-    """Questions of the namespaces in `poor` are never answered in time."""
+    """Workers that never answer questions of the namespaces in `poor` in time."""
 
     def __init__(self, *poor: str) -> None:
         self.clock = ManualClock()
@@ -34,7 +34,7 @@ class Lab:
         return Answered(PendingAnswer("No GPU is free.", PendingReason.IN_USE), 1, 0.0)
 
     def look(self, namespace: str, reservations: int) -> list[str]:
-        """As each pass over these reservations does: what is said of each."""
+        """What each pass over these reservations does; returns the reason of each."""
         keys = [ObjectKey(namespace, f"reserved-{number}") for number in range(reservations)]
         return [self.reasons.of(key, a_claim(f"{key.name}-0", namespace=namespace)) for key in keys]
 
@@ -71,7 +71,7 @@ async def test_each_reservation_has_one_question_at_most_and_comes_to_its_turn()
 
 
 async def test_of_a_reservation_that_waits_no_more_no_question_is_kept() -> None:
-    """Its claim, and all that it selects by, would stay until the questions before it are answered."""
+    """Otherwise its claim, with its selectors, would stay until the earlier questions are answered."""
     lab = Lab()
     lab.look("tenant", 3)
     await lab.clock.advance(1.0)

@@ -1,4 +1,4 @@
-"""What is remembered of the claims of reservations that were deleted, without an API server."""
+"""What is remembered of the deleted claims of reservations, without an API server."""
 
 from typing import Any, cast
 
@@ -35,7 +35,7 @@ DRACOS = msgspec.structs.replace(
 
 
 class World:
-    """A reservation that has ended, with a claim that nobody uses. The watch tells of its end before or after the answer."""
+    """An ended reservation with an unused claim. The watch reports the deletion before or after the API server answers."""
 
     def __init__(self, *, told_first: bool) -> None:
         clock = ManualClock()
@@ -94,7 +94,7 @@ async def test_a_claim_that_was_deleted_and_a_reservation_that_was_written_are_f
 
 
 class RefusingWorld(World):
-    """A reservation of one claim, which the API server does not take."""
+    """A reservation of one claim, which the API server refuses to create."""
 
     def __init__(self) -> None:
         super().__init__(told_first=True)
@@ -105,7 +105,7 @@ class RefusingWorld(World):
         self.ask(1)
 
     def ask(self, count: int) -> None:
-        """So many claims are to be there."""
+        """Set how many claims the reservation asks for."""
         template = ReservationTemplate(spec=a_claim(device_class="gpu.draco.dev").spec)
         spec = DeviceReservationSpec(count=count, template=template)
         self.reservation = msgspec.structs.replace(self.reservation, spec=spec)
@@ -119,7 +119,7 @@ class RefusingWorld(World):
         return self.reservation
 
     async def wait(self, seconds: int) -> None:
-        """It is looked at each second, whatever wakes it."""
+        """Reconcile each second, whatever wakes it."""
         for _ in range(seconds):
             again_s = await self.reconciler.reconcile(KEY)
             assert again_s is not None

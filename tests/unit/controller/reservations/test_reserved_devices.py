@@ -31,7 +31,7 @@ GPU = {"driver": "gpu.nvidia.com", "pool": "node-0", "device": "gpu-0"}
 
 
 class World:
-    """A reservation of `gpu-0` and `gpu-1`, which nobody uses, and a pod whose claim may take one of them over."""
+    """An unused reservation of `gpu-0` and `gpu-1`, and a pod whose claim may take one of them over."""
 
     def __init__(self, *, tolerates: str = "") -> None:
         clock = ManualClock()
@@ -67,7 +67,7 @@ class World:
         self.view.rules._publish(self.view.rules.store.remove(rule.metadata.key))
 
     def yield_first(self) -> None:
-        """The reservation has written down that `evening-0` yields, and that is gone."""
+        """`evening-0` is recorded as yielding, and has been deleted."""
         [found] = begun(self.view, self.reservation, own_claims(self.view, self.reservation), NOW)
         status = msgspec.structs.replace(self.reservation.status, takeovers=[found])
         self.put(self.view.reservations, msgspec.structs.replace(self.reservation, status=status))
@@ -75,12 +75,12 @@ class World:
 
     @property
     def due(self) -> list[str]:
-        """The claims whose turn it is."""
+        """The claims that are due to take over."""
         return [claim.metadata.name for claim, _ in due(self.view, lambda _: True)]
 
     @property
     def yields(self) -> list[str]:
-        """The reserved claims that yield to the pod's."""
+        """The reserved claims that yield to the pod's claim."""
         found = begun(self.view, self.reservation, own_claims(self.view, self.reservation), NOW)
         assert bool(about_to_take_over(self.view, [self.taker], NOW)) is bool(found), (
             "all others are allocated as usual"

@@ -1,4 +1,4 @@
-"""How far rules reach: counted pool by pool as things change, the same as if counted at once, and never when scraped."""
+"""The reach of rules: counted pool by pool as things change, equal to a full count, and never computed during a scrape."""
 
 import asyncio
 from collections.abc import Callable
@@ -71,7 +71,7 @@ async def test_a_rule_on_a_gpu_reaches_the_claims_on_its_partitions_and_its_exte
     rule = a_rule("broken", driver=NVIDIA_DRIVER, pool="node-0", device="gpu-0")
     made = plan_extensions(rule, (), view.hardware(PoolKey(NVIDIA_DRIVER, "node-0")), kind=TAINT_RULES[0]).apply
     put(view.rules, rule, *made)
-    assert await rows(reach) == {"broken": (5, 7, 0)}  # claims on what is published no more included
+    assert await rows(reach) == {"broken": (5, 7, 0)}  # includes claims on devices that are no longer published
 
 
 async def test_a_rule_on_a_partition_that_is_gone_reaches_what_its_extensions_taint() -> None:
@@ -173,7 +173,7 @@ async def test_it_follows_by_itself_and_rests_after_hard_work() -> None:
 
 
 class CountedWork(ManualClock):
-    """Time that passes by the work that is done, so that how long the loop is held does not depend on the machine."""
+    """Time passes with the work done, so that how long the loop is held does not depend on the machine."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ def take(view: ClusterView, step: tuple[str, str, Any]) -> None:
 
 
 def brute_force(view: ClusterView) -> dict[str, TaintAmounts]:
-    """The same numbers the simple way, from all there is."""
+    """The same numbers, computed from everything."""
 
     def hits(rule: DeviceTaintRule, key: str) -> bool:
         device, selector = a_device_key(key), rule.spec.device_selector

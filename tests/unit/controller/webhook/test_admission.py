@@ -1,4 +1,4 @@
-"""What the webhook answers: advice where it has some, and in doubt that everything is allowed."""
+"""The webhook's answers: advice where it has some; in doubt, everything is allowed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +33,7 @@ OF_CLASS = SelectorRef(source="class gpu.nvidia.com", index=0, expression="devic
 
 
 class Lab(UnaskedWorkers):
-    """An ClaimAdvice before workers that find these problems, unless they say something else or nothing in time."""
+    """A ClaimAdvice with workers that find these problems, unless they are set to answer something else, or too late."""
 
     def __init__(
         self, problems: Sequence[Problem] = (), *, mode: AdmissionMode = AdmissionMode.WARN, ready: bool = True

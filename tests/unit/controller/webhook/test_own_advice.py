@@ -1,4 +1,4 @@
-"""What is said at once of Draco's own kinds: the sentence that their status would have, and never a denial."""
+"""Immediate warnings about Draco's own kinds: the sentence that their status would have, and never a denial."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which new pods the webhook gives Draco's scheduling gate, and that in doubt a pod goes without it."""
+"""Which new pods the webhook gives Draco's scheduling gate; in doubt, a pod gets none."""
 
 import asyncio
 import base64
@@ -33,7 +33,7 @@ def a_class(name: str, allocator: str) -> DeviceClass:
 
 
 class World:
-    """Templates `ours` and `theirs` of classes of these names, of which Draco allocates the first; reads are counted."""
+    """Claim templates `ours` and `theirs`, of classes of these names. Draco allocates the first; reads are counted."""
 
     def __init__(self, *, ready: bool = True, autoscaled: bool = False) -> None:
         self.clock = ManualClock()
@@ -62,7 +62,7 @@ class World:
         return ResourceClaimTemplate(spec=ResourceClaimTemplateSpec(spec=self.templates[key.name].spec))
 
     async def patch(self, pod: Pod) -> list[dict[str, Any]]:
-        """What the pod is changed by."""
+        """The patch for the pod."""
         answer, outcome = await self.gates.review(a_review(pod))
         response = msgspec.json.decode(answer)["response"]
         assert response["allowed"]
@@ -74,7 +74,7 @@ class World:
 
 
 def a_review(pod: Pod) -> bytes:
-    """As the API server asks about a new pod, whose namespace may stand only in the request."""
+    """The API server's review of a new pod, whose namespace may be only in the request."""
     new = msgspec.structs.replace(pod, metadata=ObjectMeta(name=pod.metadata.name))
     request = {"uid": "1", "kind": {"kind": "Pod"}, "name": "", "namespace": "default", "operation": "CREATE"}
     return msgspec.json.encode({"request": request | {"object": new}})

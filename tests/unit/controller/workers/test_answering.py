@@ -1,4 +1,4 @@
-"""What a child of the fleet process does before it is asked, and what it hands on."""
+"""What a child of the fleet process does before its first question, and what it passes on."""
 
 import time
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""Whose turn it is: the laws of the queue before the workers."""
+"""Which question is next: the laws of the queue before the workers."""
 
 from draco.controller.workers.fair_queue import FairQueue, QueuePriority
 

@@ -1,4 +1,4 @@
-"""The fleet of another process follows the informers: change by change, across relists, past objects that cannot be read."""
+"""The fleet in another process follows the informers: change by change, across relists, and past unreadable objects."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -42,7 +42,7 @@ def relist(informer: Collection[Any], objects: Iterable[Any]) -> None:
 
 
 def content(fleet: Fleet) -> dict[str, Any]:
-    """What can be asked of a fleet, in a form that compares."""
+    """Everything that a fleet can be asked, in a comparable form."""
     names = ("node-0", "node-1", "node-2")
     views = {
         name: [
@@ -98,7 +98,7 @@ def test_a_claim_is_handed_on_only_as_long_as_it_has_or_had_devices(view: Cluste
     assert not list(feed.fleet.state.devices())
     remove(view.claims, "default", "train")
     assert not view.followed.is_dirty
-    assert not feed.fleet.claims  # else a pod that names it would be told nothing
+    assert not feed.fleet.claims  # otherwise a pod that names it would get no explanation
 
 
 def test_a_process_that_starts_anew_is_not_told_of_claims_that_have_nothing(view: ClusterView) -> None:
@@ -209,7 +209,7 @@ def test_what_has_been_said_is_known_while_more_changes(view: ClusterView) -> No
 
 
 def test_a_question_after_any_change_is_answered_by_what_has_changed(view: ClusterView) -> None:
-    """Though what nodes are like is remembered from one question to the next."""
+    """Although facts about nodes are remembered from one question to the next."""
     devices = [ours(name) for name in ("gpu-0", "gpu-1")]
     put(view.classes, a_device_class())
     put(view.nodes, a_node("node-0"))
@@ -217,7 +217,7 @@ def test_a_question_after_any_change_is_answered_by_what_has_changed(view: Clust
     feed = told_fleet(view.followed)
 
     def device() -> str:
-        """Where a claim would go, or nowhere."""
+        """The device that a claim would get, or ""."""
         hand_on(view.followed, feed)
         (found,) = place(feed.placed, [ClaimGroup([GroupMember([a_claim("asked")])])], [])
         return ", ".join(each.device for results in found.results for one in results for each in one.devices.results)

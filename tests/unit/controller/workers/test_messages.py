@@ -1,4 +1,4 @@
-"""What goes through the pipes of the workers: read piece by piece, and refused where no honest worker would have written it."""
+"""Messages through the workers' pipes: read piece by piece, and refused if no honest worker would have written them."""
 
 import asyncio
 import os
@@ -58,7 +58,7 @@ def test_what_is_no_message_is_said_to_be_none() -> None:
 
 
 class Worker:
-    """A fleet process with one child that is asked, whose words the test writes."""
+    """A fleet process with one child that answers; the test writes the child's messages."""
 
     def __init__(self) -> None:
         self._said, outbox = os.pipe()
@@ -97,7 +97,7 @@ def worker() -> Iterator[Worker]:
     [
         ((MOST_ANSWER_BYTES + 1).to_bytes(4, "big"), "bytes is announced"),
         ((3).to_bytes(4, "big") + b"abc", "is not a message"),
-        (frame(Reply(8, ClaimProblems([]), 3, 0.0)), "it answers what it was not asked"),  # not yet
+        (frame(Reply(8, ClaimProblems([]), 3, 0.0)), "it answers what it was not asked"),  # not asked yet
         (frame(SkippedObject("Node", ObjectKey("", "n"), "e")), "it answers what it was not asked"),
     ],
     ids=["too long", "nonsense", "another's question", "what it may not say"],

@@ -1,4 +1,4 @@
-"""How questions are asked of a process that may not answer: budgets, what is remembered, and what is asked again."""
+"""How questions are sent to a process that may not answer: budgets, what is remembered, and what is asked again."""
 
 import asyncio
 import gc
@@ -43,7 +43,7 @@ SETTINGS = WorkerSettings(places=2, short_cpu_s=0.5, long_cpu_s=2.0, short_wall_
 
 
 class Ask(NamedTuple):
-    """A question that was asked, and the row that it stands in."""
+    """A question that was sent, and the batch that it was sent in."""
 
     number: int
     question: Question
@@ -77,7 +77,7 @@ class Scripted:
         self.ended = True
 
     def answer(self, answer: Answer | NotReached, cpu_s: float = 0.01) -> Ask:
-        """To the oldest question."""
+        """Answer the oldest question."""
         ask = self.asks.pop(0)
         self._replies.put_nowait(Reply(ask.number, answer, self.version, cpu_s))
         return ask
@@ -87,7 +87,7 @@ class Scripted:
 
 
 class Lab:
-    """Workers whose processes are scripted."""
+    """Workers with scripted processes."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -114,7 +114,7 @@ class Lab:
         return task
 
     def names(self) -> list[str]:
-        """The claims that are being looked at."""
+        """The claims of the questions that are being answered."""
         return [
             ask.question.claims[0].metadata.name
             for ask in self.process.asks
@@ -174,7 +174,7 @@ async def test_no_more_is_asked_at_once_than_there_are_places_and_one_review_bes
 
 
 async def a_row(lab: Lab, *names: str) -> "list[asyncio.Task[Answered | None]]":
-    """They are asked in a row: both places were taken, and one was free first."""
+    """Ask them in one batch: both places were taken, and one became free first."""
     before = [await lab.ask(f"before-{number}", namespace="before") for number in range(2)]
     tasks = [await lab.ask(name) for name in names]
     for each in before:
@@ -186,7 +186,7 @@ async def a_row(lab: Lab, *names: str) -> "list[asyncio.Task[Answered | None]]":
 
 
 def rows(lab: Lab) -> list[list[str]]:
-    """The claims that are being looked at, by the place where they are."""
+    """The claims of the questions that are being answered, by batch."""
     found: dict[int, list[str]] = {}
     for name, ask in zip(lab.names(), lab.process.asks, strict=True):
         found.setdefault(id(ask.row), []).append(name)
@@ -454,7 +454,7 @@ async def asking(lab: Lab, read: ReadQuestion, namespace: str = "default") -> "a
 
 
 class Name(str):
-    """A name that can be seen to be forgotten, and with it the object that has it."""
+    """A name whose release from memory can be observed, and with it that of the object that holds it."""
 
     __slots__ = ("__weakref__",)
 
