@@ -1,4 +1,4 @@
-"""What the model of maintenance holds a request to that has come to rest."""
+"""What the model of maintenance requires of a request that has come to rest."""
 
 from datetime import datetime
 
@@ -26,7 +26,7 @@ def judge_at_rest(
     tolerated: bool,
     work: str | None,
 ) -> None:
-    """A request that nobody disturbs is where it belongs. `work` is the state of the Job that does its work."""
+    """An undisturbed request has reached its final state. `work` is the state of the Job that does its work."""
     devices = {device.device: rule for rule in rules if (device := maintained_device(rule))}
     assert len(devices) == len(rules), "a rule that is not exact survived"
     phase = request.status.phase
@@ -41,13 +41,13 @@ def judge_at_rest(
         assert phase is not MaintenancePhase.REHEARSED or waits or not start_time(request, now).is_open
         return
     if request.spec.finished or request.says(CONDITION_WORKED):
-        # Only what is not verified stays: a GPU is sick, or a Job goes on or has failed.
+        # Only what is not verified stays: a GPU is unhealthy, or a Job is running or has failed.
         assert phase in {MaintenancePhase.VERIFYING, MaintenancePhase.FAILED}
         assert world.sick or request.spec.verification.mode is VerificationMode.JOB
         return
     _judge_extent(request, world, devices)
     boards = dict(world.devices)
-    boards |= {number(name): uuid for name, uuid in boards.items()}  # also of a whole GPU that is published in parts
+    boards |= {number(name): uuid for name, uuid in boards.items()}  # also for a whole GPU that is published divided
     swapped = any(
         isolated_board(each) not in {"", boards.get(name, "")} for name, each in devices.items() if name in boards
     )
@@ -65,7 +65,7 @@ def judge_at_rest(
         works = any(each.status.phase is MaintenancePhase.IN_MAINTENANCE for each in others)
         if phase is MaintenancePhase.IN_MAINTENANCE:
             assert not works
-        else:  # who was ready before an older one came to isolate anything keeps the device
+        else:  # a request that was ready before an older one began to isolate keeps the device
             assert phase is MaintenancePhase.ISOLATED
             assert works or any(made(each) < made(request) for each in others)
     else:
@@ -73,14 +73,14 @@ def judge_at_rest(
 
 
 def _judge_extent(request: DeviceMaintenance, world: World, devices: dict[str, DeviceTaintRule]) -> None:
-    """Everything that is meant, and is there, has a rule."""
+    """Every device that the request means, and that exists, has a rule."""
     asked, boards = request.spec.device_selector.device, dict(world.devices)
-    if not is_exact(request.spec.device_selector):  # what it means was fixed when it began
+    if not is_exact(request.spec.device_selector):  # its devices were fixed when it began
         meant = {each.device for each in request.status.devices if not each.overlaps}
         assert boards.keys() & meant <= devices.keys()
     elif not asked or asked in boards or any(number(name) == asked for name in boards):
         assert {name for name in boards if not asked or same(name, asked)} <= devices.keys()
-    elif asked in devices:  # it went elsewhere with its board, or into what the board is divided into now
+    elif asked in devices:  # the device moved with its board, or the board is divided differently now
         board, part = isolated_board(devices[asked]), asked.removeprefix(number(asked))
         there = {name for name, uuid in boards.items() if uuid == board}
         assert {name for name in there if same(number(name) + part, name)} <= devices.keys()

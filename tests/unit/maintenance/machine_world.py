@@ -1,4 +1,4 @@
-"""What the model of maintenance knows: a cluster of one node, what its claims hold, and how its pods, Jobs and agent behave."""
+"""The world of the model of maintenance: a one-node cluster, what its claims hold, and how its pods, Jobs and agent behave."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
@@ -56,12 +56,12 @@ SELECTORS: Final = {
         selectors=[DeviceSelector(cel=CelSelector(expression="device.driver = 'gpu'"))]
     ),
 }
-"""Selections that are fixed when a request begins."""
+"""Selectors whose devices are fixed when a request begins."""
 POOL: Final = PoolKey(NVIDIA_DRIVER, "node-1")
 
 
 class World(msgspec.Struct, frozen=True):
-    """Everything that the API server has, and thereby what a watch shows. Never changed, only replaced."""
+    """Everything in the API server, and therefore everything that a watch shows. Never changed, only replaced."""
 
     rules: dict[str, DeviceTaintRule]
     requests: dict[str, DeviceMaintenance]
@@ -69,14 +69,14 @@ class World(msgspec.Struct, frozen=True):
     devices: tuple[tuple[str, str], ...]
     """The published devices by name, each with the UUID of its board."""
     limit: int | None = None
-    """How many GPUs the budget lets out of service at once."""
+    """How many GPUs the budget allows out of service at the same time."""
     percent: int | None = None
-    """The same, as a share of what is published."""
+    """The same, as a percentage of the published GPUs."""
     paused: bool = False
     jobs: dict[str, str] = {}
-    """What became of the Jobs of each request: running, succeeded or failed; by UID and purpose."""
+    """The state of the Jobs of each request, by UID and purpose: running, succeeded or failed."""
     sick: frozenset[str] = frozenset()
-    """Boards that their agent does not report as healthy."""
+    """Boards that their agent reports as unhealthy."""
 
     @property
     def hardware(self) -> PoolHardware:
@@ -94,19 +94,19 @@ def fleet_of(devices: tuple[tuple[str, str], ...]) -> FleetPool:
 
 
 def gpus_of(pool: FleetPool, devices: Iterable[MaintainedDevice | DeviceKey]) -> set[PhysicalGpu]:
-    """The GPUs that devices of the pool are, or were when they were isolated."""
+    """The GPUs of these devices of the pool, as they are or were when isolated."""
     return {pool.gpu(each.device, each.uuid if isinstance(each, MaintainedDevice) else "") for each in devices}
 
 
 def kept_out(world: World) -> frozenset[PhysicalGpu]:
-    """What requests that have begun, and do not give it back, keep out of service."""
+    """The GPUs that requests keep out of service: requests that have begun and are not returning them."""
     pool = fleet_of(world.devices)
     begun = [each for each in world.requests.values() if has_begun(each) and not each.is_returning]
     return frozenset(gpu for each in begun for gpu in gpus_of(pool, each.status.devices))
 
 
 def out_of_service(world: World, *, living: bool = False, without: str = "") -> frozenset[PhysicalGpu]:
-    """What is out of service by what requests say and by what is tainted, of `living` requests only, and `without` one."""
+    """The GPUs out of service by requests or rules; only those of `living` requests, and not those of request `without`."""
     pool = fleet_of(world.devices)
     found: set[PhysicalGpu] = set()
     for uid, request in world.requests.items():
@@ -121,7 +121,7 @@ def out_of_service(world: World, *, living: bool = False, without: str = "") -> 
 
 
 def allowed_out(world: World) -> int | None:
-    """How many GPUs may be out of service; None: any number."""
+    """How many GPUs may be out of service; None for any number."""
     limits = [] if world.limit is None else [world.limit]
     if world.percent is not None:
         limits.append(max(len({board for _, board in world.devices}) * world.percent // 100, min(world.percent, 1)))
@@ -129,7 +129,7 @@ def allowed_out(world: World) -> int | None:
 
 
 def selected_in(world: World, request: DeviceMaintenance) -> Selected:
-    """What a request selects that has not begun, and goes by more than names."""
+    """What a request selects that has not begun and whose selector has more than names."""
     asked = PoolSelection(test_of(request.spec.device_selector, {}))
     asked.add(fleet_of(world.devices))
     return asked.result()
@@ -149,24 +149,24 @@ def made(request: DeviceMaintenance) -> datetime:
 
 
 def is_current(request: DeviceMaintenance) -> bool:
-    """Whether the status speaks of the request as it is."""
+    """Whether the status reflects the request's current generation."""
     return request.status.observed_generation == request.metadata.generation
 
 
 def number(name: str) -> str:
-    """Of which GPU a device is."""
+    """The GPU to which a device belongs."""
     return "-".join(name.split("-")[:2])
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two devices are the same hardware: the whole is the same as each part, two parts are not."""
+    """Whether two devices share hardware: the whole GPU with each part, but not two parts with each other."""
     return one == other or (number(one) == number(other) and ("mig" not in one or "mig" not in other))
 
 
 def draining(
     request: DeviceMaintenance, scope: MaintenanceScope, claims: tuple[ResourceClaim, ...], now: datetime
 ) -> DrainPlan | None:
-    """Pods are evicted at once, and deleted after a while."""
+    """Pods are evicted immediately, and deleted after a while."""
     devices = {*scope.named, *scope.overlapping}
     leaving = tuple(each.metadata.key for each in claims if not devices.isdisjoint(each.devices_held))
     if request.spec.drain.policy is DrainPolicy.WAIT or not has_begun(request) or not leaving:
@@ -196,7 +196,7 @@ def agents_of(scope: MaintenanceScope, isolated: Mapping[DeviceKey, str], seen: 
 
 
 def in_use(request: DeviceMaintenance, world: World) -> set[str]:
-    """What claims hold of the request's hardware. The whole GPU of a partition stands for the partition only."""
+    """Devices of the request's hardware that claims hold. The whole GPU of a partition counts only as that partition."""
     return {
         held
         for held in held_in(world)
@@ -206,7 +206,7 @@ def in_use(request: DeviceMaintenance, world: World) -> set[str]:
 
 
 def rivals(request: DeviceMaintenance, world: World) -> list[DeviceMaintenance]:
-    """Other requests for some of its devices; of two partitions each stands for itself."""
+    """Other requests for some of its devices; two partitions are independent."""
     mine = {each.key: each.overlaps for each in request.status.devices}
     return [
         other

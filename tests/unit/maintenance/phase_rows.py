@@ -1,4 +1,4 @@
-"""Which row of the table of phases a status stands on, as the tests of the state machine look it up."""
+"""The row of the phase table for a status, for the tests of the state machine."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ _BY_REASON: Final = {row.reason: row for row in PHASES}
 
 
 def row_of(status: DeviceMaintenanceStatus) -> PhaseRow | None:
-    """The row that a status stands on; None where it is none that this version writes."""
+    """The row for a status; None if this version writes no such status."""
     found = {each.type: each for each in status.conditions}
     isolated, ready = found.get(CONDITION_ISOLATED), found.get(CONDITION_READY_FOR_WORK)
     if ready is not None and ready.reason == "StoppingJobs":

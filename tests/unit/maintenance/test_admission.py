@@ -1,4 +1,4 @@
-"""Who may begin: budgets over all requests."""
+"""Which requests may begin: budgets over all requests."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -23,7 +23,7 @@ def a_limit(name: str = "budget", **spec: Any) -> BudgetLimit:
 
 
 def asking(*wanted: Iterable[int]) -> list[StartCandidate]:
-    """Requests for these GPUs, the oldest first."""
+    """Requests for these GPUs, oldest first."""
     return [
         StartCandidate(
             uid=str(age),

@@ -1,4 +1,4 @@
-"""A request that only announces something has isolated nothing: when it begins, it begins with what is there then."""
+"""A request that is only announced has isolated nothing: when it begins, it begins with the devices that exist then."""
 
 from datetime import timedelta
 from typing import Any
@@ -31,7 +31,7 @@ POOL = PoolKey(NVIDIA_DRIVER, "node-1")
 
 
 class Announced:
-    """A request and its rules, which reach the cluster at once."""
+    """A request and its rules, which reach the cluster immediately."""
 
     def __init__(self, device: str, here: PoolHardware, *, rules_served: bool) -> None:
         made = a_maintenance()
@@ -71,7 +71,7 @@ def named(request: DeviceMaintenance) -> set[tuple[str, str]]:
 
 
 def hardware(**boards: str) -> PoolHardware:
-    """gpu_0="GPU-a" is a whole GPU."""
+    """Hardware by device name: gpu_0="GPU-a" is a whole GPU."""
     return PoolHardware(
         [
             a_slice(
@@ -153,7 +153,7 @@ BEGIN = ANNOUNCE | {"effect": "NoSchedule"}
 
 
 def a_node(*, limit: int) -> Maintenance:
-    """All of a node is announced, and a budget comes."""
+    """All of a node is announced; then a budget is created."""
     state = Maintenance()
     state.begin(divided=False, asked="")
     state.divide("gpu-0", limit > 1)

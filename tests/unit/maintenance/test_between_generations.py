@@ -1,4 +1,4 @@
-"""While a driver replaces the slices of a pool one by one, and while nobody publishes a GPU, budgets hold all the same."""
+"""Budgets hold while a driver replaces the slices of a pool one by one, and while nobody publishes a GPU."""
 
 from collections import Counter
 from typing import Any

@@ -1,4 +1,4 @@
-"""By which class a Job for verification claims its GPU, what it tolerates, and when its claim is of no use any more."""
+"""With which class a verification Job claims its GPU, what it tolerates, and when its claim is useless."""
 
 from typing import Any
 
@@ -112,11 +112,11 @@ def test_it_tolerates_maintenance_and_faults_by_name_and_never_what_keeps_others
         assert not tolerates(gpu, "example.com/by-hand", effect)
         assert not tolerates(gpu, "draco.dev/agent-lost", effect)
     found = tolerations_for(gpu)
-    # A fault that is not there yet finds no room where much else stands: the claim is made again when it comes.
+    # With many taints, there is no room to tolerate future faults: the claim is recreated when one comes.
     all_faults = all(tolerates(gpu, f"draco.dev/{family.value}", "NoSchedule") for family in FaultFamily)
     assert all_faults or len(found) == MOST_TOLERATIONS
     assert all(each.key and each.operator == "Exists" for each in found)
-    # Only a toleration that says NoExecute itself lets a claim keep its device.
+    # Only a toleration with effect NoExecute lets a claim keep its device.
     assert {each.key for each in found if each.effect == "NoExecute"} == {
         OWN,
         TAINT_MAINTENANCE,

@@ -1,4 +1,4 @@
-"""Who is asked to leave a device, who is waited for, and when NoExecute comes."""
+"""Which pods are asked to leave a device, which are waited for, and when NoExecute comes."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -92,7 +92,7 @@ def test_pods_are_not_waited_for_because_another_clock_was_ahead() -> None:
 
 
 def test_only_pods_that_a_claim_on_the_device_is_reserved_for_are_asked() -> None:
-    """One may wait for the claim, use another one, or have the name of a pod that it was reserved for."""
+    """The others wait for the claim, use another one, or only have the name of a pod that it was reserved for."""
     claim = holds("pod", "gone")
     again = msgspec.structs.replace(
         runs("gone"), metadata=msgspec.structs.replace(runs("gone").metadata, uid="another")
@@ -157,7 +157,7 @@ def test_a_finalizer_that_keeps_a_pod_is_named() -> None:
 
 
 def of_pods(number: int, **fields: Any) -> str:
-    """What is said of so many pods of one claim."""
+    """The message about this many pods with one claim."""
     names = [f"pod-{each}" for each in range(number)]
     pods = [runs(name, **fields) for name in names]
     return drain(asks(), [holds(*names)], pods, after=timedelta(minutes=1)).message
@@ -303,7 +303,7 @@ def test_no_execute_comes_for_nobody_and_not_while_a_budget_is_paused() -> None:
 
 
 def test_where_no_rules_are_served_no_execute_never_comes_and_the_pods_that_stay_are_named() -> None:
-    """Agents publish what the request's taint says from the beginning, and nothing else makes the cluster delete pods."""
+    """Agents publish the taint exactly as the request's spec has it; only a rule could add NoExecute later."""
     request, half_an_hour = asks(DrainPolicy.NO_EXECUTE, draining=True), timedelta(minutes=30)
     said = (
         "NoExecute deletes no pod, because this cluster serves no DeviceTaintRule: `kubectl delete pod -n default pod`."

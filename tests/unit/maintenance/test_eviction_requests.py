@@ -1,4 +1,4 @@
-"""When the cluster is asked to make a pod leave, how long that is waited for, and when the request is withdrawn."""
+"""When a pod gets an EvictionRequest, how long it is waited for, and when the EvictionRequest is withdrawn."""
 
 from datetime import timedelta
 from typing import Any
@@ -33,7 +33,7 @@ SECOND = timedelta(seconds=1)
 def drains(
     policy: DrainPolicy = DrainPolicy.EVICT, *, phase: Phase = Phase.DRAINING, **drain: Any
 ) -> DeviceMaintenance:
-    """A request whose one device pods are being made to leave."""
+    """A request that drains its only device."""
     request = a_maintenance(pool="node-0", device="gpu-0")
     spec = msgspec.structs.replace(request.spec, drain=MaintenanceDrain(policy=policy, **drain))
     device = MaintainedDevice(driver=GPU.driver, pool=GPU.pool, device=GPU.device)
@@ -70,7 +70,7 @@ def asked_for(standing: RequestStanding = RequestStanding.UNANSWERED) -> dict[st
 
 
 def made_for(pod: Pod, **status: Any) -> EvictionRequest:
-    """The request as the API server stores it."""
+    """The EvictionRequest as the API server stores it."""
     written = msgspec.json.decode(msgspec.json.encode(eviction_request_for(pod)))
     return msgspec.json.decode(msgspec.json.encode({**written, "status": status}), type=EvictionRequest)
 

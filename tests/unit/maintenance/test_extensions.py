@@ -1,4 +1,4 @@
-"""A taint on a device is a taint on its hardware: which rules are extended, to what, and when that ends."""
+"""A taint on a device is a taint on its hardware: which rules are extended, to which devices, and when that ends."""
 
 import msgspec
 import pytest
@@ -95,7 +95,7 @@ def test_a_partition_published_later_is_tainted_and_one_published_no_more_stays_
 
 
 def test_what_overlapped_a_partition_stays_tainted_when_its_gpu_is_divided_otherwise() -> None:
-    """How large a partition was that is published no more is not known: what overlapped it may be the hardware that is bad."""
+    """The extent of a partition that is no longer published is unknown: the overlapping device may be the bad hardware."""
     of_a_part = a_rule("bad-slice", driver=NVIDIA_DRIVER, pool="node-1", device=PARTS[2])
     on_larger = extension_for(of_a_part, a_device_key(f"node-1/{LARGER}"), kind=V1BETA2)
     divided_otherwise = PoolHardware([a_slice("node-1", [LARGER])])

@@ -153,7 +153,7 @@ def test_a_pod_with_extended_resources_is_overlooked_unless_it_has_another_claim
         ([DeviceToleration(operator="Exists", effect="NoExecute")], None),
         ([DeviceToleration(operator="Exists", effect="NoExecute", toleration_seconds=300)], 300),
         ([DeviceToleration(operator="Exists", effect="NoExecute", toleration_seconds=-5)], 0),
-        # What counts for keeping a device is said for NoExecute itself.
+        # Only tolerations with effect NoExecute count for keeping a device.
         ([DeviceToleration(operator="Exists")], 0),
         ([DeviceToleration(operator="Exists", effect="NoSchedule")], 0),
         ([DeviceToleration(key="another/taint", operator="Exists", effect="NoExecute")], 0),

@@ -1,4 +1,4 @@
-"""What agents are told of maintenance, and when it is seen that they heed it."""
+"""What agents are told about maintenance, and when they are seen to comply."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +40,7 @@ def a_request(effect: str = "NoSchedule", *, finished: bool = False, **selector:
 
 
 def hardware(**devices: str) -> PoolHardware:
-    """gpu_0="GPU-a" is a whole GPU; a "!" behind the UUID says that its own slice has the taint."""
+    """Hardware by device name: gpu_0="GPU-a" is a whole GPU; a "!" after the UUID means that its own slice has the taint."""
     made = [
         Device(
             name=name.replace("_", "-"),
@@ -132,7 +132,7 @@ def an_agents_node(*isolated: IsolatedGpu, isolates: bool = True) -> GpuNode:
 
 
 def is_ready(here: PoolHardware, node: GpuNode | None, *, idle: bool = False) -> bool:
-    """Whether work can start on gpu-0, all the rest being as it should be."""
+    """Whether work can start on gpu-0 if everything else is fine."""
     request, pools = a_request(), {POOL: here}
     scope = scope_of(request.spec.device_selector, pools)
     nodes = {POOL: node} if node else {}
@@ -155,7 +155,7 @@ def test_work_starts_once_the_agent_publishes_the_gpu_with_the_taint() -> None:
     (isolated,) = isolated_gpus(a_request(), POOL, plain, [])
     assert not is_ready(plain, an_agents_node())
     assert not is_ready(plain, an_agents_node(isolated))
-    assert not is_ready(tainted, an_agents_node())  # of an earlier request
+    assert not is_ready(tainted, an_agents_node())  # from an earlier request
     assert is_ready(tainted, an_agents_node(isolated))
 
 

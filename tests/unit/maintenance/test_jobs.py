@@ -1,4 +1,4 @@
-"""Jobs of a request: one for each physical GPU, read and worded."""
+"""Jobs of a request: one for each physical GPU, how they are read, and what is said about them."""
 
 import json
 from datetime import timedelta
@@ -29,7 +29,7 @@ WHOLE = a_device_key("node-0/gpu-0")
 
 
 def asks(*devices: str, uuids: tuple[str, ...] = (), overlaps: tuple[str, ...] = ()) -> DeviceMaintenance:
-    """A request with work and a verification by Job."""
+    """A request with a work Job and a verification Job."""
     request = a_maintenance(devices=devices or ("node-0/gpu-0",), driver="gpu.nvidia.com")
     found = [
         msgspec.structs.replace(each, uuid=uuid, overlaps=over)
@@ -116,7 +116,7 @@ def test_a_name_follows_from_request_purpose_and_gpu_and_is_short_enough_for_its
 
 
 def test_a_job_that_was_made_before_the_gpu_was_known_is_its_job() -> None:
-    """Its node was down. Two of them at work on one GPU at once would be one too many."""
+    """Its node was down. Two Jobs must not work on one GPU at the same time."""
     before, known = asks(uuids=("",)), asks(uuids=("GPU-a",))
     made = a_job(before)
     assert state(known, made).running == (made.metadata.name,)

@@ -1,9 +1,8 @@
-"""Maintenance as a whole: an operator that hears late and dies between any two writes, users who meddle, clocks that jump.
+"""Maintenance as a whole: an operator that lags and dies between any two writes, users who interfere, clocks that jump.
 
-The model has what a cluster has: objects with versions, an operator and a scheduler that each see an earlier state of them, for
-at most `LAG`, a budget, Jobs, pods that are evicted, and hardware that is divided, exchanged, taken away and out of order. The
-plans are the product's; what they promise is judged here, by what is really there. How many steps were taken stands at the end of
-the run.
+The model has what a cluster has: objects with versions; an operator and a scheduler that each see a state at most `LAG` old; a
+budget; Jobs; pods that are evicted; and hardware that is divided, exchanged, removed and faulty. The plans are the product's; the
+model compares what they promise with what is true. The number of steps is reported at the end of the run.
 """
 
 import itertools
@@ -80,7 +79,7 @@ from tests.unit.maintenance.machine_world import (
 from tests.unit.maintenance.phase_rows import row_of
 
 LAG: Final = 1.0
-"""Seconds that whoever watches may be behind."""
+"""By how many seconds a watcher may be behind."""
 SETTLE: Final = 2.0
 PARTS: Final = ("mig-1g10gb-19-0", "mig-1g10gb-19-1")
 NAMES: Final = [f"gpu-{gpu}{part}" for gpu in range(2) for part in ("", *(f"-{part}" for part in PARTS))]
@@ -91,7 +90,7 @@ STEPS: Final = itertools.count()
 
 
 class Maintenance(RuleBasedStateMachine):
-    """One node with two GPUs, two requests, and everybody who has a hand in it."""
+    """One node with two GPUs, two requests, and everyone who acts on them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,12 +103,12 @@ class Maintenance(RuleBasedStateMachine):
         self.superseded: dict[str, str] = {}
         self.planned_s = 0.0
         self.disturbed_s = -1e9
-        """When something happened that nobody can have heard of yet."""
+        """When something last happened that nobody can have heard of yet."""
         self.tolerant = False
         self.reserved: dict[str, StartCandidate] = {}
-        """What the operator has admitted since it lives."""
+        """What this operator has admitted since it started."""
         self.limited_s = -1e9
-        """When the budget last changed, or a request was deleted, of which the operator may not have heard."""
+        """When the budget last changed or a request was deleted, which the operator may not have heard of."""
 
     # -- what happens to the cluster
 
@@ -124,7 +123,7 @@ class Maintenance(RuleBasedStateMachine):
 
     @rule(gpu=st.sampled_from(["gpu-0", "gpu-1"]), divided=st.booleans())
     def divide(self, gpu: str, divided: bool) -> None:
-        """Publish the GPU, whole or in parts. What is held is not divided."""
+        """Publish the GPU, whole or divided, unless it is held."""
         if any(number(name) == gpu for name in held_in(self.world)):
             return
         elsewhere = {board for name, board in self.world.devices if number(name) != gpu}
@@ -138,7 +137,7 @@ class Maintenance(RuleBasedStateMachine):
 
     @rule(gpu=st.sampled_from(["gpu-0", "gpu-1"]), board=st.sampled_from(["GPU-new", "GPU-gpu-0", "GPU-gpu-1"]))
     def exchange(self, gpu: str, board: str) -> None:
-        """Another board in the same place, which no claim can hold; a board is in one place at a time."""
+        """Exchange the board, unless it is held; a board is in one place at a time."""
         if any(number(name) == gpu for name in held_in(self.world)) or board in {
             each for _, each in self.world.devices
         }:
@@ -152,7 +151,7 @@ class Maintenance(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), admin=st.booleans())
     def allocate(self, name: str, admin: bool) -> None:
-        """The scheduler gives a device to a claim, by what it knows of taints."""
+        """The scheduler allocates a device, by the taints that it has seen."""
         seen = self.view("scheduler")
         published = {each for each, _ in self.world.devices}
         tainted = {
@@ -175,7 +174,7 @@ class Maintenance(RuleBasedStateMachine):
 
     @rule()
     def a_claim_tolerates(self) -> None:
-        """One that waits, and may be allocated a tainted device, comes or goes."""
+        """A waiting claim that tolerates the taint comes or goes."""
         self.tolerant = not self.tolerant
 
     @rule(seconds=st.sampled_from([0.2, 0.6, 1.1, 2.1, 60.0]))
@@ -213,7 +212,7 @@ class Maintenance(RuleBasedStateMachine):
     @precondition(lambda self: self.world.requests)
     @rule(data=st.data(), how=st.sampled_from(["approve", "cancel", "require"]))
     def decide(self, data: st.DataObject, how: str) -> None:
-        """A person approves a request, takes approval back, or calls it off."""
+        """A user approves a request, withdraws the approval, or cancels it."""
         request = self.world.requests[data.draw(st.sampled_from(sorted(self.world.requests)))]
         fields: dict[str, Any] = {"cancelled": True} if how == "cancel" else {"approved": how == "approve"}
         spec = msgspec.structs.replace(request.spec, **fields)
@@ -228,7 +227,7 @@ class Maintenance(RuleBasedStateMachine):
         ),
     )
     def ask(self, name: str, device: str, effect: str, kind: str) -> None:
-        """Make a request, or change one that is there. One that was finished is not changed any more."""
+        """Create a request, or change an existing one. Finished requests do not change any more."""
         old = next((each for each in self.world.requests.values() if each.metadata.name == name), None)
         if old is not None and (old.spec.finished or old.spec.cancelled):
             return
@@ -264,7 +263,7 @@ class Maintenance(RuleBasedStateMachine):
     @precondition(lambda self: self.ours())
     @rule(data=st.data(), how=st.sampled_from(["delete", "effect", "elsewhere", "strip"]))
     def meddle(self, data: st.DataObject, how: str) -> None:
-        """Somebody deletes one of our rules, or makes something else of it."""
+        """Somebody deletes or changes one of the operator's rules."""
         found = data.draw(st.sampled_from(self.ours()))
         name, spec, metadata = found.metadata.name, found.spec, found.metadata
         if how == "delete":
@@ -281,23 +280,23 @@ class Maintenance(RuleBasedStateMachine):
             self.change(rules=self.world.rules | {name: changed})
         self.disturbed_s = self.true_s
 
-    # -- what watches and works
+    # -- watches and workers
 
     @rule(who=st.sampled_from(["operator", "scheduler"]))
     def hear(self, who: str) -> None:
-        """A watch delivers what has happened, all at once: events in between are lost, or come twice."""
+        """A watch delivers everything that has happened: events in between are lost, or come twice."""
         self.heard[who] = (self.true_s, self.world)
 
     @rule(name=st.sampled_from(REQUESTS))
     def reconcile(self, name: str) -> None:
-        """Work on a request from beginning to end."""
+        """Reconcile a request completely."""
         self.plan(name)
         for _ in self.writes:
             pass
 
     @rule(name=st.sampled_from(REQUESTS), seconds=st.sampled_from([0.0, SETTLE + 0.1]))
     def make_progress(self, name: str, seconds: float) -> None:
-        """What nobody disturbs gets as far as it can: without this, few requests would ever come to the work."""
+        """An undisturbed request advances as far as it can: without this, few requests would reach the work."""
         for _ in range(3):
             self.reconcile(name)
             self.true_s += seconds
@@ -305,14 +304,14 @@ class Maintenance(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(REQUESTS))
     def plan(self, name: str) -> None:
-        """Begin to work on a request, or on what one that is gone has left; what was being written before is given up."""
+        """Begin to reconcile a request, or what a deleted one left; unfinished writes are abandoned."""
         seen, self.planned_s = self.view("operator"), self.true_s
         uids = {each.metadata.uid for each in seen.requests.values()} | {maintenance_uid(each) for each in self.ours()}
         self.writes = self.work(sorted(uid for uid in uids if uid.startswith(name)), seen)
 
     @rule(count=st.integers(1, 3))
     def write(self, count: int) -> None:
-        """Some more writes of what was begun, if that is not long ago: calls of the API have their time."""
+        """Execute some of the planned writes, if the plan is recent: API calls have a timeout."""
         if self.true_s - self.planned_s > LAG:
             self.writes = iter(())
         for _ in itertools.islice(self.writes, count):
@@ -327,12 +326,12 @@ class Maintenance(RuleBasedStateMachine):
         self.hear("operator")
 
     def work(self, uids: list[str], seen: World) -> Iterator[None]:
-        """What the operator does about each request: it yields after every write."""
+        """What the operator does about each request; yields after every write."""
         for uid in uids:
             request = seen.requests.get(uid)
             rules = tuple(each for each in seen.rules.values() if maintenance_uid(each) == uid)
             if request is None:
-                if uid not in self.world.requests:  # it asks the API server before it takes rules away
+                if uid not in self.world.requests:  # the operator asks the API server before it removes rules
                     yield from self.carry_out(plan_abandoned(uid, rules), None, seen)
             elif self.superseded.get(uid) != request.metadata.resource_version:
                 plan = self.planned(request, rules, seen)
@@ -378,12 +377,12 @@ class Maintenance(RuleBasedStateMachine):
         return plan_maintenance(request, admitted, drain)
 
     def admission(self, request: DeviceMaintenance, found: MaintenanceSnapshot, seen: World) -> Waiting | None:
-        """What the operator knows of budgets, and what it has let begin without having heard of that yet."""
+        """The budgets' answer, from what the operator knows and what it has admitted without having seen the result yet."""
         uid = request.metadata.uid
         pool = fleet_of(seen.devices)
         gpus = frozenset(gpus_of(pool, scope_devices(found.scope)))
         spec = MaintenanceBudgetSpec(max_devices=seen.limit, max_percent=seen.percent, paused=seen.paused)
-        places = dict.fromkeys(pool.gpus, "")  # what nobody publishes counts, but not towards a share
+        places = dict.fromkeys(pool.gpus, "")  # unpublished GPUs count, but not towards a percentage
         budget = BudgetLimit(name="only", spec=spec, places=places, totals={"": len(places)})
         out = out_of_service(seen)
         before = dict(self.reserved)
@@ -432,7 +431,7 @@ class Maintenance(RuleBasedStateMachine):
         self.change(rules=self.world.rules | {wanted.metadata.name: stored})
 
     def delete(self, rule: DeviceTaintRule) -> None:
-        """Delete that very rule. Never one that keeps a device free for work that was said to be possible."""
+        """Delete exactly this rule. It must not be one that keeps a device free for work that was announced as possible."""
         there = self.world.rules.get(rule.metadata.name)
         if there is None or there.metadata.uid != rule.metadata.uid:
             return
@@ -441,13 +440,13 @@ class Maintenance(RuleBasedStateMachine):
             assert self.heard_of_jobs(request) != "running", "a taint is lifted while a Job works"
         if request and device and request.says(CONDITION_READY_FOR_WORK):
             current = request.spec.finished or is_current(request)
-            boards = dict(self.world.devices)  # another board by that name is nobody's promise
+            boards = dict(self.world.devices)  # nothing was promised about another board with that name
             kept = {each.key for each in request.status.devices if boards.get(each.device, each.uuid) == each.uuid}
             assert not (current and device in kept), f"{rule.metadata.name} was lifted during the work"
         self.change(rules={each: kept for each, kept in self.world.rules.items() if each != rule.metadata.name})
 
     def write_status(self, plan: MaintenancePlan, request: DeviceMaintenance | None) -> bool:
-        """Whether the request is still there. Someone else's write in between is a conflict, which ends the work."""
+        """Whether the request still exists. A write by someone else in between is a conflict, which ends the reconcile."""
         if plan.status is None or request is None:
             return True
         there = self.world.requests.get(request.metadata.uid)
@@ -464,25 +463,25 @@ class Maintenance(RuleBasedStateMachine):
         return True
 
     def heard_of_jobs(self, request: DeviceMaintenance) -> str | None:
-        """The state of the Job that does the work, unless the operator may not have heard of it."""
+        """The state of the Job that does the work."""
         return self.world.jobs.get(f"{request.metadata.uid} {Purpose.WORK}")
 
     def judge_begin(self, request: DeviceMaintenance) -> None:
-        """No more goes out of service than the budget allows, by what the operator can have heard.
+        """No more is out of service than the budget allows, judged by what the operator can have heard.
 
         What another request keeps out adds nothing. Until the operator hears that the other is deleted, it does not ask for that.
         """
         if self.true_s - self.limited_s <= LAG:
             return
         if self.world.percent is not None and self.true_s - self.disturbed_s <= LAG:
-            return  # a share of what was published a moment ago
+            return  # the percentage is of what was published a moment ago
         assert not self.world.paused
         limit, out = allowed_out(self.world), out_of_service(self.world, living=True)
         fresh = out - out_of_service(self.world, living=True, without=request.metadata.uid)
         assert limit is None or not fresh or len(out) <= limit, f"{len(out)} GPUs are out of service, {limit} may be"
 
     def judge_ready(self, request: DeviceMaintenance) -> None:
-        """Nobody has, or can get, a device of which is said that work may start, unless that has just changed."""
+        """If work may start on a device, nobody has it or can get it, unless something changed just before."""
         if self.true_s - self.disturbed_s <= LAG:
             return
         assert request.status.devices
@@ -494,7 +493,7 @@ class Maintenance(RuleBasedStateMachine):
         assert not at_work, f"{at_work[0].metadata.name} works on it"
 
     def judge_allocation(self, name: str) -> None:
-        """What is isolated for work that may start is not given away, unless a rule or the clock was just tampered with."""
+        """A device that is ready for work is not allocated, unless a rule or the clock was changed just before."""
         if self.true_s - self.disturbed_s <= 2 * LAG:
             return
         for each in self.ours():
@@ -503,7 +502,7 @@ class Maintenance(RuleBasedStateMachine):
                 promised = is_current(request) and request.says(CONDITION_READY_FOR_WORK)
                 assert not promised, f"{name} is given away during the work"
 
-    # -- what must be so at every moment
+    # -- invariants
 
     @invariant()
     def other_peoples_rules_are_untouched(self) -> None:
@@ -515,7 +514,7 @@ class Maintenance(RuleBasedStateMachine):
         found = [(maintenance_uid(each), device) for each in self.ours() if (device := maintained_device(each))]
         assert len(found) == len(set(found))
 
-    # -- what must be so at rest
+    # -- laws at rest
 
     def teardown(self) -> None:
         self.come_to_rest()
@@ -546,14 +545,14 @@ class Maintenance(RuleBasedStateMachine):
                 return
         pytest.fail("the operator does not come to rest")
 
-    # -- the model's own bookkeeping
+    # -- bookkeeping of the model
 
     @property
     def now(self) -> datetime:
         return MOMENT + timedelta(seconds=self.true_s + self.skew_s)
 
     def view(self, who: str) -> World:
-        """What somebody knows, who is never further behind than the lag."""
+        """What somebody sees, at most `LAG` behind."""
         when, seen = self.heard[who]
         if self.true_s - when > LAG:
             self.hear(who)

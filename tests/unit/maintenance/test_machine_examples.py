@@ -1,4 +1,4 @@
-"""What the state machine of maintenance found once and must judge rightly, step by step."""
+"""Sequences that `test_machine` once found, step by step; each must be judged rightly."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.unit.maintenance.test_machine import Maintenance
 
 
 class FirstOfAll(st.DataObject):
-    """Draws the first of what there is."""
+    """Draws the first element."""
 
     def __init__(self) -> None:
         pass

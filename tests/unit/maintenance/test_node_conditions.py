@@ -1,4 +1,4 @@
-"""A node is under maintenance where all its devices are, and not before."""
+"""A node is under maintenance once all its devices are, and not before."""
 
 from datetime import timedelta
 
@@ -93,4 +93,4 @@ def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
     assert times["MaintenanceInProgress"] == MOMENT
     assert times["Drained"] == MOMENT + timedelta(minutes=1)
     late = [msgspec.structs.replace(each, last_transition_time=MOMENT + timedelta(hours=1)) for each in first]
-    assert written(MaintenancePhase.DRAINING, late, 0) == first  # another clock's
+    assert written(MaintenancePhase.DRAINING, late, 0) == first  # written by another clock

@@ -1,4 +1,4 @@
-"""The table of phases: whatever is seen, the plan stands on one of its rows, and no row is there for nothing."""
+"""The table of phases: every snapshot leads to one of its rows, and every row is reached."""
 
 import itertools
 from collections.abc import Iterator
@@ -96,7 +96,7 @@ def a_request(status: DeviceMaintenanceStatus, spec: dict[str, Any]) -> DeviceMa
 
 
 def snapshots() -> Iterator[tuple[MaintenanceSnapshot, DrainPlan | None]]:
-    """What may be seen: up to two things that are not as they should be, before and after isolation."""
+    """Snapshots with up to two irregularities, before and after isolation."""
     for rules in ((), RULES):
         usual: dict[str, Any] = {"now": NOW, "scope": HERE, "rules": rules, "settle": timedelta(0)}
         for each in ({}, *SEEN, *(one | other for one, other in itertools.combinations(SEEN, 2))):

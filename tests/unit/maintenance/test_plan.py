@@ -84,7 +84,7 @@ def test_where_nobody_is_left_to_delete_that_is_held_is_said() -> None:
 
 
 def test_wait_and_deadline_count_from_no_time_that_is_yet_to_come() -> None:
-    """The clock was ahead when the device was isolated, and was put right."""
+    """The clock was ahead when the device was isolated, and was corrected."""
     request, rules = in_maintenance(a_request())
     status = msgspec.structs.replace(
         request.status, isolated_at=MOMENT + timedelta(days=1), draining_at=MOMENT + timedelta(days=1)
@@ -347,7 +347,7 @@ HOUR = timedelta(hours=1)
 
 
 def requests(**others: Any) -> tuple[DeviceMaintenance, DeviceMaintenance]:
-    """The newer of two, whose device is isolated and free, and the older one; `others` is changed of the older's spec."""
+    """The newer of two requests, whose device is isolated and free, and the older one, whose spec `others` changes."""
     newer, older = (a_maintenance(name, devices=["node-1/gpu-3"], device="gpu-3") for name in ("swap-fan", "recable"))
     made = [
         msgspec.structs.replace(each.metadata, uid=each.metadata.name, creation_timestamp=MOMENT - age)

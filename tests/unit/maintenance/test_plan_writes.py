@@ -1,4 +1,4 @@
-"""What a plan has written, in which order, and what it says of itself in the log."""
+"""What a plan writes, in which order, and what it logs."""
 
 from datetime import timedelta
 from typing import Any
@@ -116,7 +116,7 @@ def test_what_somebody_takes_off_a_rule_is_put_back(taken: dict[str, Any]) -> No
     rule = rule_for(request, GPU_3, board="GPU-a")
     labels = {
         LABEL_MAINTENANCE: request.metadata.uid
-    }  # without it the rule is nobody's, and applied as if it were not there
+    }  # without it, the rule has no owner and is applied as if it did not exist
     metadata = msgspec.structs.replace(rule.metadata, **({"labels": labels} if "labels" in taken else taken))
     scope = MaintenanceScope(named=frozenset({GPU_3}), boards={GPU_3: "GPU-a"})
     seen = MaintenanceSnapshot(now=MOMENT, scope=scope, rules=(msgspec.structs.replace(rule, metadata=metadata),))

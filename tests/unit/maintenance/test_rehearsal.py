@@ -1,4 +1,4 @@
-"""What isolating would do, counted before anything is done."""
+"""What isolation would do, counted before anything is done."""
 
 from collections.abc import Collection
 from typing import Any
@@ -98,7 +98,7 @@ def test_a_request_that_is_nowhere_yet_is_rehearsed_with_all_that_the_cluster_ha
 def test_gpus_that_draco_allocates_are_free_for_its_own_classes_until_a_claim_has_them(
     labels: dict[str, str], free: tuple[int, int]
 ) -> None:
-    """To kube-scheduler they are tainted: its claims get none of them."""
+    """For kube-scheduler they are tainted: its claims get none of them."""
     taint = DeviceTaint(key="draco.dev/operator-allocated", effect="NoSchedule")
     slices = [a_slice("node-0", [a_device(gpu.gpu, taints=[taint]) for gpu in GPUS])]
     objects = RehearsedObjects(

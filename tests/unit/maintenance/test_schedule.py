@@ -1,4 +1,4 @@
-"""When a request may begin, by when its devices must be free, and what of both cannot be meant."""
+"""When a request may begin, by when its devices must be free, and which schedules make no sense."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,7 +14,7 @@ from tests.builders import MOMENT, a_maintenance
 
 HOUR = timedelta(hours=1)
 NIGHT = TimeWindow(start=f"{MOMENT - HOUR:%H:%M}", duration="2h")
-"""Open from an hour before the moment until an hour after it."""
+"""Open from an hour before MOMENT until an hour after it."""
 LATER = TimeWindow(start=f"{MOMENT + HOUR:%H:%M}", duration="2h")
 
 

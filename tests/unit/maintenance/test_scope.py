@@ -1,4 +1,4 @@
-"""A request means hardware: which devices it concerns beside those that it names, and what that does to the plan."""
+"""A request is about hardware: which devices it concerns besides those that it names, and how that changes the plan."""
 
 from collections.abc import Iterable
 from datetime import timedelta
@@ -67,7 +67,7 @@ def carried_out(request: DeviceMaintenance, plan: MaintenancePlan) -> DeviceMain
 def isolated(
     request: DeviceMaintenance, seen: MaintenanceScope
 ) -> tuple[DeviceMaintenance, tuple[DeviceTaintRule, ...]]:
-    """The request once all rules are in place and time has passed."""
+    """The request once all rules exist and time has passed."""
     rules = plan_maintenance(request, MaintenanceSnapshot(now=MOMENT, scope=seen)).apply
     for after in (timedelta(0), LATER):
         request = carried_out(
@@ -201,7 +201,7 @@ def test_a_partition_published_later_takes_readiness_back_before_anything_else_i
     again = plan_maintenance(request, settling)
     assert not again.status_first
     request = carried_out(request, again)
-    assert ready(request)[1] == "Settling"  # from when the newest rule was seen, not the first one
+    assert ready(request)[1] == "Settling"  # counted from the newest rule, not the first
 
 
 def test_a_rule_of_a_part_that_is_published_no_more_stays() -> None:
@@ -228,7 +228,7 @@ def test_a_name_that_stands_for_another_gpu_is_not_taken_for_the_same_board() ->
 
 
 def test_nobody_is_made_to_leave_another_gpu_that_has_the_name_now() -> None:
-    """As when another machine has the node's name: who holds its board has nothing to do with the request."""
+    """For example, another machine has the node's name: users of its board have nothing to do with the request."""
     request, rules = isolated(a_request(), scope("gpu-0", hardware([a_whole(0, "GPU-a")])))
     replaced = scope("gpu-0", hardware([a_whole(0, "GPU-new")]), gpu_0="GPU-a")
     holder = a_claim("theirs", on=["node-1/gpu-0"], reserved_for=["pod"])
@@ -307,8 +307,8 @@ GONE = hardware([a_whole(1, "GPU-b")], generation=2)
         ("gpu-0", "GPU-a", PoolHardware(()), True),
         ("gpu-0", "GPU-a", hardware([a_part(PARTS[0], "GPU-a")]), False),  # it was divided
         (PARTS[0], "GPU-a", hardware([a_whole(0, "GPU-a")]), False),  # it was made whole
-        (PARTS[0], "GPU-a", hardware([a_part(PARTS[1], "GPU-a")]), False),  # and divided otherwise
-        ("gpu-0", "GPU-a", hardware([a_whole(7, "GPU-a")]), False),  # it goes by another name
+        (PARTS[0], "GPU-a", hardware([a_part(PARTS[1], "GPU-a")]), False),  # divided differently
+        ("gpu-0", "GPU-a", hardware([a_whole(7, "GPU-a")]), False),  # it has another name
         ("gpu-0", "", hardware([a_whole(0, "")]), False),
         (PARTS[0], "GPU-a", GONE, True),
     ],

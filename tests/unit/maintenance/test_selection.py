@@ -1,4 +1,4 @@
-"""What a request selects by node, class and CEL, and what is wrong with what it asks."""
+"""What a request selects by node, class and CEL, and what can be wrong with its selectors."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""When the budgets are asked whether a request may begin, and what is done with their answer."""
+"""When the budgets are asked whether a request may begin, and what follows from the answer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whether devices are good again: what agents and Jobs say of them, and what that means for the request."""
+"""Whether devices are healthy again: what agents and Jobs report, and what that means for the request."""
 
 from datetime import timedelta
 from typing import Any
@@ -145,7 +145,7 @@ def test_who_verifies_in_person_is_believed() -> None:
 
 
 def test_a_repaired_gpu_does_not_pass_through_failed() -> None:
-    """From the end of the work: an old report, clean readings one by one, then nothing more."""
+    """After the work: an old report, clean readings one by one, then no fault."""
     request = in_maintenance()
     old, one, two, good = (
         said_of(a_node(*faults)) for faults in ([a_fault()], [a_fault(clean=1)], [a_fault(clean=2)], [])

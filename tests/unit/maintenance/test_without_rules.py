@@ -1,4 +1,4 @@
-"""Maintenance in a cluster without DeviceTaintRule: the taints that agents publish are all that isolates."""
+"""Maintenance in a cluster without DeviceTaintRule: only the taints that agents publish isolate devices."""
 
 from datetime import timedelta
 
@@ -33,7 +33,7 @@ GPU_0 = DeviceKey(*POOL, "gpu-0")
 
 
 class Cluster:
-    """One node with an agent, one request for gpu-0, and an operator that plans and writes when it is told to."""
+    """One node with an agent, one request for gpu-0, and an operator that plans and writes when the test says so."""
 
     def __init__(self) -> None:
         self.now = MOMENT
@@ -101,7 +101,7 @@ class Cluster:
         self.request = msgspec.structs.replace(self.request, spec=spec)
 
     def settle(self) -> None:
-        """Everybody does what there is to do, and time passes."""
+        """Everybody does what is pending, and time passes."""
         for _ in range(3):
             self.write_node()
             self.publish()
@@ -148,7 +148,7 @@ def test_a_device_is_isolated_once_its_agent_publishes_it_with_the_taint(cluster
 
 
 def test_a_request_begins_nothing_by_what_agents_were_told_of_another_one_of_its_name(at_work: Cluster) -> None:
-    """As `kubectl replace --force` makes it, before an operator has written the GpuNode."""
+    """`kubectl replace --force` makes such a request, before an operator has written the GpuNode."""
     meta = msgspec.structs.replace(at_work.request.metadata, uid="another")
     at_work.request = DeviceMaintenance(spec=at_work.request.spec, metadata=meta)
     at_work.change(approval=Approval.REQUIRED)
@@ -215,7 +215,7 @@ def test_a_request_is_completed_once_no_agent_is_informed_of_it(at_work: Cluster
 
 
 def test_rules_that_are_served_no_more_may_still_be_there(at_work: Cluster) -> None:
-    """An API server that is started with other flags for a while: who looks then must not take its rules for deleted."""
+    """An API server may run with other flags for a while: its rules must not be taken for deleted."""
     status = at_work.request.status
     named = [msgspec.structs.replace(each, rule="draco-maintenance-gpu-0") for each in status.devices]
     at_work.request = msgspec.structs.replace(at_work.request, status=msgspec.structs.replace(status, devices=named))

@@ -1,4 +1,4 @@
-"""What a request says of itself: sentences that end once, whatever drivers, people and API servers have said in them."""
+"""Messages of a request: sentences that end once, whatever drivers, users and API servers have contributed."""
 
 from collections.abc import Callable
 

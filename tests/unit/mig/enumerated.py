@@ -1,6 +1,6 @@
-"""What one and several GPUs can hold, found by trying everything: what the planner is held against.
+"""What one or several GPUs can hold, found by exhaustive search, for comparison with the planner.
 
-Uses nothing of the planner but its values; legality is the simulator's, unit by unit and engine by engine.
+Uses nothing of the planner but its values; what is legal is decided by the simulator, unit by unit and engine by engine.
 """
 
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ Counts = tuple[int, ...]
 
 
 def plain(name: str) -> Board:
-    """A board with only the profiles whose names have no suffix: the grid most literature counts."""
+    """A board with only the profiles without a suffix in their names: the grid that most literature covers."""
     return Board(tuple(profile for profile in BOARDS[name].profiles if not set("+-") & set(profile.name)))
 
 
 def layouts(board: Board, table: Board) -> set[Layout]:
-    """Every layout of one GPU that can be made instance by instance."""
+    """Every layout of one GPU that can be created instance by instance."""
     rows = {row.name: row for row in table.profiles}
     found: set[Layout] = set()
     left: list[Layout] = [frozenset()]
@@ -32,7 +32,7 @@ def layouts(board: Board, table: Board) -> set[Layout]:
 
 
 def grown(board: Board, table: Board, rows: dict[str, Profile], layout: Layout) -> Iterable[Layout]:
-    """The layouts with one instance more."""
+    """The layouts with one more instance."""
     there = [Placement(rows[each.profile.name], each.start) for each in layout]
     for profile in board.profiles:
         for start in free_starts(table, rows[profile.name], there):
@@ -40,13 +40,13 @@ def grown(board: Board, table: Board, rows: dict[str, Profile], layout: Layout) 
 
 
 def maximal_layouts(found: set[Layout]) -> set[Layout]:
-    """Those to which nothing can be added."""
+    """The layouts to which nothing can be added."""
     parts = {layout - {one} for layout in found for one in layout}
     return found - parts
 
 
 def multiset(board: Board, layout: Layout) -> Counts:
-    """How many of each of the board's profiles."""
+    """The number of instances of each of the board's profiles."""
     return tuple(sum(each.profile == profile for each in layout) for profile in board.profiles)
 
 

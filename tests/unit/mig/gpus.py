@@ -1,4 +1,4 @@
-"""GPUs that plans are made from, written short: "3g.40gb@4" on an H100."""
+"""GPUs to plan for, in short notation: "3g.40gb@4" on an H100."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +14,7 @@ UUID = GpuUuid("GPU-1")
 
 
 def instance(text: str, use: InstanceUse | None = InstanceUse.CLAIM, **fields: Any) -> ObservedInstance:
-    """An instance such as "3g.40gb@4"; one of a claim is default/one's."""
+    """An instance such as "3g.40gb@4"; with use CLAIM, it belongs to claim default/one."""
     name, _, start = text.partition("@")
     profile = H100.profile(name)
     plain = {

@@ -1,4 +1,4 @@
-"""The benchmark of placement: its streams are what they say, and a missed target is told."""
+"""The placement benchmark: its streams are as documented, and a missed target is reported."""
 
 import statistics
 
@@ -15,7 +15,7 @@ from draco.mig.geometry import Choice
 
 
 def test_the_generator_is_the_one_of_the_standard() -> None:
-    """The ten thousandth number of std::mt19937_64, as the C++ standard gives it."""
+    """The ten thousandth number of std::mt19937_64, according to the C++ standard."""
     chance = MersenneTwister64()
     assert [chance.next() for _ in range(10_000)][-1] == 9981545732273789042
 

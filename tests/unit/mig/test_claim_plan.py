@@ -1,4 +1,4 @@
-"""What has to happen on one GPU for claims: what is made, what gives way, and what never does."""
+"""What has to happen on one GPU for claims: what is created, what is destroyed for it, and what is never touched."""
 
 from random import Random
 from typing import Any
@@ -18,16 +18,16 @@ NONE = KeptInstances()
 
 
 def place(text: str, claim: str = "default/new") -> ObservedInstance:
-    """Where a claim is to have an instance."""
+    """The placement that a claim is to get."""
     return instance(text, None, claims=(claim,))
 
 
 def orphan(text: str, **fields: Any) -> ObservedInstance:
-    """One of ours that is going."""
+    """One of Draco's instances that is being destroyed."""
     return instance(text, InstanceUse.ORPHAN, stuck=True, **fields)
 
 
-# What is made, and what gives way
+# What is created, and what is destroyed for it
 
 
 def test_a_free_place_gets_its_instance_and_what_is_beside_it_stays() -> None:
@@ -134,7 +134,7 @@ def test_a_gpu_whose_mode_needs_a_reset_is_left_as_it_is() -> None:
     assert (plan.idle, plan.needs_reset) == (True, True)
 
 
-# Giving up
+# Unpreparing
 
 
 def mine(text: str, **fields: Any) -> ObservedInstance:
@@ -169,7 +169,7 @@ def test_what_is_half_made_or_half_gone_is_not_kept() -> None:
     assert plan_release(UUID, [broken], keep).destroys == (broken,)
 
 
-# As a person reads it
+# The plan as text
 
 
 def test_a_plan_for_claims_is_read_as_its_steps_and_what_is_in_the_way() -> None:
@@ -193,11 +193,11 @@ def test_a_plan_for_claims_is_read_as_its_steps_and_what_is_in_the_way() -> None
     assert str(plan_release(UUID, [mine("1g.10gb@0")], NONE)) == "GPU GPU-1: destroy 1g.10gb at 0."
 
 
-# Whatever is there
+# Random GPUs
 
 
 def anything(random: Random) -> ObservedGpu:
-    """A GPU with instances of all uses beside each other."""
+    """A GPU with instances of all uses."""
     space, state, instances = geometry(H100), geometry(H100).empty, []
     for _ in range(random.randint(0, 6)):
         if not (fitting := space.fits(state)):

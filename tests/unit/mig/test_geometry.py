@@ -1,4 +1,4 @@
-"""Geometry: what fits on one GPU, against everything that can be made on the simulator's boards."""
+"""Geometry: what fits on one GPU, compared with everything that can be created on the simulator's boards."""
 
 import random
 
@@ -21,7 +21,7 @@ def the_grid() -> tuple[Board, set[Layout]]:
 
 
 def placed(board: Board, *written: str) -> list[Placement]:
-    """Placements from what they print as: `3g.40gb@4`."""
+    """Placements from their text, such as `3g.40gb@4`."""
     found = []
     for each in written:
         name, _, start = each.partition("@")
@@ -32,7 +32,7 @@ def placed(board: Board, *written: str) -> list[Placement]:
 
 
 def reachable(made: Geometry) -> set[State]:
-    """Every state a GPU can get into."""
+    """Every state that a GPU can reach."""
     met, left = {made.empty}, [made.empty]
     while left:
         state = left.pop()
@@ -103,7 +103,7 @@ def test_beside_all_media_engines_only_profiles_without_any_fit() -> None:
 
 
 def test_numbers_that_contradict_the_promised_instances_are_not_used() -> None:
-    """A listing of one board says that two 3g need six of five decoders, though two are promised and were seen."""
+    """One board's listing says that two 3g need six of five decoders, although two are promised and were seen."""
     board = plain("A100-80GB")
     odd = Board(tuple(replace(p, decoders=3) if p.slices == 3 else p for p in board.profiles))
     assert scarce(odd) == ()
@@ -118,7 +118,7 @@ def test_promised_instances_limit_where_neither_units_nor_engines_do() -> None:
 
 
 def test_of_what_is_overdrawn_nothing_more_fits_and_the_rest_is_none_the_worse() -> None:
-    """A driver may show more instances than it promised: by a number that is wrong, or by another version of itself."""
+    """A driver may have more instances than it promised, if a number is wrong or its version has changed."""
     small = Profile(id=1, name="1g", slices=1, size=1, starts=(0, 1, 2, 3), max_instances=2)
     other = Profile(id=2, name="1g+me", slices=1, size=1, starts=(3,), max_instances=1)
     made = geometry(Board((small, other, Profile(id=0, name="4g", slices=4, size=4, starts=(0,), max_instances=1))))
@@ -128,7 +128,7 @@ def test_of_what_is_overdrawn_nothing_more_fits_and_the_rest_is_none_the_worse()
 
 
 def test_engines_are_not_counted_where_no_profile_has_all_of_them() -> None:
-    """How many there are is known from the profile that takes the whole board."""
+    """The total is known from the profile that takes the whole board."""
     two = Profile(id=1, name="2g", slices=2, size=2, starts=(0,), max_instances=1, decoders=1)
     one = Profile(id=2, name="1g", slices=1, size=1, starts=(2,), max_instances=1, decoders=1)
     made = geometry(Board((two, one)))
@@ -167,11 +167,11 @@ def test_variants_with_other_engines_do_not_count_again(name: str) -> None:
 @pytest.mark.parametrize(
     ("there", "wanted", "start"),
     [
-        ([], "3g.40gb", 4),  # the half with a slice less
-        ([], "1g.10gb", 6),  # beside the unit nothing else can use
+        ([], "3g.40gb", 4),  # the half with one slice less
+        ([], "1g.10gb", 6),  # beside the unit that nothing else can use
         ([], "1g.20gb", 6),
         ([], "2g.20gb", 4),
-        (["1g.10gb@6"], "1g.10gb", 5),  # whole halves are kept
+        (["1g.10gb@6"], "1g.10gb", 5),  # keeps whole halves free
         (["3g.40gb@4"], "1g.10gb", 3),
     ],
 )

@@ -1,4 +1,4 @@
-"""What has to happen on one GPU: around the busy, in its order, and never more than there is room for."""
+"""What has to happen on one GPU: around instances in use, in the right order, and never more than there is room for."""
 
 from random import Random
 from typing import Any
@@ -32,14 +32,14 @@ OFF = WantedGpu(uuid=UUID, policy="pool", mode=MigMode.DISABLED)
 
 
 def promise(text: str = "1g.10gb@2", claim: str = "default/soon") -> PromisedDevice:
-    """A place that a claim has been allocated, "" for the whole GPU."""
+    """A placement that was allocated to a claim, or "" for the whole GPU."""
     profile, _, start = text.partition("@")
     known = H100.profile(profile)
     device = f"gpu-0-mig-any-{known.id if known else 99}-{start}" if text else "gpu-0"
     return PromisedDevice(device=device, uuid=UUID, claim=claim)
 
 
-# What goes and what stays
+# What is destroyed and what stays
 
 
 def test_where_nothing_is_wanted_only_idle_instances_go() -> None:
@@ -131,7 +131,7 @@ def test_a_place_that_the_board_does_not_have_is_told_with_those_it_has() -> Non
     assert texts(plan.makes) == ["1g.10gb@0"]
 
 
-# On demand
+# Mode Dynamic
 
 
 def test_warm_instances_are_made_the_largest_first_each_where_it_costs_least() -> None:
@@ -288,7 +288,7 @@ def test_where_it_is_not_known_for_sure_what_is_there_nothing_is_made() -> None:
     assert plan_gpu(gpu(settled=False), on_demand(_1g=1)).makes == ()
 
 
-# Reading it
+# The plan as text
 
 
 def test_a_hindrance_is_told_where_the_plan_waits_for_nothing_else() -> None:
@@ -310,11 +310,11 @@ def test_a_plan_is_read_as_its_steps_in_their_order() -> None:
     assert str(plan_gpu(gpu(), None)) == "GPU GPU-1: nothing to do."
 
 
-# Any GPU, any wish
+# Random GPUs and wanted states
 
 
 def anything(random: Random, board: Board) -> tuple[ObservedGpu, WantedGpu | None, list[PromisedDevice]]:
-    """A GPU with instances and promises that go beside each other, and something wanted of it."""
+    """A GPU with instances and promises that fit together, and a wanted state."""
     space = geometry(board)
     state, instances, promised = space.empty, list[ObservedInstance](), list[PromisedDevice]()
     enabled = random.random() < 0.8
@@ -356,7 +356,7 @@ def anything(random: Random, board: Board) -> tuple[ObservedGpu, WantedGpu | Non
 
 
 def done(seen: ObservedGpu, plan: GpuPlan) -> ObservedGpu:
-    """The GPU once all of a plan has been done that can be done now; a reset comes at once."""
+    """The GPU after everything that can be done now; a reset happens immediately."""
     instances = [each for each in seen.instances if each not in plan.destroys]
     enabled = plan.mode_change == "on" if plan.switches_now else seen.enabled
     if enabled:
@@ -376,14 +376,14 @@ def is_safe_and_done_at_once(seen: ObservedGpu, wanted: WantedGpu | None, promis
     said = str(plan)
     places = {(there.profile_id, there.start) for each in promised if (there := read_partition_name(each.device))}
 
-    # Only what is idle and nobody's goes, and what was going.
+    # Only idle instances without an owner are destroyed, and those that were being destroyed.
     for each in plan.destroys:
         assert each.use not in {InstanceUse.CLAIM, InstanceUse.FOREIGN}, said
         assert each.use is InstanceUse.ORPHAN or (each.profile_id, each.start) not in places, said
-    # Every instance either goes, stays, or is in the way.
+    # Every instance is either destroyed, kept, or in the way.
     fates = sorted([*texts(plan.destroys), *texts(plan.keeps), *texts(each for each in plan.in_the_way if each.use)])
     assert fates == sorted(texts(seen.instances)), said
-    # What is made fits beside all that stays, and beside what is promised and not there; MIG mode is on by then.
+    # New instances fit beside all that stays, and beside promises without instances; MIG mode is on by then.
     space = geometry(H100)
     stay = {Placement(H100.profile(each.profile), each.start) for each in seen.instances if each not in plan.destroys}  # type: ignore[arg-type]
     ids = {each.id for each in seen.instances if each.use is InstanceUse.CLAIM} | {each.id for each in plan.layout}
@@ -397,11 +397,11 @@ def is_safe_and_done_at_once(seen: ObservedGpu, wanted: WantedGpu | None, promis
         assert space.fits_at(state, place), said
         state = space.add(state, place)
     assert not plan.makes or seen.enabled or plan.switches_now, said
-    # A mode is never changed under anything but by a permit where it needs one, and never where something is left.
+    # MIG mode never changes without a permit where it needs one, and never turns off while an instance is left.
     if plan.switches_now:
         assert not (plan.needs_reset and not (wanted and wanted.reset_permitted)), said
         assert plan.mode_change == "on" or not [each for each in seen.instances if each not in plan.destroys], said
-    # Once that is done, nothing is left that could be done now.
+    # After that, nothing is left that could be done now.
     after = done(seen, plan)
     again = plan_gpu(msgspec.structs.replace(after, pending=False), wanted, promised)
     if not seen.pending:

@@ -1,4 +1,4 @@
-"""Layouts: which can exist on a board, and what is said of those that cannot."""
+"""Layouts: which can exist on a board, and what is said about those that cannot."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_exactly_the_layouts_that_can_be_made_are_legal(name: str) -> None:
 
 
 def outcome(board: Board, counts: tuple[int, ...]) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
-    """What it is resolved to; or nothing, and the nearest."""
+    """The placements it resolves to and (); or () and the nearest ones."""
     try:
         return resolve(
             board, [LayoutInstances(profile=p.name, count=n) for p, n in zip(board.profiles, counts, strict=True) if n]
@@ -69,7 +69,7 @@ def outcome(board: Board, counts: tuple[int, ...]) -> tuple[tuple[Placement, ...
 
 
 def exists(board: Board, placements: tuple[Placement, ...]) -> bool:
-    """Whether it can be made instance by instance."""
+    """Whether it can be created instance by instance."""
     made = geometry(board)
     state = made.empty
     for each in placements:
@@ -122,7 +122,7 @@ def exists(board: Board, placements: tuple[Placement, ...]) -> bool:
             "1000000 x 1g.10gb do not fit on a GPU, which holds at most 7; the nearest that can exist is 7 x 1g.10gb",
         ),
         (
-            ["2 x 4g.40gb", "2 x 1g.10gb+me"],  # what is said is of the first that is too many
+            ["2 x 4g.40gb", "2 x 1g.10gb+me"],  # the message is about the first profile that is too many
             (
                 "2 x 4g.40gb do not fit on a GPU, which holds at most 1; "
                 "the nearest that can exist is 1 x 4g.40gb, 1 x 2g.20gb, 1 x 1g.10gb+me"
@@ -178,12 +178,12 @@ def test_a_layout_that_cannot_exist_is_told_why_and_what_comes_nearest(written: 
             "A100-40GB",
             ["2 x 1g.10gb", "2g.20gb", "3g.40gb"],
             "1 x 3g.20gb, 1 x 2g.10gb, 2 x 1g.5gb",
-        ),  # which has a 1g.10gb
-        ("A30", ["2 x 1g.10gb", "2g.20gb", "3g.40gb"], "1 x 2g.12gb, 2 x 1g.6gb"),  # and nothing like 3g
+        ),  # the board has a 1g.10gb
+        ("A30", ["2 x 1g.10gb", "2g.20gb", "3g.40gb"], "1 x 2g.12gb, 2 x 1g.6gb"),  # the board has nothing like a 3g
         ("A30", ["3g.40gb", "3g.40gb"], ""),
         ("H200-141GB", ["3g.40gb@4", "4 x 1g.10gb"], "1 x 3g.71gb, 4 x 1g.18gb"),
         ("H200-141GB", ["1g.20gb", "1g.10gb+me"], "1 x 1g.35gb, 1 x 1g.18gb+me"),
-        ("B200", ["1g.24gb", "1g.46gb"], "1 x 1g.45gb, 1 x 1g.23gb"),  # of no board that is known
+        ("B200", ["1g.24gb", "1g.46gb"], "1 x 1g.45gb, 1 x 1g.23gb"),  # of no known board
         ("RTX-PRO-6000", ["2g.20gb", "2g.20gb"], "2 x 2g.48gb"),
         ("H100-80GB", ["7g.79gb", "1g.9gb"], "1 x 7g.80gb"),
     ],

@@ -1,4 +1,4 @@
-"""Packing: what fits on several GPUs, against all sums of what single GPUs can hold."""
+"""Packing: what fits on several GPUs, compared with all sums of what single GPUs can hold."""
 
 import random
 from itertools import product
@@ -30,7 +30,7 @@ def fits(board: Board, counts: Counts, gpus: int) -> bool:
 
 
 def wrong_at_the_border(board: Board, fitting: set[Counts], gpus: int, tried: list[Counts]) -> list[Counts]:
-    """Counts answered wrongly among those tried and those with one instance more."""
+    """Counts with a wrong answer, among those tried and those with one more instance."""
     more = [(*c[:i], c[i] + 1, *c[i + 1 :]) for c in tried for i in range(len(c))]
     return [each for each in (*tried, *more) if fits(board, each, gpus) != (each in fitting)]
 
@@ -80,7 +80,7 @@ def test_one_gpu_gives_one_of_its_accelerator_even_if_more_small_instances_fit()
 
 @st.composite
 def unknown_boards(draw: st.DrawFn) -> Board:
-    """Tables nobody has seen: any sizes and starts, some with an accelerator there is only one or two of."""
+    """Arbitrary tables: any sizes and starts, some with an accelerator of which there are only one or two."""
     units = draw(st.integers(3, 6))
     profiles = [Profile(id=0, name="whole", slices=units, size=units, starts=(0,), max_instances=1, ofa_engines=2)]
     for index in range(1, draw(st.integers(1, 3)) + 1):
@@ -105,7 +105,7 @@ def test_boards_never_met_before_are_searched_exactly(board: Board, gpus: int, c
 
 
 def test_the_grid_of_seven_slices_with_two_of_an_accelerator_is_answered_exactly() -> None:
-    """The closed form knows one of them; two go to one GPU."""
+    """The closed form handles one accelerator; here, two go to one GPU."""
     grid = plain("H100-80GB")
     rare = Profile(id=20, name="1g+me", slices=1, size=1, starts=tuple(range(7)), max_instances=2, ofa_engines=1)
     kept = [replace(each, ofa_engines=2 if each.size == 8 else 0) for each in grid.profiles if each.slices in (3, 7)]
@@ -131,7 +131,7 @@ def test_units_that_suffice_are_not_enough_where_sizes_do_not_divide_each_other(
 
 
 def multisets_unit_by_unit(board: Board) -> set[Counts]:
-    """All one GPU can hold, by trying each placement after each other, with sets of units."""
+    """Everything that one GPU can hold, by trying all placements in order, with sets of units."""
     found: set[Counts] = set()
 
     def grow(made: Counts, taken: frozenset[int], first: int) -> None:

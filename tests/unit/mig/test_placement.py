@@ -1,4 +1,4 @@
-"""Placement: which GPU and start."""
+"""Placement: which GPU and start are chosen."""
 
 import random
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def profile(name: str, board: Board = GRID) -> Profile:
 
 
 def state(*written: str) -> State:
-    """A GPU with these instances: `3g.40gb@4`."""
+    """A GPU with these instances, such as `3g.40gb@4`."""
     return MADE.state_of(Placement(profile(name), int(start)) for name, start in (each.split("@") for each in written))
 
 
@@ -35,7 +35,7 @@ def crowded(board: Board, gpus: int, chance: random.Random) -> list[State]:
 
 
 def first_best(made: Geometry, states: Sequence[State], wanted: Profile) -> Choice | None:
-    """The same choice, made by looking at one GPU after the other."""
+    """The same choice, made by ranking one GPU after the other."""
     ranked = [(best.cost, gpu, best) for gpu, each in enumerate(states) if (best := made.best(each, wanted))]
     _, gpu, least = min(ranked, key=lambda each: each[:2], default=(None, -1, None))
     return Choice(gpu, least.placement) if least else None
@@ -49,13 +49,13 @@ def test_a_claim_goes_where_least_is_lost() -> None:
 
 
 def test_of_equal_losses_the_fuller_gpu_is_taken() -> None:
-    """A 3g costs an empty GPU as much as one that has a 3g."""
+    """A 3g costs an empty GPU as much as one with a 3g."""
     gpus = [state(), state("3g.40gb@4")]
     assert BoardPool(MADE, gpus).choose(profile("3g.40gb")) == Choice(1, Placement(profile("3g.40gb"), 0))
 
 
 def test_of_equal_losses_the_gpu_with_most_instances_is_taken_even_if_another_is_fuller() -> None:
-    """The right half costs the same on both; the one with a single instance may be empty again soon."""
+    """The right half costs the same on both; the GPU with a single instance may be empty again soon."""
     gpus = [state("4g.40gb@0"), state("1g.10gb@0", "1g.10gb@1")]
     assert [MADE.rank(each, Placement(profile("3g.40gb"), 4)).loss for each in gpus] == [10, 10]
     assert BoardPool(MADE, gpus).choose(profile("3g.40gb")) == Choice(1, Placement(profile("3g.40gb"), 4))

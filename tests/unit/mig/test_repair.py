@@ -1,4 +1,4 @@
-"""Repair: the fewest moves of idle instances that let a blocked one in, against trying all."""
+"""Repair: the fewest moves of idle instances that make room for a blocked one, compared with trying all."""
 
 import random
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def profile(name: str, board: Board = GRID) -> Profile:
 
 
 def gpu(**holds: str) -> list[PlacedInstance]:
-    """A GPU from what may be done with what: `movable="3g.40gb@0 1g.10gb@6"`."""
+    """A GPU with its instances by movability, such as `movable="3g.40gb@0 1g.10gb@6"`."""
     return [
         PlacedInstance(Placement(profile(name), int(start)), Movability(hold))
         for hold, written in holds.items()
@@ -40,7 +40,7 @@ def states(made: Geometry, gpus: Gpus) -> list[State]:
 
 
 def places(made: Geometry, now: list[State], profiles: list[Profile]) -> bool:
-    """Whether all of them can be placed, somewhere."""
+    """Whether all of them can be placed."""
     if not profiles:
         return True
     first, *rest = profiles
@@ -54,7 +54,7 @@ def places(made: Geometry, now: list[State], profiles: list[Profile]) -> bool:
 
 
 def fewest_moves(made: Geometry, gpus: Gpus, wanted: Profile) -> int | None:
-    """By trying: which instances go (up to two), and whether what was wanted and all but spares then find a place."""
+    """By exhaustive search: moves out up to two instances, and checks whether the wanted one and all but spares then fit."""
     movable = [(index, held) for index, there in enumerate(gpus) for held in there if held.hold is not Movability.FIXED]
     for moves in range(3):
         for out in combinations(movable, moves):
@@ -122,7 +122,7 @@ def test_an_idle_instance_makes_way_for_a_whole_gpu() -> None:
 
 
 def test_one_may_make_way_for_another_that_makes_way() -> None:
-    """The 3g has to leave for the 7g, and finds room only where a 1g leaves, for a GPU that has room for no 3g."""
+    """The 3g must leave for the 7g, but only fits where a 1g leaves, which then goes to a GPU without room for a 3g."""
     there = [
         gpu(movable="3g.40gb@4"),
         gpu(fixed="4g.40gb@0", movable="1g.10gb@4"),
@@ -143,7 +143,7 @@ def test_a_spare_is_given_up_only_where_it_finds_no_other_place() -> None:
 
 
 def test_nothing_is_given_up_where_another_can_move() -> None:
-    """Giving up the 3g would leave more, but its place would be gone."""
+    """Giving up the 3g would leave more capability, but its instance would be lost."""
     there = [gpu(spare="3g.40gb@0", fixed="3g.40gb@4"), gpu(movable="1g.10gb@0", fixed="3g.40gb@4")]
     elsewhere = gpu(fixed="4g.40gb@0 2g.20gb@4")
     alone = plan([there[0], elsewhere], "4g.40gb")
@@ -159,7 +159,7 @@ def test_an_idle_instance_is_found_behind_gpus_that_look_alike_and_are_in_use() 
 
 
 def test_of_two_that_move_the_first_leaves_the_only_place_to_the_second() -> None:
-    """Both GPUs have room for a 1g, one of them for no second accelerator."""
+    """Both GPUs have room for a 1g; one of them has none for a second accelerator."""
     board = BOARDS["H100-80GB"]
 
     def there(**holds: str) -> list[PlacedInstance]:
@@ -196,7 +196,7 @@ def test_no_more_is_moved_than_permitted() -> None:
 
 
 def test_of_ways_with_as_many_moves_the_one_that_leaves_most_is_taken() -> None:
-    """Either half of the first GPU could be freed for the 3g; the right half is better for it."""
+    """Either half of the first GPU could be freed for the 3g; the right half leaves more."""
     found = plan([gpu(movable="1g.10gb@0 1g.10gb@5", fixed=""), gpu(fixed="4g.40gb@0 2g.20gb@4")], "3g.40gb")
     assert found is not None
     assert (found.wanted.start, len(found.moves)) == (4, 1)

@@ -1,4 +1,4 @@
-"""Replays: what each policy makes of the same claims, and that they are counted right."""
+"""Replays: what each policy makes of the same claims, and that the counts are right."""
 
 import random
 from collections.abc import Iterator

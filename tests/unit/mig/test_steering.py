@@ -1,4 +1,4 @@
-"""What nodes publish makes a scheduler that takes the first device that fits choose as the replays of `steered` assume."""
+"""The published order makes a scheduler that takes the first fitting device choose as the replays of `steered` assume."""
 
 import random
 
