@@ -1,4 +1,4 @@
-"""Karpenter knows no taints of devices: where tainted ones are all that a pod lacks, it is told that none may be added."""
+"""Karpenter ignores device taints: if a pod lacks only tainted devices, it is told that no node may be added."""
 
 import msgspec
 import pytest
@@ -37,7 +37,7 @@ def test_where_only_taints_are_in_the_way_karpenter_counts_on_the_node() -> None
 
 
 def test_taints_of_several_rules_on_one_device_count_as_one() -> None:
-    """No single rule that is lifted would help, so no fix says so."""
+    """Removing a single rule would not help, so no fix suggests it."""
     both = [
         a_rule(f"{taint}-{node}", taint=f"example.com/{taint}", pool=node)
         for taint in ("sick", "serviced")

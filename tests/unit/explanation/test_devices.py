@@ -1,4 +1,4 @@
-"""Each device by itself, where somebody asks for it."""
+"""Each device on its own, for users who ask about it."""
 
 from collections import Counter
 

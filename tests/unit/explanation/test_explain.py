@@ -1,4 +1,4 @@
-"""The verdict, its one reason and its counts, small cluster by small cluster."""
+"""The verdict, its single reason and its counts, one small cluster after the other."""
 
 import msgspec
 import pytest
@@ -126,7 +126,7 @@ def test_a_pod_that_names_its_node_is_told_who_would_allocate_its_claim(dracos: 
 
 
 def a_fleet_with_a_class(*, dracos: bool) -> Fleet:
-    """One GPU, and the class "ours", whose claims Draco allocates or kube-scheduler does."""
+    """One GPU, and the class "ours", whose claims either Draco or kube-scheduler allocates."""
     plain = a_device_class("ours")
     meta = msgspec.structs.replace(plain.metadata, labels={"draco.dev/allocator": "operator"} if dracos else {})
     return Fleet.of(
@@ -343,7 +343,7 @@ def test_a_capacity_that_is_short_is_told_with_what_is_left() -> None:
 
 
 def test_what_waiting_never_mends_decides_whatever_is_in_use() -> None:
-    """It asks for more than any GPU has, and all of them are in use."""
+    """The claim asks for more than any GPU has, and all of them are in use."""
     fleet = a_fleet(held(*ALL_HELD))
     told = explain(fleet, [asking(capacity=CapacityRequirements(requests={"memory": "90Gi"}))])
     assert told.reason is PendingReason.CAPACITY_SHORT
@@ -573,7 +573,7 @@ def test_the_report_tells_every_count_node_cause_and_nearest_miss() -> None:
 
 
 def test_what_the_summary_says_is_not_said_again_below_it() -> None:
-    """Neither the decisive problem, nor the change that it ends with; what is new keeps its heading."""
+    """Neither the decisive problem nor the suggested change is repeated; new problems keep their heading."""
     told = explain(a_fleet(), [asking(count=33)])
     lines = list(report(told))
     for text in map(problem_text, told.problems):

@@ -1,4 +1,4 @@
-"""What is kept from one explanation to the next changes none."""
+"""What is cached from one explanation to the next changes no explanation."""
 
 import random
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def test_nodes_are_looked_at_once_for_all_pods_that_ask_the_same_of_them(monkeyp
 
 
 def count_nodes_looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of nodes, as often as a pod's rules are held against them, but for nearest misses."""
+    """The names of nodes checked against a pod's rules, once per check; checks for nearest misses do not count."""
     names: list[str] = []
     plain = PodRules.obstacles
 
@@ -137,7 +137,7 @@ REMOVE: dict[type, Any] = {
 
 
 def changed(source: random.Random, each: Any) -> Any:
-    """It as it may come to be, or come back."""
+    """A node as it may change or come back; other objects unchanged."""
     if not isinstance(each, Node):
         return each
     taints = source.choice([[], [NodeTaint(key="a", effect="NoSchedule")]])

@@ -1,4 +1,4 @@
-"""Nearest misses: whatever is told, once really done, lets the claims fit; and nothing is told of claims that fit."""
+"""Nearest misses: each suggested change, once made, lets the claims fit; claims that fit get no suggestion."""
 
 import random
 from itertools import repeat
@@ -330,7 +330,7 @@ def test_a_node_that_is_closed_for_two_reasons_is_not_told() -> None:
     assert told(fleet, asking(BIG), pod=a_pod_on(node_selector={"zone": "b"})) == {}
 
 
-# What is told, really done.
+# Making the suggested changes
 
 
 def the_objects(scenario: Any, source: random.Random) -> tuple[dict[type, list[Any]], list[str]]:
@@ -363,7 +363,7 @@ def a_fleet_of(objects: dict[type, list[Any]]) -> Fleet:
 
 
 def done(change: SuggestedChange, objects: dict[type, list[Any]]) -> dict[type, list[Any]]:
-    """The objects after what was told of the cluster has been done; what was told of pod and claims is not here."""
+    """The objects after the suggested changes of the cluster; changes of the pod and its claims are made elsewhere."""
     after = {kind: list(each) for kind, each in objects.items()}
     if change.gone is not None:
         after[ResourceClaim] = [each for each in after[ResourceClaim] if each.metadata.key != change.gone]
@@ -396,7 +396,7 @@ def complete(published: ResourceSlice, count: int) -> ResourceSlice:
 
 
 def may_go_after(change: SuggestedChange, node: Node, pod: Pod) -> bool:
-    """Whether the pod may go to the node once what was told of either has been done."""
+    """Whether the pod may go to the node after the suggested change of either."""
     obstacle = change.obstacle
     spec = pod.spec
     if obstacle is not None and obstacle.reason is NodeReason.UNSCHEDULABLE:
@@ -416,7 +416,7 @@ def may_go_after(change: SuggestedChange, node: Node, pod: Pod) -> bool:
 
 
 SEEDS_THAT_FAILED = (2833,)
-"""A node saw a whole pool, of which there was a newer generation elsewhere."""
+"""A node saw a whole pool although a newer generation existed elsewhere."""
 
 
 @pytest.mark.exhaustive

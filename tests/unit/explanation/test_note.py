@@ -1,4 +1,4 @@
-"""The note of an Event: the decisive cause first, then the fix, then counts; and nothing twice."""
+"""The note of an Event: the decisive cause first, then the fix, then counts; nothing is repeated."""
 
 import msgspec
 import pytest
@@ -64,7 +64,7 @@ def test_bugs_of_the_scheduler_are_told_only_where_it_may_be_wrong() -> None:
 
 
 def test_an_explanation_says_whether_it_is_true_of_that_pod_only() -> None:
-    """Of pods that ask for the same, those that are called as something in the text get it as well."""
+    """Pods that ask for the same share the text, even if one of them is named like something in it."""
     gpu = msgspec.structs.replace(asking(count=2), metadata=ObjectMeta(name="gpu", namespace="default"))
     job = a_claim("job", on=held("n1/gpu-0", "n1/gpu-1", "n2/gpu-0"))
     shared = explain(a_fleet(job), [gpu], pod=a_pod("gpu", claims=["gpu"]))

@@ -1,4 +1,4 @@
-"""What is said of preemption to a pod that waits for devices which others have."""
+"""What a pod is told about preemption when others have the devices that it waits for."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is wrong with claims themselves: each kind of problem, on a small cluster of GPUs and one network card."""
+"""Problems of claims themselves: each kind of problem, on a small cluster of GPUs and one network card."""
 
 from typing import Any
 

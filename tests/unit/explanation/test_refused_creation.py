@@ -1,4 +1,4 @@
-"""What kube-controller-manager says of a claim that it could not create, as a person reads it."""
+"""kube-controller-manager's reasons for not creating a claim, in words for users."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Allocations held against what is there: a pod that has its node and its claims, and cannot start."""
+"""Allocations compared with what exists: a pod that has its node and its claims, and cannot start."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def a_pod_on(node: str = "n1", *, phase: str = "Pending") -> Pod:
 
 
 def told(*claims: ResourceClaim, fleet: Fleet | None = None, pod: Pod | None = None) -> Explanation:
-    """Of a pod with the first claim; the others are there, too."""
+    """The explanation of a pod with the first claim; the fleet has the others, too."""
     there = a_fleet() if fleet is None else fleet
     for each in claims:
         there.put_claim(each)
@@ -79,7 +79,7 @@ def test_a_driver_that_has_gone_is_named_with_where_there_is_room() -> None:
 
 @pytest.mark.parametrize("phase", ["Pending", "Running"])
 def test_a_device_whose_name_another_board_has_now_is_told_with_both(phase: str) -> None:
-    """As where a node comes under the name of one that was deleted: its pod is there, and knows the old GPU."""
+    """For example, a new node has the name of a deleted one, and a pod there still has the old GPU."""
     fleet = Fleet.of(slices=[a_slice("n1", [a_board("gpu-0", "GPU-new")])], nodes=[a_node("n1")])
     claim = a_claim(on=[HERE])
 
@@ -173,7 +173,7 @@ def test_all_that_is_in_the_way_is_listed() -> None:
 
 
 def test_a_pod_that_runs_has_its_devices_whatever_is_published() -> None:
-    """It is told what is not as it was, and that is no reason to wait."""
+    """It is told what has changed, but this is no reason to wait."""
     fleet = a_fleet()
     fleet.put_rule(tainting("NoSchedule"))
     claim = configured(a_claim(on=[HERE, f"{GPU}/n1/gpu-7"]), strategy="MPS")

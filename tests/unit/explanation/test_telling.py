@@ -1,4 +1,4 @@
-"""What is told of a cause to the letter: numbers, names, amounts and what is left out."""
+"""The exact words for a cause: numbers, names, amounts and what is left out."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""An explanation says of every node what the allocator says, and leaves no device out."""
+"""An explanation agrees with the allocator about every node, and accounts for every device."""
 
 import random
 from collections import Counter
@@ -51,7 +51,7 @@ def fleet_of(scenario: Json) -> tuple[Fleet, list[ResourceClaim]]:
 
 
 def check(fleet: Fleet, claims: Sequence[ResourceClaim]) -> Explanation:
-    """Compare an explanation with what the allocator says of each node, and with each device judged by itself."""
+    """Compare an explanation with the allocator's answer for each node, and with the judgement of each single device."""
     fitting, errors = [], []
     for name in fleet.node_names:
         try:
@@ -61,7 +61,7 @@ def check(fleet: Fleet, claims: Sequence[ResourceClaim]) -> Explanation:
             )  # fmt: skip
         except NodeError:
             continue
-        except SearchTooLong:  # where counts tell more, an explanation knows better
+        except SearchTooLong:  # the explanation can prove more by counting
             return explain(fleet, claims)
         except AllocationError as error:
             errors.append(str(error))
@@ -72,7 +72,7 @@ def check(fleet: Fleet, claims: Sequence[ResourceClaim]) -> Explanation:
 
     assert told.fits == (bool(fitting) and not errors)
     assert bool(told.error) == bool(errors)
-    assert told.error in ["", *errors] or not told.requests  # nothing is read of devices where a class is missing
+    assert told.error in ["", *errors] or not told.requests  # with a missing class, no devices are read
     assert told.fits_on_total == len(fitting) or (not told.requests and not fitting)
     assert set(told.fits_on) <= set(fitting)
     if told.requests and not told.fits:
@@ -101,7 +101,7 @@ REACHED = set(Cause) - {
 
 
 def judged(fleet: Fleet, claims: Sequence[ResourceClaim]) -> list[Counter[Cause]]:
-    """What stands in the way of the devices that some node may reach, by their best node."""
+    """The obstacles of the devices within reach of any node, each judged on its best node."""
     match = matcher(fleet.inventory.selectors, Node())
     requests = constrained_requests([expand(claim, fleet.classes, (), match) for claim in claims])
     judge = Judge(fleet.inventory.selectors, fleet.state)
@@ -209,7 +209,7 @@ def test_nodes_that_are_taken_for_alike_are_alike_to_the_allocator(source: rando
 
 
 def divided_nodes(source: random.Random) -> Json:
-    """Nodes with one pool each of cards and their parts, which draw from counters, of few kinds and in few states."""
+    """Nodes with one pool of divisible cards each, whose parts draw from counters, in few kinds and few states."""
     objects: list[Json] = [{"kind": "DeviceClass", "metadata": {"name": "gpu"}}]
     in_use = [source.sample(["card", "left", "right"], source.choice([0, 0, 1, 2])) for _ in range(3)]
     kinds = [(source.choice(["4", "3"]), source.choice(["2", "2", "1"])) for _ in range(2)]
@@ -224,7 +224,7 @@ def divided_nodes(source: random.Random) -> Json:
                 for part in ("card", "left", "right")
             ]
             objects += [held(name, each) for each in devices if each["name"][2:] in source.choice(in_use)]
-            # a slice is called by chance before or after the one of its counters
+            # the slice's name sorts randomly before or after the one of its counters
             slice_ = a_pool(f"{name}-{source.choice(['x', 'z'])}-{card}", devices, nodeName=name)
             objects.append(in_pool(slice_, name, len(sets) + 1 + chance(source, 3)))
         counters = [{"name": card, "counters": {"units": {"value": total}, "more": {"value": "9"}}} for card in sets]

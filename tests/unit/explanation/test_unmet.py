@@ -1,4 +1,4 @@
-"""What no node could give even if nobody used it: only what is proven, named by what is published or compared."""
+"""Requests that no node could satisfy even if unused: only what is proven, naming what is published or compared."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,4 +1,4 @@
-"""Conditions of health policies: what they may say, what is refused when they are written, and what they answer."""
+"""Conditions of health policies: what they may contain, what is refused when they are written, and their results."""
 
 import random
 import subprocess
@@ -118,9 +118,9 @@ def test_a_costly_condition_is_refused_and_the_costliest_that_is_not_takes_a_mom
 
     some = ", ".join(str(number) for number in range(100, 500))
     costly = made(f"[{some}].all(i, i * 2 + 1 != fault.xid)")
-    began = time.process_time()  # of this process, whatever else the machine does
+    began = time.process_time()  # of this process only
     assert costly.holds(a_fault(), a_sick_gpu())
-    assert time.process_time() - began < 2  # 0.1 s here
+    assert time.process_time() - began < 2  # normally 0.1 s
 
 
 @pytest.mark.exhaustive
@@ -151,7 +151,7 @@ def test_an_answer_is_remembered_by_what_the_condition_reads() -> None:
     assert condition.reads == {("fault", "xid"), ("gpu", "architecture")}
     assert condition.holds(a_fault(count=1), a_sick_gpu())
 
-    condition._runner = None  # asking again would fail
+    condition._runner = None  # evaluating it again would fail
 
     assert condition.holds(a_fault(count=2), a_sick_gpu(uuid="GPU-2"))
     with pytest.raises(ConditionError):

@@ -1,4 +1,4 @@
-"""Which nodes are fenced, by what was seen of their agents' leases."""
+"""Which nodes are fenced, judged by what was seen of their agents' leases."""
 
 import msgspec
 import pytest
@@ -45,7 +45,7 @@ def test_what_offers_nothing_is_neither_fenced_nor_counted_and_its_fence_is_lift
 
 
 def test_the_first_lease_that_runs_out_in_a_mass_outage_is_not_fenced_though_the_others_have_not_run_out() -> None:
-    """Agents renew at different times: their leases run out one by one within a quarter of the duration."""
+    """Agents renew at different times: their leases expire one by one within a quarter of the duration."""
     silent = [an_agent(number, silent_s=20.0 - 5.0 * number / 10) for number in range(10)]
     plan = plan_fencing([*silent, *healthy(10)])
     assert (plan.stale, plan.fence, plan.suspended) == (("n0000",), (), True)
@@ -71,8 +71,8 @@ def test_fences_stay_in_a_mass_outage_and_nothing_is_suspended_where_nobody_wait
     ("signs", "lifted"),
     [
         ({"renewed_s": 1.0}, True),
-        ({"renewed_s": None}, False),  # a watcher that started a moment ago has only seen that there is a lease
-        ({"renewed_s": 25.0, "silent_s": 2.0}, False),  # the watch was interrupted, which is no sign of life
+        ({"renewed_s": None}, False),  # a watcher that has just started knows only that the lease exists
+        ({"renewed_s": 25.0, "silent_s": 2.0}, False),  # the watch was interrupted: no sign of life
         ({"renewed_s": 1.0, "consistent": False}, False),
     ],
 )

@@ -1,4 +1,4 @@
-"""Laws of the ledger: what comes stays until its end was seen, the worst wins, and no restart forgets or forgives anything."""
+"""Laws of the ledger: a fault stays until its end was seen, the worst one wins, and restarts change nothing."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -51,7 +51,7 @@ def clean_reading(gpu: GpuUuid = GPU, *signs: str) -> GpuReading:
 
 
 def after(history: Sequence[Any], *, restart: bool = False) -> FaultLedger:
-    """The ledger after these steps. With `restart` it is written and read again after each of them."""
+    """The ledger after these steps. With `restart`, it is written and read again after each step."""
     ledger, load, now = FaultLedger(), LOAD, MOMENT
     for what, *how in history:
         now += timedelta(seconds=10)
@@ -105,7 +105,7 @@ def test_the_worst_of_all_faults_wins(history: list[Any]) -> None:
 def test_nothing_that_nvml_told_once_ends_before_its_end_was_seen(history: list[Any], more: int) -> None:
     ledger = after(history)
     latched = {one.key for one in ledger.entries if one.kind.ends is not FaultEnd.LOOK and not one.ended}
-    # Nothing but readings of a GPU of which nothing is asked, or that is healthy and was never asked to be reset.
+    # Only readings follow in which NVML asks for no recovery action; for these entries it has not asked for one before.
     waiting = {one.key for one in ledger.entries if one.key in latched and not one.asked}
     for _ in range(more * 4):
         ledger = looked(ledger, [clean_reading()], now=MOMENT, load=LOAD)

@@ -1,4 +1,4 @@
-"""What HealthPolicies make of faults: whose rule counts, whom policies select, and what happens when something is unclear."""
+"""What HealthPolicies make of faults: which rule applies, whom policies select, and what happens if something is unclear."""
 
 from datetime import timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""Requests that HealthPolicies open by themselves: when, for how long, how often, and when a person has to look."""
+"""Requests that HealthPolicies open automatically: when, for how long, how often, and when a person has to look."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -71,7 +71,7 @@ def planned(
 
 
 def opened(*before: DeviceMaintenance, policy: HealthPolicy = POLICY, node: GpuNode = SICK) -> DeviceMaintenance:
-    """The request that is opened, as the API server would return it, made at MOMENT."""
+    """The request that is opened, as the API server would return it, created at MOMENT."""
     (made,) = planned(node, *before, policy=policy).create
     meta = msgspec.structs.replace(
         made.metadata, uid=f"uid-of-{made.metadata.name}", resource_version="1", creation_timestamp=MOMENT
@@ -171,7 +171,7 @@ def test_a_request_that_waits_is_withdrawn_when_its_own_policy_asks_for_nothing_
 
 
 def test_a_request_that_waits_keeps_its_turn_while_its_gpu_is_not_published() -> None:
-    """Whether the policy selects it cannot be known then: its node reboots, or its driver is loaded again."""
+    """Whether the policy selects it is unknown then: its node reboots, or its driver is reloaded."""
     spec = msgspec.structs.replace(
         POLICY.spec, device_selectors=[DeviceSelector(cel=CelSelector(expression="device.driver != ''"))]
     )
@@ -189,7 +189,7 @@ def test_a_request_that_waits_keeps_its_turn_while_its_gpu_is_not_published() ->
 
 @pytest.mark.parametrize("phase", [None, MaintenancePhase.PENDING, MaintenancePhase.REHEARSED])
 def test_a_request_that_waits_is_withdrawn_when_its_gpu_has_left_the_node(phase: MaintenancePhase | None) -> None:
-    """The name that it was opened for may be given to another board, which nothing is wrong with."""
+    """Its device name may be given to another board, which has no fault."""
     request = moved(opened(), phase)
     withdrawn = [f"cancel {request.metadata.name} (withdrawn)"]
 
@@ -201,7 +201,7 @@ def test_a_request_that_waits_is_withdrawn_when_its_gpu_has_left_the_node(phase:
 
 
 def test_a_request_is_withdrawn_when_another_board_has_the_name_before_work_began() -> None:
-    """As when another machine took the node's name: nothing is wrong with its board, which would stay out of service."""
+    """For example, another machine took the node's name: its board has no fault, and would stay out of service."""
     other = [Condition(type="ReadyForWork", status="False", reason="OtherGpu")]
     request = moved(opened(), MaintenancePhase.ISOLATED, isolated_at=MOMENT, conditions=other)
 
@@ -261,7 +261,7 @@ def test_there_is_never_a_second_request_while_any_other_concerns_the_gpu() -> N
 
 
 def test_what_concerns_a_gpu_is_found_by_its_node_or_its_uuid() -> None:
-    """Of thousands of requests no others are looked at for a node."""
+    """Among thousands of requests, no others are considered for a node."""
     renamed = a_maintenance("renamed", devices=["m/gpu-7"], pool="m")
     found = [msgspec.structs.replace(each, uuid=UUID) for each in renamed.status.devices]
     moved_on = msgspec.structs.replace(renamed, status=msgspec.structs.replace(renamed.status, devices=found))
@@ -328,7 +328,7 @@ def test_a_fault_that_is_back_within_an_hour_was_not_repaired() -> None:
     plan = planned(soon, done, policy=once, now=now)
     assert plan.create == ()
     assert notes(plan)[0][1]
-    # Twice is too often by default, and the second attempt is counted from the first's end.
+    # By default twice is too often; the second attempt counts from the end of the first.
     again = moved(opened(done, node=soon), MaintenancePhase.COMPLETED, made=now, completed_at=now)
     back = a_sick_node("n", [a_fault(first_seen=now + timedelta(minutes=5))], [])
     first = moved(done, MaintenancePhase.COMPLETED, completed_at=now - timedelta(minutes=5))

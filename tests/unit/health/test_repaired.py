@@ -1,4 +1,4 @@
-"""What agents are told of the GPUs that Jobs of policies have repaired: what a reset ends, and nothing that came after it."""
+"""What agents are told about GPUs that Jobs of policies have repaired: a reset ends earlier faults, but no later ones."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -24,7 +24,7 @@ def an_xid(code: int, last_seen: datetime | None = MOMENT) -> GpuFaultStatus:
 
 
 def a_repair(fault: str = "Xid95", *, policy: str = "policy-uid", gpu: str = UUID, **status: Any) -> DeviceMaintenance:
-    """A request of a policy whose Jobs have succeeded."""
+    """A policy's request whose Jobs have succeeded."""
     made = a_maintenance("repair", phase=MaintenancePhase.VERIFYING)
     meta = msgspec.structs.replace(
         made.metadata,

@@ -1,4 +1,4 @@
-"""What subscribers of a collection are told."""
+"""What a collection tells its subscribers."""
 
 from typing import Any
 

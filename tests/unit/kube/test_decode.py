@@ -23,7 +23,7 @@ COUNTERS = {
 
 
 def test_a_list_written_as_null_is_one_that_was_not_set() -> None:
-    """A claim that cannot be read would count as not there, and its devices as free."""
+    """A claim that cannot be decoded would count as missing, and its devices as free."""
     [device] = decode(CLAIMS, msgspec.json.encode(ALLOCATED)).status.devices
     assert (device.device, device.conditions) == ("gpu-0", [])
     assert device.data == {"minor": None}

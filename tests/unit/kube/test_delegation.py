@@ -1,4 +1,4 @@
-"""Who may read metrics: what is asked of the API server, what is remembered, and how much strangers may have asked."""
+"""Who may read metrics: what the API server is asked, what is cached, and how many questions strangers may cause."""
 
 import asyncio
 from typing import Any
@@ -18,7 +18,7 @@ LIMITS = ReviewLimits()
 
 
 class Reviews(Connection):
-    """An API server that knows the tokens of these users, of whom some may get /metrics."""
+    """An API server that knows these users' tokens; the users in `may` may get /metrics."""
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:1")

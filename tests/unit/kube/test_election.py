@@ -1,4 +1,4 @@
-"""When a lease of another may be taken, judged on one's own clock."""
+"""When another replica's lease may be taken, judged by the own clock."""
 
 from draco.kube.election import Observation
 from draco.resources.api.core import LeaseSpec

@@ -1,4 +1,4 @@
-"""How much of an API server's time and of our memory Events take, whose come first, and what becomes of them at the end."""
+"""How much API server time and memory Events take, which come first, and what happens to them at the end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ def recorded(recorder: EventRecorder, number: int) -> None:
 
 
 class Server:
-    """Each Event takes it so long."""
+    """Takes this many seconds for each Event."""
 
     def __init__(self, clock: ManualClock, takes_s: float) -> None:
         self._clock = clock
@@ -50,7 +50,7 @@ async def test_after_each_event_there_is_a_pause_as_long_as_the_server_is_busy(t
 
 
 class SlowServer:
-    """It does not answer before `answers` is set."""
+    """Answers only once `answers` is set."""
 
     def __init__(self) -> None:
         self.is_asked, self.answers = asyncio.Event(), asyncio.Event()
@@ -84,7 +84,7 @@ NODE = ObjectReference(api_version="v1", kind="Node", name="node-1", uid="node-1
 
 
 class Noting:
-    """A server that notes which Events it is sent."""
+    """A server that records the Events it gets."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -99,7 +99,7 @@ class Noting:
 
 
 class Lab:
-    """A recorder whose Events take no time."""
+    """A recorder whose server takes no time."""
 
     def __init__(self, **limits: int) -> None:
         self.clock = ManualClock()

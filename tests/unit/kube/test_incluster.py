@@ -72,7 +72,7 @@ async def test_after_a_refusal_the_token_is_read_even_if_the_file_looks_the_same
         credentials = connection._credentials
         await credentials.authorization()
         before = token.stat()
-        token.write_text("other\n")  # as long as "first"
+        token.write_text("other\n")  # the same length as "first"
         os.utime(token, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert await credentials.authorization() == "Bearer first"
         assert await credentials.renew("Bearer first") == "Bearer other"

@@ -1,4 +1,4 @@
-"""From kubeconfig files to a connection, and the one sentence for each way that fails."""
+"""From kubeconfig files to a connection, and one sentence for each way in which that fails."""
 
 import base64
 import json
@@ -163,7 +163,7 @@ print(json.dumps({
 
 
 def a_plugin(tmp_path: Path, **status: str) -> tuple[Path, Path]:
-    """A kubeconfig with an exec plugin that returns token-1, token-2, ..., and where it counts its runs."""
+    """A kubeconfig with an exec plugin that returns token-1, token-2, ..., and the file in which it counts its runs."""
     script, runs = tmp_path / "plugin.py", tmp_path / "runs"
     script.write_text(PLUGIN)
     user = {

@@ -1,4 +1,4 @@
-"""Of which object something is said under a key, and when that is taken back."""
+"""Which object the note under a key is about, and when it is withdrawn."""
 
 from typing import cast
 
@@ -10,7 +10,7 @@ from draco.resources.api.core import ObjectReference
 
 
 class Said:
-    """Notes that are only remembered, by UID."""
+    """Notes that are only recorded, by UID."""
 
     def __init__(self, *adopted: ObjectReference) -> None:
         self.adopted = list(adopted)

@@ -1,4 +1,4 @@
-"""In which of the versions that Draco knows PodGroups are read: the newest that the cluster serves and lets it watch."""
+"""The version in which Draco reads PodGroups: the newest known one that the cluster serves and allows Draco to watch."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class Server:
-    """Says what it serves of scheduling.k8s.io, by version, and what may be done with PodGroups. Of slices it tells nothing."""
+    """Reports the served versions of scheduling.k8s.io and the allowed verbs on PodGroups; says nothing about slices."""
 
     def __init__(self, **plurals: list[str]) -> None:
         self.plurals = plurals
@@ -116,7 +116,7 @@ async def test_a_server_that_does_not_answer_is_not_taken_for_one_without_pod_gr
 async def test_a_version_that_comes_or_goes_while_the_operator_runs_is_noticed_and_it_starts_again(
     before: list[Kind[PodGroup]], after: list[Kind[PodGroup]], said: str
 ) -> None:
-    """What it does then is `controller.app`'s: all that follows from a feature is wired when it starts."""
+    """The restart itself is in `controller.app`: everything that depends on a feature is wired at the start."""
     server, later, clock = serving(*before), serving(*after), ManualClock()
     known = await discover_for_operator(cast("Client", server), allocates=True)
 

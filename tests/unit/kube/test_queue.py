@@ -164,7 +164,7 @@ async def test_a_delay_that_is_set_while_workers_sleep_for_a_later_one_is_not_mi
 
 
 async def test_an_immediate_add_leaves_a_delayed_one_standing(queue: WorkQueue[str], clock: ManualClock) -> None:
-    """Unless the work finds nothing to look at again."""
+    """Unless the reconciler then asks for no further look."""
     runs: list[float] = []
 
     async def reconcile(key: str) -> float:
@@ -401,7 +401,7 @@ async def test_others_have_their_turn_between_keys_that_never_wait(queue: WorkQu
 async def test_a_key_that_needs_no_other_look_leaves_nothing_in_the_queue(
     queue: WorkQueue[str], clock: ManualClock
 ) -> None:
-    """What was said of a pod is said again in twenty minutes. A pod that is deleted before is not kept in mind until then."""
+    """A pod's note is repeated after twenty minutes. If the pod is deleted before, its key is not kept until then."""
     there = {"a", "b"}
     runs: list[tuple[str, float]] = []
 
@@ -425,7 +425,7 @@ async def test_a_key_that_needs_no_other_look_leaves_nothing_in_the_queue(
 async def test_a_delayed_add_while_a_key_is_worked_on_outlives_the_work(
     queue: WorkQueue[str], clock: ManualClock, seconds: float
 ) -> None:
-    """Whether or not it is later than the one that stood when the work began."""
+    """Whether or not it is later than the one that was pending when the work began."""
     reconciler = Reconciler()
     async with working(queue, reconciler):
         queue.add_after("a", 10)

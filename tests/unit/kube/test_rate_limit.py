@@ -1,4 +1,4 @@
-"""A few times at once, then now and then."""
+"""A burst first, then a steady rate."""
 
 from draco.kube.rate_limit import Budget, RateLimit
 

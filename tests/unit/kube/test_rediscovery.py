@@ -1,4 +1,4 @@
-"""When it is believed that the cluster can do something else than it could."""
+"""When a change of the cluster's features is believed."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ AFTER = msgspec.structs.replace(BEFORE, partitionable_devices=True)
 
 
 class Looking:
-    """Answers one after another, the last for ever, and how many were asked for."""
+    """Gives these answers in turn, the last one forever; counts the questions."""
 
     def __init__(self, *answers: Features | Exception) -> None:
         self._answers = list(answers)
@@ -40,7 +40,7 @@ class Looking:
 async def after(
     looking: Looking, seconds: float, *, known: Features = BEFORE, hint: Callable[[], bool] = lambda: False
 ) -> Features | None:
-    """What is believed after so many seconds; None for no change."""
+    """The features believed after this time; None for no change."""
     clock = ManualClock()
     task = asyncio.create_task(until_changed(looking, known, clock=clock, every_s=300, confirm_s=10, hint=hint))
     await clock.advance(seconds)
@@ -62,7 +62,7 @@ async def test_api_servers_that_answer_differently_in_turn_are_no_change() -> No
 
 
 async def test_taint_rules_that_are_served_are_believed_at_once_and_their_end_is_not() -> None:
-    """Until then what they keep claims off looks free."""
+    """Until they are believed, devices with rules against them look free."""
     without = msgspec.structs.replace(BEFORE, taint_rules=None)
     assert await after(Looking(without), 319) is None
     assert await after(Looking(BEFORE), 10, known=without, hint=lambda: True) == BEFORE

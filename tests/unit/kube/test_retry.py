@@ -1,4 +1,4 @@
-"""When a call is tried again, and after how long."""
+"""When a call is retried, and after how long."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tests.doubles.clock import ManualClock
 
 
 class Sleepless:
-    """A clock that notes how long it was asked to sleep."""
+    """A clock that records how long it was asked to sleep."""
 
     def __init__(self) -> None:
         self.pauses: list[float] = []
@@ -148,7 +148,7 @@ async def test_a_key_that_fails_again_and_again_is_left_alone_ever_longer_and_no
 
 
 async def test_a_pause_that_has_ended_since_somebody_looked_is_one_to_look_again_for() -> None:
-    """He found the key in its pause, so nobody else looks at it when that ends."""
+    """The key was in its pause when somebody looked, so nobody else looks at it when the pause ends."""
     clock = ManualClock()
     pauses: Pauses[str] = Pauses(clock, first_s=5, longest_s=60)
     pauses.begin("a", "no")
@@ -161,7 +161,7 @@ async def test_a_pause_that_has_ended_since_somebody_looked_is_one_to_look_again
 
 
 async def test_failures_of_one_moment_are_one() -> None:
-    """Whoever was tried together fails together: four workers that share a right would be at the longest pause at once."""
+    """Otherwise, four workers that lack the same right would reach the longest pause immediately."""
     clock = ManualClock()
     pauses: Pauses[None] = Pauses(clock, first_s=5, longest_s=300)
     for pause_s in (5, 10):

@@ -1,4 +1,4 @@
-"""What a store says has changed, and what its indexes find."""
+"""What a store reports as changed, and what its indexes find."""
 
 from collections.abc import Iterable
 

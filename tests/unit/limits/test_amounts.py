@@ -1,4 +1,4 @@
-"""What claims count as: whole GPUs, partitions, shares, administrative access, and devices that are published no more."""
+"""What claims count as: whole GPUs, partitions, shares, administrative access, and devices that are no longer published."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""A check lets nothing through that a limit forbids, in whatever order it is asked, and says why."""
+"""A check permits nothing that a limit forbids, in any order of questions, and says why."""
 
 from typing import Any
 
@@ -109,7 +109,7 @@ claims = st.lists(st.tuples(st.sampled_from(sorted(NAMESPACES)), st.integers(1, 
 def test_whatever_the_order_of_claims_no_limit_is_ever_passed(
     rules: list[LimitRule], claims: list[tuple[str, int, int]], held: int
 ) -> None:
-    """And nothing is refused that would have been within all limits."""
+    """Nor is anything refused that would have been within all limits."""
     before = {"a_1": holding(held, memory_gi=held)}
     checking = check(*rules, **before)
     total: dict[str, list[Holdings]] = {name: [] for name in NAMESPACES}
@@ -125,7 +125,7 @@ def test_whatever_the_order_of_claims_no_limit_is_ever_passed(
 
 
 def passed(rule: LimitRule, total: dict[str, list[Holdings]], namespace: str, taking: Holdings) -> bool:
-    """Whether the limit of the namespace is passed, counted from the start."""
+    """Whether the limit of the namespace is exceeded, counted from scratch."""
     selected = [name for name, labels in NAMESPACES.items() if rule.selector.selects(labels)]
     if namespace not in selected:
         return False

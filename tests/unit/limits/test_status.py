@@ -1,4 +1,4 @@
-"""What a DeviceLimit says of itself."""
+"""The status of a DeviceLimit."""
 
 from typing import Any
 

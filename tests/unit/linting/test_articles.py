@@ -1,4 +1,4 @@
-"""Manifests as articles show them: what is wrong with each, and that its corrected text is right."""
+"""Manifests as in published articles: what is wrong with each, and that the corrected text is right."""
 
 import re
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""A correction never widens or strengthens what a person wrote: random manifests, each of somebody with something in mind.
+"""A correction never widens or strengthens what an author meant: random manifests, each written with an intention.
 
-Owns the people: what they mean, the slips with which they write it, and what else could be read from the same text. What the
-corrected manifest hits must be a part of what each reading hits. Many more are tried with `DRACO_FIXES=1000000`.
+Owns the authors: what they mean, their typical mistakes, and what else the same text could mean. What the corrected manifest
+selects must be a subset of what each reading selects. `DRACO_FIXES=1000000` tries many more.
 """
 
 import copy
@@ -27,7 +27,7 @@ ODD_EFFECTS = ("PreferNoSchedule", "NoSchedul", "noschedule", "noExecute", "no",
 
 
 class Device(NamedTuple):
-    """A device of the small fleet that is hit or not."""
+    """A device of the small fleet, which a selector matches or not."""
 
     driver: str
     pool: str
@@ -35,7 +35,7 @@ class Device(NamedTuple):
 
     @property
     def uuid(self) -> str:
-        """Of its board."""
+        """The UUID of its board."""
         return f"GPU-{self.pool}-{self.device}"
 
 
@@ -43,14 +43,14 @@ FLEET = [Device(driver, pool, device) for driver in DRIVERS for pool in NODES fo
 
 
 class Written(NamedTuple):
-    """What somebody wrote, and what of the corrected text would be too much, "" for nothing."""
+    """What an author wrote, and what the corrected text asks for beyond it ("" for nothing)."""
 
     tree: Json
     too_much: Callable[[Json], str]
 
 
 def corrected(*trees: Json) -> list[Any]:
-    """The manifests with all that lint puts right, round by round as the command does it."""
+    """The manifests with all corrections of lint applied, round by round as the command does it."""
     found = [as_tree(copy.deepcopy(tree)) for tree in trees]
     for _ in range(8):
         changed, rounds = False, [EditRound(tree) for tree in found]
@@ -64,7 +64,7 @@ def corrected(*trees: Json) -> list[Any]:
 
 
 def slip(chance: random.Random, word: str) -> str:
-    """The word as fingers write it."""
+    """The word with a typing mistake."""
     at = chance.randrange(1, len(word) - 1)
     return chance.choice(
         [
@@ -80,7 +80,7 @@ def slip(chance: random.Random, word: str) -> str:
 
 
 def is_refused(tree: Json) -> bool:
-    """Whether it still has a field that is none, so that a server refuses it, and its author has to mend it."""
+    """Whether it still has an unknown field, so that the API server refuses it and its author must fix it."""
     left = lint([Manifest(tree)], kubernetes=36)
     return any(
         each.rule in {"unknown-field", "field-place", "field-form", "selector-form", "taint-rule-selector"}
@@ -92,7 +92,7 @@ def is_refused(tree: Json) -> bool:
 
 
 def hit(selector: Mapping[str, Any]) -> set[Device]:
-    """What a cluster taints: fields that it does not know are dropped."""
+    """The devices that a cluster taints: unknown fields are dropped."""
     known = {field: selector[field] for field in Device._fields if selector.get(field)}
     return {each for each in FLEET if all(getattr(each, field) == value for field, value in known.items())}
 
@@ -114,7 +114,7 @@ FOREIGN: dict[str, Callable[[Device, str], bool]] = {
 
 
 def a_rule(chance: random.Random) -> Written:
-    """Somebody means some devices, and a taint for them."""
+    """A rule by which an author means to taint some devices."""
     target = chance.choice(FLEET)
     values = {"uuid": target.uuid, "model": "NVIDIA H100 80GB HBM3"}
     written: Json = {}
@@ -164,7 +164,7 @@ def a_rule(chance: random.Random) -> Written:
 
 
 class Asked(NamedTuple):
-    """What a request comes to: at most so many devices of a class, which its selectors narrow."""
+    """What a request amounts to: at most so many devices of a class, narrowed by selectors."""
 
     device_class: str
     most: float
@@ -185,15 +185,15 @@ AMOUNTS: dict[str | int, set[str]] = {
     "six": {"six"},
     "-6Gi": {"-6Gi"},
 }
-"""Amounts as people write them, with what each may become: what can be read in two ways stays."""
+"""Amounts as authors write them, with what each may become: ambiguous ones stay unchanged."""
 
 
 def asked(fields: Mapping[str, Any]) -> Asked:
-    """What stands there, as a cluster reads it; "" and nothing for what it would refuse."""
+    """The request as a cluster reads it; class "" and no devices for one that it would refuse."""
     count = fields.get("count", 1)
     most: float = count if isinstance(count, int) else 0
     if fields.get("allocationMode") == "All":
-        most = EVERY if "count" not in fields else 0  # a server refuses both
+        most = EVERY if "count" not in fields else 0  # the API server refuses both together
     selectors = [
         each["cel"]["expression"]
         for each in fields.get("selectors") or []
@@ -235,11 +235,11 @@ EXPRESSIONS = {
         'device.attributes["gpu.nvidia.com"].type == "gpu" and device.attributes["gpu.nvidia.com"].index == 0',
     ),
 }
-"""Conditions, each as people write it."""
+"""Conditions, each in several spellings."""
 
 
 def meaning(expression: str) -> str:
-    """The condition that an expression is, as far as can be told from what it has: no term may go, none may turn round."""
+    """The condition that an expression has, judged by its terms: none may be missing, none reversed."""
     for name, forms in EXPRESSIONS.items():
         if expression.strip() in forms:
             return name
@@ -259,7 +259,7 @@ def meaning(expression: str) -> str:
 
 
 class MeantClaim(NamedTuple):
-    """What somebody means; of what is written in two ways every reading."""
+    """What an author means; for ambiguous text, every reading."""
 
     classes: frozenset[str]
     most: Sequence[float]
@@ -269,7 +269,7 @@ class MeantClaim(NamedTuple):
     amount: str | int
 
     def too_much(self, fixed: Json) -> Iterator[str]:
-        """What of the corrected claim is not meant."""
+        """What the corrected claim asks for beyond what was meant."""
         now, refused = asked(_fields_of(fixed)), is_refused(fixed)
         if now.device_class not in self.classes:
             yield f"another class: {now.device_class}"
@@ -288,7 +288,7 @@ class MeantClaim(NamedTuple):
 
 
 def a_claim(chance: random.Random) -> Written:
-    """Somebody means some devices of a class."""
+    """A claim by which an author means some devices of a class."""
     device_class = chance.choice(CLASSES)
     written_class = slip(chance, device_class) if chance.random() < 0.15 else device_class
     number, most = a_number(chance)
@@ -314,7 +314,7 @@ def a_claim(chance: random.Random) -> Written:
 
 
 def a_number(chance: random.Random) -> tuple[Json, list[float]]:
-    """The fields that say how many, and all that they may mean."""
+    """The fields that say how many, and every number that they may mean."""
     fields: Json = {}
     if chance.random() < 0.5:
         count = chance.choice((1, 2, 8, 0, 64))
@@ -328,7 +328,7 @@ def a_number(chance: random.Random) -> tuple[Json, list[float]]:
 
 
 def as_selectors(chance: random.Random, conditions: Iterable[str]) -> Any:
-    """Conditions as people write them: in a list or without it, under `cel` or not."""
+    """Conditions in the forms that authors use: in a list or not, under `cel` or not."""
     written: list[Any] = []
     for each in sorted(conditions):
         expression = chance.choice(EXPRESSIONS[each])
@@ -338,7 +338,7 @@ def as_selectors(chance: random.Random, conditions: Iterable[str]) -> Any:
 
 
 def a_toleration(chance: random.Random) -> Json:
-    """One, with an operator and an effect that may be none."""
+    """A toleration whose operator and effect may be invalid."""
     operator = chance.choice(("Exists", "Equal", "Equals", "exists", "In"))
     effect = {"effect": chance.choice((*ODD_EFFECTS, *EFFECTS))} if chance.random() < 0.5 else {}
     value = {"value": "yes"} if operator.startswith("Equal") else {}
@@ -346,7 +346,7 @@ def a_toleration(chance: random.Random) -> Json:
 
 
 def around(chance: random.Random, fields: Json) -> Json:
-    """The claim or template of one request, of any version, as the kind is written or as the other one is."""
+    """A claim or template with one request, in any version, with the spec in the form of its own kind or of the other."""
     request: Json = {"name": "gpu"} if chance.random() < 0.9 else {}
     shape = chance.choice(("exactly", "exactly", "beside", "firstAvailable"))
     request |= {
@@ -365,7 +365,7 @@ def around(chance: random.Random, fields: Json) -> Json:
 
 
 def _fields_of(tree: Json) -> Json:
-    """Of the only request of a claim."""
+    """The fields of a claim's only request."""
     spec = tree.get("spec") or {}
     devices = (spec.get("spec") or spec).get("devices") or {}
     request = (devices.get("requests") or [{}])[0]
@@ -374,7 +374,7 @@ def _fields_of(tree: Json) -> Json:
 
 
 def random_manifests(seed: int, number: int) -> Iterator[Written]:
-    """So many, the same for the same seed."""
+    """This many manifests, the same for the same seed."""
     chance = random.Random(seed)
     for _ in range(number):
         yield chance.choice((a_rule, a_claim))(chance)

@@ -1,4 +1,4 @@
-"""What Draco itself ships and shows has nothing to correct."""
+"""Draco's own manifests and examples need no corrections."""
 
 import re
 from pathlib import Path

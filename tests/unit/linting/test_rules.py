@@ -1,4 +1,4 @@
-"""Each rule, by the smallest manifests that break it."""
+"""Each rule, with the smallest manifests that break it."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def rules(*texts: str) -> set[str]:
 
 
 def corrected(*texts: str, kubernetes: int = 36) -> list[Any]:
-    """The corrected manifests; nothing is left to find in them."""
+    """The corrected manifests; lint finds nothing more in them."""
     after = checked(*texts, kubernetes=kubernetes).after["manifest.yaml"]
     assert check({"manifest.yaml": after}, kubernetes=kubernetes).findings == []
     return [document for document in yaml.safe_load_all(after) if document]
@@ -204,7 +204,7 @@ def test_modes_of_classic_claims_are_dropped_and_parameters_are_left_to_their_au
     "field", ["parametersRef: {kind: Parameters, name: x}", "suitableNodes: {nodeSelectorTerms: []}"]
 )
 def test_a_class_that_says_more_than_its_driver_is_left_to_its_author(field: str) -> None:
-    """Without its nodes it would be for the devices of all."""
+    """Without its node selector, the class would allow devices on all nodes."""
     old = (
         "apiVersion: resource.k8s.io/v1alpha2\nkind: ResourceClass\nmetadata: {name: a}\n"
         f"driverName: gpu.example.com\n{field}\n"
@@ -293,7 +293,7 @@ def test_a_field_that_resembles_none_is_told_with_those_there_are() -> None:
     ],
 )
 def test_a_request_that_may_mean_either_is_left_to_its_author(form: str, rule: str) -> None:
-    """Without its count it would take more, without administrative access take what it would only look at."""
+    """Without the count it would take more; without administrative access it would use what it only means to observe."""
     told = checked(request(form))
     assert [(each.rule, each.corrected) for each in told.findings] == [(rule, False)]
     assert told.after == told.before
@@ -549,11 +549,11 @@ HOPPER = f'{OF_NVIDIA} && device.attributes["gpu.nvidia.com"].architecture == "H
         ((f"{HOPPER} && {DRACOS}",), True, None),
         ((f'{OF_NVIDIA} && "draco.dev" in device.attributes',), True, None),
         ((HOPPER,), True, "class-of-both-allocators"),
-        # It names the attribute, and selects others all the same.
+        # It names the attribute, but also selects other devices.
         ((f"{OF_NVIDIA} && ({DRACOS} || {HOPPER})",), True, "class-of-both-allocators"),
         ((f"{HOPPER} && {DRACOS}",), False, "class-of-no-allocator"),
         ((OF_NVIDIA, DRACOS), False, "class-of-no-allocator"),
-        # Of a device that no board publishes nothing is known.
+        # Nothing is known about a device that no known board publishes.
         ((f'{OF_NVIDIA} && device.attributes["gpu.nvidia.com"].productName == "No GPU"',), True, None),
     ],
 )

@@ -1,4 +1,4 @@
-"""Rules about what only several objects together, or several requests of one, get wrong."""
+"""Mistakes that only show in several objects together, or in several requests of one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What lint says of values and of where things stand, and what it corrects: only what loses nothing."""
+"""Findings about values and misplaced fields, and their corrections: only those that lose nothing."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def test_a_field_is_corrected_where_it_is_a_slip_and_told_where_it_may_be_anothe
     [
         ("gpus", ["gpu", "nic"], "gpu"),
         ("GPU", ["gpu"], "gpu"),
-        ("gpu1", ["gpu", "gpu-2"], ""),  # a number tells things apart
+        ("gpu1", ["gpu", "gpu-2"], ""),  # a number makes two names different
         ("gpu-1", ["gpu-2"], ""),
         ("train-a", ["train-b"], ""),
         ("tarin", ["train"], "train"),

@@ -174,7 +174,7 @@ def of_two(generation: int, name: str, *devices: str, tainted: bool) -> Resource
 
 
 async def test_a_gpu_that_an_agent_is_publishing_again_does_not_come_to_draco_for_a_moment() -> None:
-    """A claim of Draco's holds it, and no policy gives it to Draco. Its agent would publish it once more, with the taint."""
+    """A claim of Draco's holds it, without a policy. If it were registered, its agent would publish it again with the taint."""
     lab = Lab()
     excluded = a_mig_node(board=BOARDS["H100-80GB"]).status.gpus[0].uuid
     lab.put(a_mig_policy(mode=MigMode.DISABLED, allocator=Allocator.OPERATOR, exclude=[excluded]))
