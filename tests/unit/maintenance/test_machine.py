@@ -469,7 +469,8 @@ class Maintenance(RuleBasedStateMachine):
     def judge_begin(self, request: DeviceMaintenance) -> None:
         """No more is out of service than the budget allows, judged by what the operator can have heard.
 
-        What another request keeps out adds nothing. Until the operator hears that the other is deleted, it does not ask for that.
+        GPUs that another request already keeps out add nothing: the operator asks the budget for them only once it hears that the
+        other request is deleted.
         """
         if self.true_s - self.limited_s <= LAG:
             return

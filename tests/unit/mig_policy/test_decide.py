@@ -1,4 +1,4 @@
-"""Which GPU belongs to which policy, and what is wanted of it."""
+"""Which policy a GPU belongs to, and its wanted state."""
 
 import gc
 from datetime import timedelta
@@ -286,7 +286,7 @@ def test_resets_are_permitted_as_the_policy_says_now(granted: bool) -> None:
 
 
 def condition(mig: GpuMig | None, policy: MigPolicy, *, taken_up: bool = True, **status: Any) -> GpuCondition:
-    """How far a GPU is once its spec says what is wanted."""
+    """The condition of a GPU after its wanted state is in the spec."""
     wanted = decided(a_mig_node(board=H100, gpus=[mig]), policy).wanted
     node = a_mig_node(board=H100, gpus=[mig], wanted=wanted, **status)
     if not taken_up:
@@ -446,7 +446,7 @@ def test_nothing_counts_as_applied_before_the_agent_has_seen_it() -> None:
 
 
 def test_partitions_on_demand_need_a_cluster_that_keeps_their_counters() -> None:
-    """All would look well otherwise: the agent does what it can, and publishes GPUs whole."""
+    """Otherwise everything would look fine: the agent does what it can, and publishes GPUs whole."""
     lacking = [Condition(type="Partitionable", status="False", reason="CountersNotKept")]
     state, message = condition(ON, a_mig_policy(), conditions=lacking)
     assert state is LayoutState.FAILED
@@ -474,7 +474,7 @@ def ahead_of(*limits: ProfileCount, **spec: Any) -> MigPolicy:
 
 
 def kept_on(node: GpuNode, policy: MigPolicy, ahead: Ahead | None) -> list[tuple[str, int]]:
-    """What the first GPU is to keep."""
+    """The warm instances that the first GPU is to keep."""
     seen = SeenNode(gpu_node=node, devices={})
     wanted = {each.uuid: each for each in decide(seen, [rules_of(policy)], {}, ahead).wanted}[FIRST]
     return [(each.profile, each.count) for each in wanted.warm]

@@ -1,4 +1,4 @@
-"""What is kept for claims on GPUs of which something else is wanted now."""
+"""What is kept for claims on GPUs whose wanted state has changed."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def a_node_of(mig: GpuMig | None = ON, *, architecture: str = "Hopper", **fields
 
 
 def kept(node: GpuNode, *policies: MigPolicy, device: str = SMALL) -> list[PromisedDevice]:
-    """What is promised of a node, one device of which is allocated."""
+    """The promised devices of a node with one allocated device."""
     decision = decide(SeenNode(gpu_node=node), [rules_of(each) for each in oldest_first(policies)], {})
     return promises(node, decision.wanted, {device: "default/soon"})
 
@@ -75,7 +75,7 @@ def test_before_hopper_a_gpu_is_offered_whole_or_in_parts() -> None:
     off, on = a_node_of(GpuMig(capable=True), architecture="Ampere"), a_node_of(architecture="Ampere")
     assert kept(on, a_mig_policy()) == []
     assert kept(off, a_mig_policy()) == [PROMISED]
-    # The mode may change at the next reset, long after this is decided.
+    # The mode may change at the next reset, long after this decision.
     assert kept(off, a_mig_policy(), device="gpu-0") == [WHOLE]
     assert kept(off, device="gpu-0") == []
 
@@ -104,7 +104,7 @@ def test_what_its_agent_does_not_report_now_stays_promised_as_long_as_it_is_allo
 
 @pytest.mark.parametrize("mig", [None, GpuMig(capable=True, enabled=True, board="")], ids=["partitions", "board"])
 def test_a_part_of_a_gpu_is_promised_while_its_agent_does_not_report_its(mig: GpuMig | None) -> None:
-    """It may have been away, and no policy has it any more: nothing else would keep what a claim has of it published."""
+    """The agent may have been away, and no policy selects the GPU: nothing else would keep the claim's device published."""
     node = a_mig_node(gpus=[mig])
     assert kept(node) == [PROMISED]
     assert kept(node, device="gpu-0") == []

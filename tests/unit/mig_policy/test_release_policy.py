@@ -1,4 +1,4 @@
-"""When the allocation of an idle claim may be taken back."""
+"""When the allocation of an idle claim may be released."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -29,7 +29,7 @@ def a_node_with(use: InstanceUse, claim: str = "", device: str = "") -> GpuNode:
 
 
 def reported(status: str) -> ResourceClaim:
-    """The claim, with what its driver says of the device."""
+    """The claim, with its driver's status of the device."""
     (held,) = CLAIM.devices_held
     ready = Condition(type="Ready", status=status, reason="Prepared", message="")
     device = AllocatedDeviceStatus(driver=held.driver, pool=held.pool, device=held.device, conditions=[ready])

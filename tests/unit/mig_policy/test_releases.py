@@ -1,4 +1,4 @@
-"""Idle claims that stand in the way of a waiting one: the fewest, and only if all find a place."""
+"""Idle claims that block a waiting one: as few as possible are released, and only if all others find a place."""
 
 from collections.abc import Sequence
 
@@ -110,7 +110,7 @@ def test_a_pod_goes_only_where_it_reaches_what_it_has_already(home: str, moved: 
 
 
 def bound_to(node: str, claim: ResourceClaim) -> ResourceClaim:
-    """As the scheduler allocates it: to be reached from its node only."""
+    """The claim as kube-scheduler allocates it: usable from its node only."""
     assert claim.status.allocation is not None
     only = NodeSelectorRequirement(key="metadata.name", operator="In", values=[node])
     selector = NodeSelector(node_selector_terms=[NodeSelectorTerm(match_fields=[only])])
@@ -149,7 +149,7 @@ def test_a_claim_that_no_node_can_ever_meet_moves_nobody() -> None:
 
 
 def test_a_pod_that_may_go_to_no_node_uses_up_a_search() -> None:
-    """Every node was asked to find that out, so what is done in one go is bounded only if it counts."""
+    """All nodes were checked to find that out, so it must count towards the limit on searches per pass."""
     idle, waiting = a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("waiting", "4g.40gb")
     fleet = Fleet.of(
         slices=a_mig_pool("node-0", 1), nodes=[a_node("node-0")], classes=[MIG_CLASS], claims=[idle, waiting]
@@ -196,7 +196,7 @@ def test_after_a_start_the_counters_of_a_large_fleet_are_added_up_in_pieces() ->
 
 
 def a_search(*claims: ResourceClaim) -> tuple[Fleet, Steps]:
-    """A search among the idle ones of these claims that is about to try the first, on two GPUs."""
+    """A search among the idle ones of these claims on two GPUs, just before it tries the first."""
     waiting = a_mig_claim("waiting", "4g.40gb")
     fleet = Fleet.of(
         slices=a_mig_pool("node-0", 2), nodes=[a_node("node-0")], classes=[MIG_CLASS], claims=[*claims, waiting]

@@ -1,4 +1,4 @@
-"""Which pools claims are spread over."""
+"""Over which pools claims are spread."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""A policy's status: what the table says, and what stands behind it."""
+"""A policy's status: its columns in kubectl, and the details behind them."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -35,7 +35,7 @@ SELECTORS = [DeviceSelector(cel=CelSelector(expression='device.attributes["gpu.n
 
 
 def applied(node: GpuNode, *policies: MigPolicy) -> NodeDecision:
-    """What is decided of the node once its spec says what is decided."""
+    """The decision about the node after the spec has what was decided."""
     rules = [rules_of(each) for each in oldest_first(policies)]
     devices = {
         gpu.uuid: Device(name=gpu.device, attributes={"architecture": DeviceAttribute(string="Ampere")})

@@ -1,4 +1,4 @@
-"""How many idle instances are kept ahead of claims, and where."""
+"""How many idle instances are kept ahead of claims, and on which GPUs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def a_demand(*, limit: int = 8, standing: int = 0) -> WarmDemand:
 
 
 def a_gpu(name: str, *claims: str, usable: bool = True, **rest: Any) -> WarmGpu:
-    """With claims on "1g.10gb@4"."""
+    """A GPU with claims on placements such as "1g.10gb@4"."""
     placements = []
     for text in claims:
         profile, start = text.split("@")

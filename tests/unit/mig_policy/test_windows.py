@@ -48,7 +48,7 @@ def test_a_window_is_open_from_its_start_for_its_duration_across_midnight(
 
 def test_the_day_is_the_one_on_which_it_opens() -> None:
     saturdays = windows(TimeWindow(start="23:00", duration="3h", days=[Weekday.SAT]))
-    assert permit(saturdays, utc("2026-03-08T01:00")).is_open  # Sunday, opened on Saturday
+    assert permit(saturdays, utc("2026-03-08T01:00")).is_open  # Sunday; the window opened on Saturday
     assert not permit(saturdays, utc("2026-03-07T01:00")).is_open
     assert permit(saturdays, utc("2026-03-08T02:00")) == Openness(False, utc("2026-03-14T23:00"))
 

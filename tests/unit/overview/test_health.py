@@ -1,4 +1,4 @@
-"""What `draco health` says of GPUs."""
+"""What `draco health` says about GPUs."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whether Draco is at work: what each finding goes by, and that its sentence names the fix."""
+"""Whether Draco works: what each finding is based on, and that its sentence names the fix."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -49,7 +49,7 @@ def test_an_allocated_device_is_in_use_by_its_claim() -> None:
 
 
 def a_divided_gpu() -> list[ResourceSlice]:
-    """A GPU of two halves, whole and in parts, its counters in a slice of their own."""
+    """A GPU with two halves, published whole and divided, with its counters in a separate slice."""
     halves = {"memory-slice-0": Counter(value="1"), "memory-slice-1": Counter(value="1")}
 
     def drawing(name: str, *taken: str) -> Device:
@@ -461,7 +461,7 @@ def shown(status: ClusterStatus, show: Callable[[ClusterStatus, Console], None])
 
 
 def waiting(*, tainted: bool = True, held: bool = False, autoscalers: Sequence[Autoscaler] = ()) -> list[str]:
-    """What is warned of where a pod waits, beside two GPUs of which one may be tainted, and held."""
+    """The warnings about a waiting pod, beside two GPUs of which one may be tainted, and held."""
     taints = [DeviceTaint(key="example.com/broken", effect="NoSchedule")] if tainted else []
     claims = [a_claim("more"), *([a_claim("train", on=["node-0/gpu-0"])] if held else [])]
     snapshot = Snapshot(

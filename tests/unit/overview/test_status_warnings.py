@@ -1,4 +1,4 @@
-"""What `draco status` warns of: pods of a machine, or a board, that is another one now."""
+"""What `draco status` warns about: pods of a machine, or a board, that has been replaced."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -17,7 +17,7 @@ from tests.builders import MOMENT, a_claim, a_gpu_node, a_node
 
 
 def prepared(claim: ResourceClaim, *boards: str, at: datetime = MOMENT) -> ResourceClaim:
-    """The claim as the agent that prepared it said it then: the board of each of its devices."""
+    """The claim as its agent reported it when preparing it: with the board of each of its devices."""
     ready = Condition(type="Ready", status="True", last_transition_time=at)
     entries = [
         AllocatedDeviceStatus(driver=one.driver, pool=one.pool, device=one.device, conditions=[ready], data=data)
@@ -28,7 +28,7 @@ def prepared(claim: ResourceClaim, *boards: str, at: datetime = MOMENT) -> Resou
 
 
 def named_again(*, made: datetime, boards: Sequence[GpuStatus] = (), ready: str = "True") -> dict[str, Any]:
-    """A node that was made at some moment, and what its agent reports."""
+    """A node that was created at `made`, and its agent's report."""
     node, gpu_node = a_node("node-7"), a_gpu_node("node-7", gpus=0)
     metadata = msgspec.structs.replace(node.metadata, creation_timestamp=made)
     status = msgspec.structs.replace(
@@ -52,7 +52,7 @@ EARLIER = (
 
 @pytest.mark.parametrize("boards", [[NEW], [], [LOST, msgspec.structs.replace(NEW, device="gpu-2")]])
 def test_a_pod_of_an_earlier_machine_is_named_with_what_to_do(boards: list[GpuStatus]) -> None:
-    """Whatever the machine of today has: other boards, none, or the disk of the earlier one, which remembers its boards."""
+    """Whatever the new machine has: other boards, none, or the disk of the earlier one, which remembers its boards."""
     assert status_of(Snapshot(claims=[HELD], **named_again(made=AFTER, boards=boards))).warnings == [EARLIER]
 
 
@@ -77,10 +77,10 @@ def test_pods_that_share_a_claim_are_named_together_and_a_partition_means_its_gp
 @pytest.mark.parametrize(
     ("claim", "node"),
     [
-        (HELD, named_again(made=AFTER, boards=[OLD])),  # the Node alone was made again, the machine is the same
+        (HELD, named_again(made=AFTER, boards=[OLD])),  # only the Node object was recreated; the machine is the same
         (HELD, named_again(made=BEFORE, boards=[LOST])),  # its agent says what to do about a lost board
         (HELD, named_again(made=BEFORE)),
-        (HELD, named_again(made=AFTER, boards=[NEW], ready="Unknown")),  # nobody knows which boards are there
+        (HELD, named_again(made=AFTER, boards=[NEW], ready="Unknown")),  # nobody knows which boards are present
         (HELD, {"nodes": [a_node("node-7")]}),
         (prepared(a_claim("train", on=["node-7/gpu-0"]), "GPU-old"), named_again(made=AFTER, boards=[NEW])),
         (

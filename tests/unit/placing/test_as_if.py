@@ -25,7 +25,7 @@ def renamed(claim: ResourceClaim, name: str) -> ResourceClaim:
 def found(
     placed: PlacedFleet, claims: Sequence[ResourceClaim], called: str = "", spread: Collection[PoolKey] = ()
 ) -> str:
-    """Where the claims would go, or why nowhere; and where once that had been given out, to them or to claims called so."""
+    """Where the claims would go, or "nowhere"; and where again after that, for them or for claims with the name `called`."""
     try:
         with placed.as_if(spread=spread) as placer:
             chosen = placer.best(claims, placed.fleet.nodes)
@@ -44,7 +44,7 @@ def found(
 def test_whatever_claims_come_and_go_in_between_the_kept_placer_finds_what_a_new_one_does(
     tries: int, seeds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the search is cut short: what was found then is not remembered."""
+    """Even if the search is cut short: its result is then not remembered."""
     monkeypatch.setattr(best, "MAX_TRIES_IN_ALL", tries)
     monkeypatch.setattr(node_search, "_LEAST_TRIES", 1)
     moves = 0

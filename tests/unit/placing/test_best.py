@@ -1,4 +1,4 @@
-"""The best place in a fleet, compared with looking at every place there is."""
+"""The best place in a fleet, compared with every possible place."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ from draco.resources.names import PoolKey
 from tests.unit.allocation.worlds import a_world, put
 
 MANY = 2_000
-"""Sets of devices; beyond it a world is passed by."""
+"""More sets of devices than this, and a world is skipped."""
 
 
 def a_placer(fleet: Fleet, *spread: PoolKey) -> BestPlacer:
@@ -39,13 +39,13 @@ STEPS = 20_000
 
 
 class TooMany(Exception):
-    """There are too many sets to look at."""
+    """There are too many sets to compare."""
 
 
 def every_score(
     fleet: Fleet, claims: Sequence[ResourceClaim], node: Node, spread: frozenset[PoolKey] = frozenset()
 ) -> Iterator[PlacementScore]:
-    """The score of every set of devices that the claims could have on the node. Raises AllocationError."""
+    """The score of every set of devices that could be allocated to the claims on the node. Raises AllocationError."""
     views = fleet.inventory.views(node)
     match = matcher(fleet.inventory.selectors, node)
     expanded = [expand(claim, fleet.classes, views, match) for claim in claims]
@@ -96,7 +96,7 @@ def _takes(attempt: Attempt, index: int, request: Request, candidate: Candidate)
 
 
 def only(views: Sequence[PoolView], placement: BestPlacement) -> list[PoolView]:
-    """The pools with no other devices than those of a placement; the others still count for counters."""
+    """The pools with only the devices of a placement as candidates; the others still count for counters."""
     keys = {each.key for result in placement.results for each in result.devices.results}
     return [
         msgspec.structs.replace(
@@ -121,7 +121,7 @@ def a_random_world(seed: int) -> tuple[Fleet, list[ResourceClaim]]:
 
 
 def some_first(parts: int) -> list[Any]:
-    """All parts, of which the first two are among the fast tests."""
+    """All parts; only the first two run with the fast tests."""
     return [0, 1, *(pytest.param(part, marks=pytest.mark.exhaustive) for part in range(2, parts))]
 
 

@@ -1,4 +1,4 @@
-"""Partitions placed by what is published, compared with the planner's own choice."""
+"""Partitions placed by what is published, compared with the planner's choice."""
 
 import random
 from itertools import count

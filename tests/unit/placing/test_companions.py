@@ -1,4 +1,4 @@
-"""Pods with claims of kube-scheduler's, too: Draco takes a node that has devices for all, and there what is nearest to those."""
+"""Pods that also have kube-scheduler's claims: Draco takes a node with devices for all, and there the nearest devices."""
 
 import msgspec
 
@@ -28,7 +28,7 @@ def cards(node: str, *roots: str) -> ResourceSlice:
 
 
 def a_fleet(*slices: ResourceSlice) -> Fleet:
-    """Two nodes with three GPUs of Draco's each, and the slices of network cards."""
+    """Two nodes, each with three GPUs that Draco allocates, and the slices of network cards."""
     device_class = a_device_class(CLASS)
     labels = {"draco.dev/allocator": "operator"}
     meta = msgspec.structs.replace(device_class.metadata, labels=labels)

@@ -1,4 +1,4 @@
-"""Groups get devices for all members that they need at once, within their topology, or none."""
+"""Groups get devices for all members that they need, within their topology, or none."""
 
 from collections.abc import Iterable, Sequence
 from unittest.mock import Mock
@@ -29,7 +29,7 @@ def labelled(name: str, labels: dict[str, str]) -> Node:
 
 
 def a_fleet(*claims: ResourceClaim, racks: Sequence[str] = ("a", "a", "b"), fabrics: Sequence[str] = ()) -> Fleet:
-    """Nodes node-0, ... in these racks and NVLink fabrics, with two GPUs of Draco's each."""
+    """Nodes node-0, ... in these racks and NVLink fabrics, each with two GPUs that Draco allocates."""
     device_class = a_device_class(CLASS)
     labels = {"draco.dev/allocator": "operator"}
     device_class = msgspec.structs.replace(
@@ -82,7 +82,7 @@ def a_group(members: Iterable[GroupMember], *, needed: int = 0, topology: str = 
 
 
 def nodes(placement: GroupPlacement) -> list[str]:
-    """The node of each member; "" for those that got none."""
+    """The node of each member; "" for members without devices."""
     return [results[0].devices.results[0].pool if results else "" for results in placement.results]
 
 
@@ -161,7 +161,7 @@ def test_a_group_that_is_spread_is_on_as_many_nodes_as_it_has_members() -> None:
 
 
 def test_unlike_members_do_not_take_each_others_only_devices() -> None:
-    """The first of equal size would take the only node on which the second may run."""
+    """They are of equal size, and the first could take the only node on which the second may run."""
     fleet = a_fleet(racks=("a", "b"))
     (found,) = place(a_placed_fleet(fleet), [a_group([member("anywhere", 2), member("bound", 2, only="node-0")])], [])
     assert nodes(found) == ["node-1", "node-0"]
@@ -280,7 +280,7 @@ def test_a_group_may_start_once_what_is_still_being_handed_over_is_dracos() -> N
 
 
 def of_version(version: str, member: GroupMember) -> GroupMember:
-    """The member as it is once the API server has written its objects again."""
+    """The member after the API server has written its objects again."""
     claims, pods = (
         [
             msgspec.structs.replace(each, metadata=msgspec.structs.replace(each.metadata, resource_version=version))
@@ -294,7 +294,7 @@ def of_version(version: str, member: GroupMember) -> GroupMember:
 def test_whether_a_group_that_waits_ever_finds_a_place_is_found_out_once_and_again_when_more_than_claims_has_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not for one that is overdue: what is kept for it depends on what is free."""
+    """Not for an overdue group: what is kept for it depends on what is free."""
     asked: list[ClaimGroup] = []
 
     def counted(fleet: Fleet, placer: WhatIfPlacer, group: ClaimGroup) -> Forecast:

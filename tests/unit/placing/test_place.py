@@ -24,7 +24,7 @@ def ours(name: str) -> Device:
 
 
 def a_fleet(*claims: ResourceClaim, nodes: int = 2) -> Fleet:
-    """Nodes with one GPU of Draco's and one of the scheduler's each."""
+    """Nodes with one GPU that Draco allocates and one that kube-scheduler allocates."""
     device_class = a_device_class(CLASS)
     labels = {"draco.dev/allocator": "operator"}
     device_class = msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""Members of a group get nodes on which the others are, or have room, among those that differ by their use alone."""
+"""Among nodes that differ only in use, members of a group get those with other members, or with room for them."""
 
 import random
 from collections.abc import Collection
@@ -11,7 +11,7 @@ NODES = [f"node-{number}" for number in range(6)]
 
 
 def ranked(left: dict[str, int], *, units_left: int = 0, minus_instances: int = 0) -> NodeRanking:
-    """Nodes with so many GPUs left idle, all else alike."""
+    """Nodes with this many GPUs left idle, otherwise equal."""
     ranking = NodeRanking()
     for name, crowding in left.items():
         score = PlacementScore(
@@ -76,7 +76,7 @@ def test_nothing_but_use_is_given_up_for_the_company() -> None:
 
 
 def test_partitions_go_to_the_fullest_node_whatever_room_the_rest_wants() -> None:
-    """What others of the group want is counted in devices, and these partitions leave room on their GPUs."""
+    """The rest of the group is counted in devices, and these partitions leave room on their GPUs."""
     assert chosen(ranked(LEFT, units_left=3), RestOfGroup(devices=3)) == "node-0"
     assert chosen(ranked(LEFT, minus_instances=-2), RestOfGroup(devices=3)) == "node-0"
     assert chosen(ranked(LEFT, units_left=3), RestOfGroup({"node-2"}, 3)) == "node-2"

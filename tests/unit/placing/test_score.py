@@ -1,4 +1,4 @@
-"""Why a place is worse than the best one, in words that agree with their numbers."""
+"""Why a place is worse than the best one, in words that match their numbers."""
 
 import pytest
 

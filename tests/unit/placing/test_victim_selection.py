@@ -1,4 +1,4 @@
-"""Who leaves for a group of higher priority: no more than it takes, and least work lost first."""
+"""Which pods are preempted for a group of higher priority: no more than needed, and those that lose least work."""
 
 from itertools import combinations
 
@@ -23,7 +23,7 @@ from tests.unit.placing.test_place import CLASS, ours
 
 
 def a_fleet(holders: dict[str, list[str]], *, gpus: int = 2, nodes: int = 2) -> Fleet:
-    """Nodes with so many GPUs of Draco's, and claims by name that hold some: `{"a": ["0/1"]}` is GPU 1 of node 0."""
+    """Nodes with this many GPUs that Draco allocates, and the claims that hold them: `{"a": ["0/1"]}` is GPU 1 of node 0."""
     device_class = a_device_class(CLASS)
     meta = msgspec.structs.replace(device_class.metadata, labels={"draco.dev/allocator": "operator"})
     names = [f"node-{number}" for number in range(nodes)]
@@ -167,7 +167,7 @@ def test_afterwards_the_fleet_is_as_it_was() -> None:
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[dict[str, list[str]], list[Victim]]:
-    """Claims that hold most of the GPUs of three nodes with three each, and the pods that use them: some start together."""
+    """Claims that hold most GPUs of three nodes with three each, and the pods that use them; some pods form groups."""
     holders: dict[str, list[str]] = {}
     for node in range(3):
         left = list(range(3))
@@ -194,7 +194,7 @@ def crowds(draw: st.DrawFn) -> tuple[dict[str, list[str]], list[Victim]]:
 
 @given(crowd=crowds(), counts=st.lists(st.integers(1, 3), min_size=1, max_size=3), priority=st.integers(0, 4))
 def test_the_laws_of_room(crowd: tuple[dict[str, list[str]], list[Victim]], counts: list[int], priority: int) -> None:
-    """Only lower priorities leave, the whole group fits then, and none of them stays without harm to it."""
+    """Only lower priorities are preempted, then the whole group fits, and it would not if one of them stayed."""
     holders, victims = crowd
     group = a_group(*counts)
 
@@ -233,7 +233,7 @@ def test_for_one_pod_nothing_else_would_cost_less(crowd: tuple[dict[str, list[st
 
 
 def a_divided_fleet(*claims: ResourceClaim) -> Fleet:
-    """One node with two H100s that can be divided, Draco's to allocate, with partitions as these claims have them."""
+    """One node with two divisible H100s that Draco allocates, with the partitions that these claims hold."""
     mine = {"draco.dev/allocator": DeviceAttribute(string="operator")}
     slices = []
     for each in a_mig_pool("node-0", 2):
@@ -251,7 +251,7 @@ def a_divided_fleet(*claims: ResourceClaim) -> Fleet:
 
 
 def test_a_partition_gets_room_by_the_fewest_others_on_one_gpu() -> None:
-    """Each GPU has its slices used up; of the second one, a single pod has most."""
+    """Both GPUs are full; on the second one, a single pod has most of the slices."""
     first = [a_mig_claim(f"a{start}", "1g.10gb", f"0:1g.10gb@{start}", used=True) for start in range(7)]
     second = [
         a_mig_claim("b0", "4g.40gb", "1:4g.40gb@0", used=True),
@@ -270,7 +270,7 @@ def test_a_partition_gets_room_by_the_fewest_others_on_one_gpu() -> None:
 def test_in_a_large_cluster_nobody_leaves_from_gpus_that_the_group_does_not_get(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """There are too few searches to try for each of them whether it may stay."""
+    """There are too few searches to check for each pod whether it may stay."""
     monkeypatch.setattr(victim_selection, "SEARCHES", 3)
     monkeypatch.setattr(victim_selection, "FEWEST_SEARCHES", 3)
     holders = {f"c{node}-{gpu}": [f"{node}/{gpu}"] for node in range(40) for gpu in range(2)}

@@ -1,4 +1,4 @@
-"""Who can be a victim of preemption at all, and what becomes free by itself."""
+"""Which pods can be victims of preemption at all, and what becomes free without it."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -132,7 +132,7 @@ def test_what_a_reservation_keeps_unused_is_taken_from_it_by_its_priority_or_tha
 
 
 def test_what_a_pod_uses_of_a_reservation_has_the_higher_of_both_priorities() -> None:
-    """It goes back to the reservation when the pod leaves, so nobody below its priority would get it."""
+    """When the pod leaves, the claim returns to the reservation, so a group below its priority would not get the devices."""
     for own, reserved, counts in ((3, 5, 5), (9, 5, 9)):
         pod = running("one", "a", priority=own)
         (victim,) = found([of_a_reservation(held("a", "one"))], pod, reserved_at=lambda _, its=reserved: its).victims
@@ -168,7 +168,7 @@ def test_a_claim_without_a_pod_is_nobodys_to_take_and_a_pod_that_does_not_go_is_
     result = found([held("a"), held("b", "stuck")], stuck)
     assert result == Evictable([], [])
     shared = found([held("b", "stuck", "stays")], stuck, running("stays", "b"))
-    assert shared == Evictable([], [])  # it would not become free, whoever else leaves
+    assert shared == Evictable([], [])  # it would not become free, whichever other pod leaves
 
 
 def test_what_only_leaving_or_vanished_pods_hold_becomes_free_by_itself_though_no_policy_permits_anything() -> None:

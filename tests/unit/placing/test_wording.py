@@ -1,4 +1,4 @@
-"""What is said of a claim that Draco allocates: the place, the next best, and why that lost."""
+"""What is said about a claim that Draco allocates: the place, the next best, and why that lost."""
 
 from draco.placing.wording import placement_lines
 from draco.resources.names import PoolKey

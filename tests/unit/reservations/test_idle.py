@@ -1,4 +1,4 @@
-"""What a reservation loses because no pod uses it, when it is told, and that it stays lost until somebody asks anew."""
+"""What a reservation loses because no pod uses it, when that is announced, and that it stays lost until requested again."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -30,7 +30,7 @@ def own(index: int, *pods: str, on: bool = True, allocated_at: datetime | None =
 
 
 class Course:
-    """A reservation of two claims as the operator brings it on, its status kept by the API server."""
+    """A reservation of two claims as the operator reconciles it; the API server keeps its status."""
 
     def __init__(self, limit: timedelta | None = FOUR_HOURS, **spec: Any) -> None:
         self.reservation = DeviceReservation(metadata=META, spec=DeviceReservationSpec(count=2, **spec))
@@ -38,7 +38,7 @@ class Course:
         self.takeovers: list[Takeover] = []
 
     def look(self, hours: float, *claims: ResourceClaim) -> tuple[UnusedClaims, list[str], list[int]]:
-        """What is unused; which claims are deleted, and which made. The status is written before either is done."""
+        """What is unused, which claims are deleted, and which are created. The status is written before either is done."""
         now = MOMENT + timedelta(hours=hours)
         seen = ReservedClaims(own=claims, takeovers=self.takeovers)
         found = idle_claims(self.reservation, seen, lambda _: self.limit, now)
@@ -69,7 +69,7 @@ def test_what_no_pod_uses_for_too_long_is_given_back_after_a_warning_and_is_not_
     assert "r-1 is used by no pod and loses its devices from 2026-03-01T16:00:00Z on" in course.ready[1]
     assert found.next == MOMENT + FOUR_HOURS
     found, deleted, _ = course.look(4, own(0, "pod"), own(1))
-    assert (len(found.lost), deleted) == (1, [])  # written down first
+    assert (len(found.lost), deleted) == (1, [])  # recorded first
     _, deleted, made = course.look(4, own(0, "pod"), own(1))
     assert (deleted, made) == (["r-1"], [])
     _, deleted, made = course.look(5, own(0, "pod"))

@@ -1,4 +1,4 @@
-"""How long a pod's claim is kept for what it takes over."""
+"""How long a pod's claim is held back for the devices that it takes over."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""What a reservation says of itself while a pod's claim stands for one of its own."""
+"""A reservation's status while a pod's claim replaces one of its own."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""What a DeviceReservation may not ask for."""
+"""What a DeviceReservation may not request."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""When the time of a condition moves."""
+"""When a condition's lastTransitionTime changes."""
 
 from datetime import timedelta
 

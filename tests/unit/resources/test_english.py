@@ -1,4 +1,4 @@
-"""Numbers and lists, as sentences say them."""
+"""Numbers and lists in sentences."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Reading what others wrote: however deep it is nested and whatever its bytes are."""
+"""Reading what others wrote, at any nesting depth and with any bytes."""
 
 import json
 from typing import Any
@@ -20,7 +20,7 @@ values = st.recursive(
 
 
 def nested(depth: int, innermost: Any = 1) -> Any:
-    """Objects and lists in turn."""
+    """Objects and lists nested alternately."""
     value = innermost
     for level in range(depth):
         value = [value, "]{"] if level % 2 else {"a": value}

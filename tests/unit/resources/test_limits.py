@@ -1,4 +1,4 @@
-"""What an API server refuses is told with its place and what would be right."""
+"""What an API server refuses is reported with its place and the valid form."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is read of a manifest, whatever version it is written for, and what is said of one that does not fit."""
+"""What is read from a manifest of any version, and what is said about one that is invalid."""
 
 from typing import Any
 

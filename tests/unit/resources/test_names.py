@@ -1,4 +1,4 @@
-"""Names that are made of other names."""
+"""Names that are derived from other names."""
 
 import string
 

@@ -1,4 +1,4 @@
-"""Quantity is Kubernetes' own: tables for the rules a person should know, and Go itself for everything else."""
+"""Quantity equals Kubernetes' own: tables for the rules that users should know, and Go itself for everything else."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def go() -> Iterator[Oracle]:
         yield program
 
 
-# --- what it accepts: everything the grammar can say, with the values that sit on the edges of Go's two representations ---
+# --- accepted: everything the grammar allows, with values at the limits of Go's two representations ---
 
 DIGITS = st.one_of(
     st.integers(0, 2000).map(str),
@@ -50,11 +50,11 @@ ALMOST = st.one_of(
     st.builds(lambda one, other: one + other, QUANTITIES, st.text(max_size=3)),
 ).filter(
     lambda text: not re.search(r"[eE]\+?0*[1-9][0-9]{2}", text)
-)  # where we refuse what would keep Go busy for hours
+)  # Draco refuses such exponents, which would keep Go busy for hours
 
 
 def described(quantity: Quantity) -> dict[str, Any]:
-    """The answer that Go gives for this quantity."""
+    """What Go would answer for this quantity."""
     return {
         "text": str(quantity),
         "format": str(quantity.format),
@@ -66,7 +66,7 @@ def described(quantity: Quantity) -> dict[str, Any]:
 
 
 def answered(answer: dict[str, Any]) -> dict[str, Any]:
-    """Go's answer, with its float as Python writes it."""
+    """Go's answer, with its float in Python's notation."""
     return answer | {"approximate": repr(float(answer["approximate"]))}
 
 
@@ -134,7 +134,7 @@ def test_canonical_text_is_a_fixed_point_where_it_keeps_the_value(text: str) -> 
     canonical = Quantity.parse(text).canonical()
     again = Quantity.parse(canonical)
     assert again.canonical() == canonical
-    assert again == Quantity.parse(text) or abs(Quantity.parse(text).nanos) >= 10**30  # Go has no suffix past E
+    assert again == Quantity.parse(text) or abs(Quantity.parse(text).nanos) >= 10**30  # Go has no suffix beyond E
 
 
 @pytest.mark.parametrize(
@@ -217,5 +217,5 @@ def test_the_least_int_is_its_own_negative_where_it_is_taken_away() -> None:
 
 @pytest.mark.parametrize("text", ["0" * 100_000 + ":", "0." + "0" * 100_000 + "{", "e" * 100_000 + "!"])
 def test_a_long_text_that_is_no_quantity_is_refused_at_once(text: str) -> None:
-    with pytest.raises(QuantityError):  # digits that are read again and again would take days
+    with pytest.raises(QuantityError):  # parsing digits repeatedly would take days
         Quantity.parse(text)

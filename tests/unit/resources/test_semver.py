@@ -1,4 +1,4 @@
-"""SemVer is that of Kubernetes' Go library: a table for the rules, and the library itself for everything else."""
+"""SemVer equals that of Kubernetes' Go library: a table for the rules, and the library itself for everything else."""
 
 from collections.abc import Iterator
 

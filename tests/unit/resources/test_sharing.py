@@ -1,4 +1,4 @@
-"""Equal parts of slices and nodes are kept once, and every object stays equal to what was published."""
+"""Equal parts of slices and nodes are stored once, and every object stays equal to what was published."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ from tests.mig_claims import a_mig_pool
 
 
 def again(obj: ResourceSlice) -> ResourceSlice:
-    """As if decoded from another answer."""
+    """A copy, as if decoded from another response."""
     return msgspec.json.decode(msgspec.json.encode(obj), type=ResourceSlice)
 
 

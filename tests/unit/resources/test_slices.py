@@ -1,4 +1,4 @@
-"""Which slices of a pool count, whoever publishes under its name."""
+"""Which slices of a pool count when several nodes publish under its name."""
 
 import random
 
@@ -28,7 +28,7 @@ REAL = a_slice("node-a", ["gpu-0", "gpu-1"], generation=3)
 
 
 def an_intruder(generation: int = NEWEST, of: int = 1, devices: tuple[str, ...] = ("gpu-0",)) -> ResourceSlice:
-    """What node-b publishes under the name of node-a's pool."""
+    """A slice that node-b publishes under the name of node-a's pool."""
     return a_slice("node-b", devices, pool="node-a", name="intruder", generation=generation, of=of)
 
 
@@ -63,7 +63,7 @@ def test_a_gpu_is_what_its_own_node_says_and_not_what_another_says_under_its_nam
 def test_a_slice_of_a_pool_in_parts_counts_for_its_node_although_another_is_newer() -> None:
     parts = [a_slice("node-a", [f"gpu-{n}"], name=f"part-{n}", generation=3, of=2) for n in range(2)]
     assert names(current_slices([*parts, an_intruder()])[POOL]) == {"part-0", "part-1", "intruder"}
-    # While it is being published anew the scheduler asks for the rest elsewhere, and is led astray.
+    # While the pool is republished, the scheduler uses the intruder's slice.
     assert names(current_slices([parts[0], an_intruder()])[POOL]) == {"intruder"}
 
 

@@ -1,4 +1,4 @@
-"""What the agent and the operator expect of structs: both read them in several threads."""
+"""What the agent and the operator require of structs: both decode them in several threads."""
 
 import subprocess
 import sys
@@ -36,6 +36,6 @@ for _ in range(200):
 
 
 def test_two_threads_may_meet_a_struct_for_the_first_time_at_once() -> None:
-    """With msgspec 0.22 the process crashes: one thread reads by what the other has only begun to find out of the struct."""
+    """With msgspec 0.22 the process crashes: one thread reads the struct's type information while the other still builds it."""
     done = subprocess.run([sys.executable, "-c", FIRST_MET_BY_TWO], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""What others wrote steers nobody's screen."""
+"""Text that others wrote cannot control a terminal."""
 
 import json
 import unicodedata

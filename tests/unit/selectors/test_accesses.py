@@ -1,4 +1,4 @@
-"""Attributes and capacities where they are written, and others in their place."""
+"""Attributes and capacities as they are written, and replacing them."""
 
 import pytest
 

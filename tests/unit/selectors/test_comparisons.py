@@ -1,4 +1,4 @@
-"""Quantities and versions that were meant, and how Kubernetes compares them."""
+"""Quantities and versions that authors meant, and how Kubernetes compares them."""
 
 import pytest
 

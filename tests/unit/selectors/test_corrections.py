@@ -1,4 +1,4 @@
-"""Selectors as people write them, and the ones they meant."""
+"""Selectors as users write them, and those that they meant."""
 
 import pytest
 
@@ -167,7 +167,7 @@ def test_no_text_is_too_odd(hostile: str) -> None:
 )
 def test_a_plain_number_of_memory_is_said_to_be_bytes(written: str) -> None:
     complaints, meant = corrected(written, DRIVER)
-    assert 'quantity("40")' in meant  # only the author knows what is meant
+    assert 'quantity("40")' in meant  # only the author knows which unit is meant
     assert [each.message for each in complaints if each.rule == "memory-in-bytes"] == [
         'quantity("40") is 40 bytes of memory: write quantity("40Gi") if GiB are meant'
     ]

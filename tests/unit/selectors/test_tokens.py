@@ -1,4 +1,4 @@
-"""The tokens of an expression are those of the language, and there are some of a text that is none."""
+"""The tokens of an expression are those of the language; invalid text has tokens, too."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""A name that a device publishes with its driver's domain and without it: the one with the domain counts, everywhere."""
+"""A name that a device publishes with and without its driver's domain: the one with the domain wins, everywhere."""
 
 import pytest
 
