@@ -1,4 +1,4 @@
-"""The audit of what is locked: what OSV knows is found, and that nobody answered is said."""
+"""The audit of locked dependencies: it finds what OSV knows, and says if no server answered."""
 
 import json
 import os
@@ -29,7 +29,7 @@ ADVICE = {
 
 
 class Osv:
-    """A server that knows a vulnerability of some packages."""
+    """A server that knows vulnerabilities of some packages."""
 
     def __init__(self) -> None:
         self.vulnerable: set[str] = set()
@@ -68,7 +68,7 @@ def osv() -> Iterator[Osv]:
 
 
 def audited(*arguments: str) -> tuple[int, str]:
-    """How the audit ended, and what it said."""
+    """The exit status and the output of the audit."""
     done = subprocess.run(
         [sys.executable, "-m", "scripts.audit", *arguments],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""How the figures of several benchmarks become one table, and that those of allocation measure what they say."""
+"""How the figures of several benchmarks become one table, and that the allocation benchmarks measure what they claim."""
 
 import time
 from collections.abc import Callable
@@ -108,7 +108,7 @@ def test_an_allocation_counts_for_the_pod_that_the_claim_was_made_for() -> None:
 
 
 class PromptAllocations:
-    """Allocates what is begun at once, and nothing that was not prepared."""
+    """Allocates immediately what is begun, but only if it was prepared."""
 
     def __init__(self) -> None:
         self.at_s: dict[str, float] = {}

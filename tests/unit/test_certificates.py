@@ -1,4 +1,4 @@
-"""The certificate of an endpoint: what is shown while files change under it."""
+"""The certificate of an endpoint: what is served while its files change."""
 
 import ssl
 from collections.abc import AsyncIterator, MutableMapping
@@ -31,7 +31,7 @@ def problem(certificate: Certificate) -> CertificateProblem | None:
 
 
 def shown(certificate: Certificate) -> bytes:
-    """What a client is shown, found out without a network."""
+    """The certificate that a client gets, without a network."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -100,7 +100,7 @@ def put(folder: Path, credential: Credential) -> None:
 
 
 class Lab:
-    """An endpoint's certificate, looked at as time passes; it is asked for as draco.svc."""
+    """An endpoint's certificate as time passes; clients ask for draco.svc."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.clock, self.registry = folder, ManualClock(NOW), CollectorRegistry()
@@ -111,14 +111,14 @@ class Lab:
 
     @asynccontextmanager
     async def looked_at(self) -> AsyncIterator[list[MutableMapping[str, Any]]]:
-        """Yields the log."""
+        """Keep the certificate fresh; yields the log."""
         metrics = CertificateMetrics(self.registry)
         with capture_logs() as logs:
             async with self.certificate.kept_fresh(metrics, sleep=self.clock.sleep, now=self.clock.now):
                 yield logs
 
     def problems(self) -> set[str]:
-        """What is exported."""
+        """The exported problems."""
         exported = {
             each: self.registry.get_sample_value("draco_certificate_problem", {"use": "metrics", "problem": each.value})
             for each in CertificateProblem
@@ -197,7 +197,7 @@ async def test_what_clients_refuse_is_said_with_what_to_do(
 
 
 async def test_a_short_life_is_not_called_at_its_end_from_the_start(tmp_path: Path) -> None:
-    """An authority may issue certificates for a day, and renews them in time."""
+    """An authority may issue certificates for a day, and renew them in time."""
     life = Validity(tmp_path, NOW, NOW + timedelta(hours=24), None)
     assert life.finding(NOW + timedelta(hours=21)) is None
     late = life.finding(NOW + timedelta(hours=22))

@@ -1,4 +1,4 @@
-"""What clients of our ports may take: slow ones, greedy ones and very many."""
+"""Limits on clients of Draco's ports: slow ones, greedy ones and very many."""
 
 import asyncio
 import gc
@@ -39,7 +39,7 @@ class Client:
         self.reader, self.writer = reader, writer
 
     async def ask(self, request: bytes = PROBE) -> bytes:
-        """The first bytes of the answer; none where the connection is ended instead."""
+        """The start of the answer; empty if the connection is closed instead."""
         try:
             self.writer.write(request)
             return await asyncio.wait_for(self.reader.read(1 << 16), 30)
@@ -47,7 +47,7 @@ class Client:
             return b""
 
     async def ended(self) -> bytes:
-        """What comes until the connection is ended."""
+        """Everything that arrives until the connection is closed."""
         try:
             return await asyncio.wait_for(self.reader.read(), 30)
         except ConnectionError:
@@ -58,7 +58,7 @@ class Client:
 async def served(
     app: web.Application, limits: ConnectionLimits, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Callable[..., "asyncio.Future[Client]"]]:
-    """A server, and a way to connect to it from an address."""
+    """A server, and a function that connects to it from an address."""
     writers = []
     async with serving(app, "127.0.0.1", 0, limits=limits, tls=tls) as port:
 
@@ -129,7 +129,7 @@ async def test_an_answer_that_is_not_taken_is_ended() -> None:
 
 @pytest.fixture
 def tls(tmp_path: Path) -> ssl.SSLContext:
-    """What a server shows."""
+    """The certificate of the server."""
     issued = Authority.create("test").issue("server", hosts=["127.0.0.1"])
     (tmp_path / "crt").write_bytes(issued.certificate)
     (tmp_path / "key").write_bytes(issued.key)
@@ -148,7 +148,7 @@ async def test_a_client_that_leaves_after_its_answer_fills_no_log(
         async with aiohttp.ClientSession() as session, session.get(livez, ssl=unverified) as response:
             assert response.status == 200
         await eventually(lambda: not any(task.get_name() == "connection" for task in asyncio.all_tasks()))
-    gc.collect()  # what ended with an error that nobody asked for is said when it is forgotten
+    gc.collect()  # errors that nobody has read are logged when their task is collected
     assert caplog.records == []
 
 

@@ -1,4 +1,4 @@
-"""No code does what foreign input could turn against it: no shell, nothing run or made from data, no blind trust in TLS."""
+"""No code does what untrusted input could exploit: no shell, no code from data, no TLS without verification."""
 
 import ast
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ SWITCHED_OFF = {"verify": "TLS with anybody", "check_hostname": "TLS with anybod
 
 
 def dangers(source: str) -> Iterator[tuple[int, str]]:
-    """The line and the reason of each."""
+    """The line and the reason of each danger."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Import(names=names):

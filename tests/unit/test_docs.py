@@ -1,4 +1,4 @@
-"""The documents are true where a machine can tell: generated pages are current, and links lead somewhere."""
+"""The documents are correct as far as a machine can check: generated pages are current, and links lead somewhere."""
 
 import re
 from itertools import chain
@@ -19,10 +19,10 @@ ODD_WORDS = re.compile(
     r"by (itself|themselves)|what makes (it|them)|as many .* as may|such as it is)\b",
     re.IGNORECASE,
 )
-"""Words that no user of kubectl, cert-manager or rustc has ever read there: "again", "anyone" and a verb say the same."""
+"""Phrases that users of kubectl, cert-manager or rustc never read there: "again", "anyone" or a plain verb says the same."""
 COMMAND = re.compile(r"(?:`|\$ |venv/bin/|^ {2,})(?:kubectl )?draco ([a-z][^`\n]*)", re.MULTILINE)
 MODULE = re.compile(r"`([\w./-]+/(?:[\w-]+\.(?:py|lark))?|[\w-]+\.(?:py|lark))`")
-"""A folder or a module, or a module's name alone: beside the one before it on its line, else in a folder that the page names."""
+"""A folder or a module, or a module's name alone: beside the one before it on its line, or in a folder that the page names."""
 
 
 def test_the_reference_is_what_the_source_says() -> None:
@@ -103,7 +103,7 @@ def test_every_command_that_a_page_names_is_there_with_its_options() -> None:
 
 
 def unknown_in(words: list[str]) -> str:
-    """The first word of a command line of draco that is no command and no option where it stands; "" if there is none."""
+    """The first word of a draco command line that is neither a command nor an option at its place; "" if there is none."""
     command: click.Command = root
     context = click.Context(root)
     while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):

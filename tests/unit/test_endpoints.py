@@ -11,7 +11,7 @@ from draco.endpoints import PortTaken, http_app, serving
 
 
 class Probed:
-    """What the checks will say."""
+    """The results of the probes."""
 
     def __init__(self) -> None:
         self.dead: list[str] = []

@@ -1,4 +1,4 @@
-"""What is said about an image: its parts, and what differs between two."""
+"""What is reported about an image: its parts, and the differences between two images."""
 
 import gzip
 import io
@@ -42,7 +42,7 @@ MODULES = """/out/nvidia-ctk: go1.27.3
 
 
 def an_archive(path: Path, *layers: dict[str, tuple[bytes, float]]) -> ImageArchive:
-    """The archive of an image with these layers: content and time of change by the file's name."""
+    """The archive of an image with these layers: content and modification time by file name."""
 
     def packed(files: dict[str, tuple[bytes, float]]) -> bytes:
         stream = io.BytesIO()
@@ -70,7 +70,7 @@ def a_package(folder: Path, name: str, *lines: str) -> None:
 
 @pytest.fixture
 def listed(tmp_path: Path) -> dict[str, Any]:
-    """What is said about an image of ours, one other package and one Debian package."""
+    """The list for an image of Draco's, with one other package and one Debian package."""
     a_package(tmp_path / "packages", "draco-dra", "License-Expression: Apache-2.0")
     a_package(tmp_path / "packages", "Some.Package", "License: all of\n  this text")
     (tmp_path / "root/var/lib/dpkg").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""One name for one thing: no two public classes are called alike, wherever they are."""
+"""One name for one thing: no two public classes share a name, wherever they are."""
 
 import ast
 from collections import Counter

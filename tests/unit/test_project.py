@@ -1,4 +1,4 @@
-"""Laws about the repository itself: what every file, folder and setting here must keep to."""
+"""Laws of the repository: rules for every file, folder and setting."""
 
 import ast
 import os
@@ -28,7 +28,7 @@ LOCKED = re.compile(r"^([a-z0-9-]+)==(\S+) \\$", re.MULTILINE)
 
 
 def repository_files() -> list[Path]:
-    """Every file that is committed or could be."""
+    """Every file that is committed or could be committed."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -80,7 +80,7 @@ def test_no_module_is_longer_than_600_lines() -> None:
 
 
 def test_no_class_name_is_defined_in_two_modules() -> None:
-    """A traceback and a search show the class name alone; names that start with _ stay in their module."""
+    """A traceback and a search show only the class name; names that start with _ stay in their module."""
     places: dict[str, list[str]] = defaultdict(list)
     for path in python_files():
         if any(path.is_relative_to(package) for package in PACKAGES):
@@ -170,7 +170,7 @@ def test_continuous_integration_runs_what_a_person_runs() -> None:
 
 
 def test_what_names_another_kubernetes_is_marked_so() -> None:
-    """Else `make test` builds that before its first test."""
+    """Otherwise `make test` builds that version before its first test."""
     names = re.compile("|".join(re.escape(f'"{each}"') for each in OTHERS))
     unmarked = [
         str(path.relative_to(ROOT))

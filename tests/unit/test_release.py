@@ -1,4 +1,4 @@
-"""A release is of one version, wherever it is written."""
+"""A release has one version, wherever it is written."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """The files that say a version, all of which say 0.1.0."""
+    """The files that contain the version, all with 0.1.0."""
     for name in ("operator/draco/__init__.py", "charts/draco/Chart.yaml"):
         (tmp_path / name).parent.mkdir(parents=True)
         shutil.copy(ROOT / name, tmp_path / name)

@@ -1,4 +1,4 @@
-"""The reset that the examples run: persistence mode, what holds the GPU, and the exit status. Only nvidia-smi is ours."""
+"""The reset in the examples: persistence mode, what holds the GPU, and the exit status. Only nvidia-smi is simulated."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def the_cron_job(file: str) -> dict[str, Any]:
 
 
 class Node:
-    """What the script meets."""
+    """The programs and devices that the script finds."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class Node:
     def reset(
         self, *, mode: str = "Enabled", code: int = 0, said: str = SAID, mode_code: int = 0
     ) -> tuple[int, str, list[str]]:
-        """The exit status, what is printed, and what nvidia-smi was asked to change."""
+        """The exit status, the output, and what nvidia-smi was asked to change."""
         program = self.folder / "nvidia-smi"
         program.write_text(NVIDIA_SMI.format(log=self.log, said=said, code=code, mode=mode, mode_code=mode_code))
         program.chmod(0o755)
@@ -90,7 +90,7 @@ def test_a_reset_that_fails_says_with_its_status_that_no_process_is_found(node: 
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[int]:
-    """A program of that name that has the GPU's device node open, and is in no list of NVML's."""
+    """A program of that name that has the GPU's device node open, but that NVML does not list."""
     (tmp_path / "nvidia7").touch()
     named = tmp_path / "nvidia-persistenced"
     named.symlink_to("/bin/sleep")

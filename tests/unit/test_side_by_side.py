@@ -1,4 +1,4 @@
-"""Tests that need each other's cluster stay together, and what takes longest begins first."""
+"""Tests that share a cluster run on the same worker, and the longest start first."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,7 +55,7 @@ def an_item(test: str, *fixtures: str) -> SimpleNamespace:
 
 
 def ordered(*collected: SimpleNamespace) -> list[str]:
-    """What a worker makes of the collection."""
+    """The collected tests in the order in which a worker runs them."""
     items: list[Any] = list(collected)
     config: Any = SimpleNamespace(workerinput={})
     side_by_side.pytest_collection_modifyitems(config, items)

@@ -1,4 +1,4 @@
-"""The workflows of a public forge: they call what a developer calls, with pinned actions and no more rights than they need."""
+"""The workflows of a public forge: they call the same make targets as developers, with pinned actions and minimal rights."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PINNED = re.compile(r"[\w-]+/[\w-]+@[0-9a-f]{40}")
 WRITES = {"release": {"packages", "id-token", "attestations"}}
-"""What a workflow may write; all others may write nothing."""
+"""What a workflow may write; all others have no write access."""
 SECRET = re.compile(r"\$\{\{\s*(secrets\.\w+|github\.token)\s*\}\}")
 
 
@@ -43,12 +43,12 @@ def steps() -> list[Step]:
 
 
 def targets() -> set[str]:
-    """The verbs of the Makefile."""
+    """The targets of the Makefile."""
     return set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def called(script: str) -> Iterator[str]:
-    """The verbs that a script has make do."""
+    """The make targets that a script calls."""
     for words in re.findall(r"\bmake ([^\n;&|]+)", script):
         yield from re.findall(r"(?:^|\s)([a-z][a-z0-9-]*)(?=\s|$)", re.sub(r'\S+=("[^"]*"|\S*)', "", words))
 
@@ -86,7 +86,7 @@ def test_a_workflow_may_write_nothing_but_what_it_publishes(path: Path) -> None:
     assert granted == WRITES.get(path.stem, set())
     assert "pull_request_target" not in workflow[True], (
         "what others propose never runs with rights"
-    )  # YAML reads `on` so
+    )  # YAML 1.1 reads `on` as True
 
 
 def test_no_checkout_leaves_its_credentials_behind() -> None:
@@ -100,7 +100,7 @@ def test_every_job_has_an_end() -> None:
 
 
 def test_no_script_contains_an_expression() -> None:
-    """What is put into a script before a shell reads it can be a command: it comes by the environment."""
+    """An expression inserted into a script before the shell reads it can be a command: use an environment variable."""
     assert [step for step in steps() if "${{" in step.script] == []
 
 

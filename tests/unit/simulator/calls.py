@@ -1,4 +1,4 @@
-"""Arguments with which every simulated function can be called, made with the library that is then called."""
+"""Arguments for a call of every simulated function, created with the library that is then called."""
 
 import ctypes
 import inspect
@@ -8,7 +8,7 @@ import pynvml
 
 
 def arguments(library: Any, name: str) -> dict[str, Any]:
-    """What a function takes, by the names of its arguments; `library` has pynvml's functions, and an open session."""
+    """A function's arguments by name; `library` has pynvml's functions and an open session."""
     handle, other = library.nvmlDeviceGetHandleByIndex(0), library.nvmlDeviceGetHandleByIndex(1)
     by_name: dict[str, Any] = {
         "handle": handle, "device": handle, "handle1": handle, "device1": handle, "handle2": other, "device2": other,
@@ -32,7 +32,7 @@ def arguments(library: Any, name: str) -> dict[str, Any]:
 
 
 def _of_instances(library: Any, handle: Any, name: str) -> dict[str, Any]:
-    """What the functions of instances take, if MIG is on: an instance that is there, and room for another one."""
+    """The arguments of functions about instances, if MIG is on: an existing instance, and room for another one."""
     if not library.nvmlDeviceGetMaxMigDeviceCount(handle):
         return dict.fromkeys(("gpuInstance", "computeInstance", "placement", "engProfile", "computeInstanceId"), 0) | {
             "placement": None, "computeInstancesRef": None

@@ -16,7 +16,7 @@ StateFile = Callable[..., Path]
 
 @pytest.fixture
 def a_state_file(tmp_path: Path) -> StateFile:
-    """Makes the state file of a node: `a_state_file(board="T4", gpus=2)`."""
+    """Creates the state file of a node: `a_state_file(board="T4", gpus=2)`."""
 
     def make(board: str = "H100-80GB", gpus: int = 8) -> Path:
         path = tmp_path / f"{board}.json"
@@ -28,7 +28,7 @@ def a_state_file(tmp_path: Path) -> StateFile:
 
 @pytest.fixture
 def path(a_state_file: StateFile) -> Path:
-    """The state file of a node with eight H100."""
+    """The state file of a node with eight H100s."""
     return a_state_file()
 
 
@@ -45,7 +45,7 @@ def opened(path: Path) -> SimulatedNvml:
 
 
 class Mig:
-    """A session with one GPU in MIG mode, and the few calls with which programs make instances."""
+    """A session with one GPU in MIG mode, and the calls with which programs create instances."""
 
     def __init__(self, path: Path, *, gpu: int = 0) -> None:
         self.nvml = opened(path)
@@ -54,7 +54,7 @@ class Mig:
             state.gpus[gpu].mig_current = state.gpus[gpu].mig_pending = 1
 
     def make(self, profile_id: int, start: int) -> Any:
-        """A GPU instance at a placement."""
+        """Create a GPU instance at a placement."""
         info = self.nvml.nvmlDeviceGetGpuInstanceProfileInfoById(self.device, profile_id)
         count, array = ctypes.c_uint(16), (pynvml.c_nvmlGpuInstancePlacement_t * 16)()
         self.nvml.nvmlDeviceGetGpuInstancePossiblePlacements(self.device, info.id, array, ctypes.byref(count))
@@ -62,18 +62,18 @@ class Mig:
         return self.nvml.nvmlDeviceCreateGpuInstanceWithPlacement(self.device, profile_id, ctypes.byref(placement))
 
     def fill(self, instance: Any) -> Any:
-        """A compute instance that takes all of a GPU instance."""
+        """Create a compute instance that takes a whole GPU instance."""
         slices = {0: 4, 5: 3, 9: 2, 14: 1}  # by GPU instance profile of the boards with seven slices
         profile = slices.get(self.nvml.nvmlGpuInstanceGetInfo(instance).profileId, 0)
         return self.nvml.nvmlGpuInstanceCreateComputeInstance(instance, profile)
 
     def made(self, profile_id: int, start: int) -> tuple[Any, Any]:
-        """Both."""
+        """Create both."""
         instance = self.make(profile_id, start)
         return instance, self.fill(instance)
 
     def placements(self) -> dict[int, tuple[int, int, int]]:
-        """Id -> profile, start and size of every GPU instance, asked profile by profile."""
+        """The profile, start and size of every GPU instance by id, queried profile by profile."""
         found = {}
         for profile_id in (19, 20, 15, 14, 9, 5, 0):
             array, count = (pynvml.c_nvmlGpuInstance_t * 8)(), ctypes.c_uint()
@@ -84,7 +84,7 @@ class Mig:
         return found
 
     def devices(self) -> dict[int, str]:
-        """Slot -> UUID of every MIG device, as a walk finds them."""
+        """The UUID of every MIG device by slot, as found by iterating over the slots."""
         found = {}
         for slot in range(self.nvml.nvmlDeviceGetMaxMigDeviceCount(self.device)):
             try:
@@ -97,5 +97,5 @@ class Mig:
 
 @pytest.fixture
 def mig(path: Path) -> Mig:
-    """The first of eight H100, in MIG mode."""
+    """The first of eight H100s, in MIG mode."""
     return Mig(path)

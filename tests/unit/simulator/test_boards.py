@@ -1,4 +1,4 @@
-"""The tables of the boards: what any real board obeys."""
+"""The tables of the boards: rules that every real board obeys."""
 
 import re
 
@@ -125,7 +125,7 @@ def test_compute_instances_never_outgrow_their_gpu_instance(
 
 
 def _layouts(table: Board, profiles: list[Profile]) -> set[frozenset[Placement]]:
-    """Every set of instances that can exist at once, the empty one included."""
+    """Every set of instances that can exist together, including the empty one."""
     reached: set[frozenset[Placement]] = {frozenset()}
     frontier = [frozenset[Placement]()]
     while frontier:
@@ -147,8 +147,8 @@ def _maximal(table: Board, profiles: list[Profile]) -> int:
 @pytest.mark.parametrize(("board", "table"), SEVEN_SLICES)
 def test_seven_slice_boards_have_the_layouts_that_nvidia_publishes(board: SimulatedBoard, table: Board) -> None:
     plain = [profile for profile in table.profiles if not profile.name.endswith("+me")]
-    single = [profile for profile in plain if profile.id != 15]  # without the 1g that has double memory
-    assert _maximal(table, single) == 19  # the user guide's diagram shows as many
+    single = [profile for profile in plain if profile.id != 15]  # without the 1g with double memory
+    assert _maximal(table, single) == 19  # the number in the user guide's diagram
     assert len(_layouts(table, plain)) == 723
     assert (
         len({frozenset(unit for placed in layout for unit in placed.units) for layout in _layouts(table, plain)}) == 192
@@ -157,7 +157,7 @@ def test_seven_slice_boards_have_the_layouts_that_nvidia_publishes(board: Simula
 
 @pytest.mark.parametrize(("board", "table"), TABLES)
 @given(data=st.data())
-@settings(deadline=None)  # another program may take the processor meanwhile
+@settings(deadline=None)  # another program may use the processor meanwhile
 def test_filling_a_gpu_never_takes_more_than_it_has(board: SimulatedBoard, table: Board, data: st.DataObject) -> None:
     existing: list[Placement] = []
     while choices := [Placement(p, start) for p in table.profiles for start in free_starts(table, p, existing)]:

@@ -1,4 +1,4 @@
-"""The hardware check: it agrees with itself, finds one wrong number, and says when there is nothing to compare."""
+"""The hardware check: it agrees with itself, finds a single wrong number, and says when there is nothing to compare."""
 
 from pathlib import Path
 from typing import Any

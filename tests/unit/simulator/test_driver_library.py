@@ -1,4 +1,4 @@
-"""The simulated libnvidia-ml.so.1, called as on hardware: by pynvml unchanged, over ctypes, in any process."""
+"""The simulated libnvidia-ml.so.1, called as on hardware: by unmodified pynvml, through ctypes, from any process."""
 
 import ctypes
 import os
@@ -34,7 +34,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def loaded(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pynvml with this library, as if it had found it."""
+    """Pynvml with this library loaded."""
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(compiled)))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     monkeypatch.setattr(pynvml, "_nvmlLib_refcount", 0)
@@ -42,20 +42,20 @@ def loaded(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def driver(loaded: None, path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A node with eight H100 and its driver; the state file."""
+    """A node with eight H100s and its driver; yields the state file."""
     with driving(path, monkeypatch):
         yield path
 
 
 def driving(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    # A Unix socket's path is short, and a test's folder is not.
+    # The path of a Unix socket must be short, and a test's folder is not.
     short = Path(f"/tmp/draco-test-{os.getpid()}.sock")
     monkeypatch.setenv(library.SOCKET_VARIABLE, str(short))
     return service.serving(path, short)
 
 
 def plain(value: Any) -> Any:
-    """An answer as something that can be compared: structs field by field, pointers by where they point."""
+    """An answer in a comparable form: structs field by field, pointers by their target."""
     if isinstance(value, ctypes.Structure | ctypes.Union):
         return {name: plain(getattr(value, name)) for name, *_ in value._fields_}
     if isinstance(value, ctypes.Array | list | tuple):
@@ -70,7 +70,7 @@ def plain(value: Any) -> Any:
 
 
 def outcome(nvml: Any, name: str) -> Any:
-    """What a function answers or refuses, and what it wrote behind the pointers it was given."""
+    """What a function returns or raises, and what it writes through its pointer arguments."""
     given = arguments(nvml, name)
     try:
         answer = plain(getattr(nvml, name)(*given.values()))
@@ -187,7 +187,7 @@ def test_a_reload_of_the_driver_ends_the_session(driver: Path) -> None:
 
 
 def test_a_session_ends_with_the_service(loaded: None, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it ends when the kernel module is taken out and put in again."""
+    """As when the kernel module is unloaded and loaded again."""
     with driving(path, monkeypatch):
         pynvml.nvmlInit()
         assert pynvml.nvmlDeviceGetCount() == 8
@@ -217,7 +217,7 @@ print(pynvml.nvmlDeviceGetMinorNumber(handle))
 
 
 def test_another_process_finds_the_library_and_has_a_session_of_its_own(driver: Path, compiled: Path) -> None:
-    """A child of fork has none: NVML has to be initialised in it."""
+    """A forked child has none: NVML must be initialised in it."""
     environment = {**os.environ, "LD_LIBRARY_PATH": str(compiled.parent)}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
     assert (done.stdout.split(), done.stderr) == (["580.95.05", "7", "0"], "")

@@ -1,4 +1,4 @@
-"""The simulated driver as a node has it installed."""
+"""The simulated driver as it is installed on a node."""
 
 import ctypes
 from pathlib import Path

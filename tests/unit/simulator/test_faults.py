@@ -1,4 +1,4 @@
-"""Faults: what each of them makes NVML answer, and what ends it."""
+"""Faults: what each makes NVML answer, and what ends it."""
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""What stands in the way of a change of a simulated GPU: holders, chosen failures, latency, and where a process may end."""
+"""What prevents changes of a simulated GPU: holders, injected failures, latency, and the points where a process may die."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_a_handle_on_the_gpu_instance_leaves_it_half_destroyed_and_nobody_listed
 def test_a_holder_is_in_nobody_elses_way(mig: Mig, path: Path) -> None:
     left, right = mig.made(9, 0), mig.made(9, 4)
     faults.hold(path, 0, GpuProcess(pid=7, gpu_instance=1, compute_instance=0))
-    faults.hold(path, 0, GpuProcess(pid=8))  # of the whole GPU: keeps its mode, not its instances
+    faults.hold(path, 0, GpuProcess(pid=8))  # on the whole GPU: blocks a mode change, but not its instances
     mig.nvml.nvmlComputeInstanceDestroy(right[1])
     mig.nvml.nvmlGpuInstanceDestroy(right[0])
     with pytest.raises(pynvml.NVMLError_InUse):
@@ -172,7 +172,7 @@ def test_a_driver_that_is_reloaded_during_a_call_ends_it_and_the_call_changes_no
 
 
 class Killed(BaseException):
-    """The process ended here."""
+    """The process dies here."""
 
 
 def _killing_at(point: str) -> Callable[[str], None]:

@@ -1,4 +1,4 @@
-"""Boards that come and go: who revives, who is numbered how, and which handles are good afterwards."""
+"""Boards that come and go: which recover, how they are numbered, and which handles stay valid."""
 
 from collections.abc import Callable
 from pathlib import Path

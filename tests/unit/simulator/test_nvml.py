@@ -1,4 +1,4 @@
-"""Simulated NVML's answers and refusals, function by function where they differ from the obvious."""
+"""Simulated NVML's answers and refusals, function by function where they are not obvious."""
 
 import ctypes
 from pathlib import Path
@@ -254,7 +254,7 @@ def test_two_sessions_on_one_file_see_each_others_changes(path: Path) -> None:
 
 def test_no_change_is_missed_however_fast_they_follow_each_other(nvml: SimulatedNvml, path: Path) -> None:
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
-    for degrees in [40, 50] * 20:  # two digits each: the file keeps its size, and an inode number could come back
+    for degrees in [40, 50] * 20:  # two digits each: the file keeps its size, and an inode number could be reused
         faults.temperature(path, 0, degrees)
         assert nvml.nvmlDeviceGetTemperature(handle, 0) == degrees
 

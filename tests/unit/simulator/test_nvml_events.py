@@ -1,4 +1,4 @@
-"""Events of simulated NVML: delivered across processes, once, in order, without a busy wait."""
+"""Events of simulated NVML: delivered across processes, once, in order, without busy waiting."""
 
 import ctypes
 import subprocess
@@ -20,7 +20,7 @@ from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.conftest import opened
 
 XID = pynvml.nvmlEventTypeXidCriticalError
-LONG_MS = 30_000  # never waited out: whatever is waited for comes first
+LONG_MS = 30_000  # never reached: the awaited event comes first
 INJECT = """
 import sys, time
 from pathlib import Path
@@ -50,7 +50,7 @@ def _seen(nvml: SimulatedNvml, events: Any, timeout_ms: int = 0) -> list[tuple[i
 
 
 class _Waiter(threading.Thread):
-    """Waits in a thread; `error` or `event` is what came."""
+    """Waits in a thread; `error` or `event` is the result."""
 
     def __init__(self, nvml: SimulatedNvml, events: Any) -> None:
         super().__init__()

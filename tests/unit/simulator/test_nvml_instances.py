@@ -1,4 +1,4 @@
-"""GPU instances and compute instances through simulated NVML: made, found and destroyed."""
+"""GPU instances and compute instances through simulated NVML: created, found and destroyed."""
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +53,7 @@ def test_no_two_instances_that_fit_side_by_side_share_an_id(units: int, sizes: t
 def test_occupied_units_and_used_up_engines_are_refused_alike(mig: Mig) -> None:
     mig.make(20, 0)
     before = mig.placements()
-    for profile, start in ((9, 0), (19, 0), (0, 0), (20, 3)):  # the last one: there is one media extension
+    for profile, start in ((9, 0), (19, 0), (0, 0), (20, 3)):  # the last: there is one media extension
         with pytest.raises(pynvml.NVMLError_InsufficientResources):
             mig.make(profile, start)
     assert mig.placements() == before
@@ -114,7 +114,7 @@ def test_the_driver_chooses_as_seen_on_hardware(mig: Mig) -> None:
     assert choose(9, 5) == [4, 0]
     assert choose(14, 19) == [4, 6]
     with pytest.raises(pynvml.NVMLError_InsufficientResources):
-        choose(19, 19, 14, 9)  # a plan by counts that the driver's choice makes impossible
+        choose(19, 19, 14, 9)  # fits by counts, but the driver's choice of placements makes it impossible
 
 
 def test_where_all_places_are_as_good_the_driver_begins_at_the_end(a_state_file: StateFile) -> None:
@@ -190,7 +190,7 @@ def test_compute_instances_share_a_gpu_instance_slice_by_slice(mig: Mig) -> None
     too_large = pynvml.c_nvmlComputeInstancePlacement_t(1, 2)
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
         nvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement(instance, 0, ctypes.byref(too_large))
-    for profile in (1, 2):  # of two and of three slices
+    for profile in (1, 2):  # with two and with three slices
         with pytest.raises(pynvml.NVMLError_InsufficientResources):
             nvml.nvmlGpuInstanceCreateComputeInstance(instance, profile)
     with pytest.raises(pynvml.NVMLError_InsufficientResources):
@@ -285,7 +285,7 @@ def test_what_has_all_media_engines_leaves_room_only_for_what_has_none(a_state_f
 
 def test_of_many_that_want_one_place_at_once_one_gets_it(mig: Mig, path: Path) -> None:
     def take(_number: int) -> int:
-        nvml = opened(path)  # what another process would have
+        nvml = opened(path)  # as another process would have it
         try:
             instance = nvml.nvmlDeviceCreateGpuInstance(nvml.nvmlDeviceGetHandleByIndex(0), 19)
         except pynvml.NVMLError_InsufficientResources:
@@ -305,7 +305,7 @@ def test_whatever_is_made_and_destroyed_nothing_overlaps_and_refusals_are_right(
 ) -> None:
     sizes = {19: 1, 20: 1, 15: 2, 14: 2, 9: 4, 5: 4, 0: 8}
     starts = {19: range(7), 20: range(7), 15: (0, 2, 4, 6), 14: (0, 2, 4), 9: (0, 4), 5: (0,), 0: (0,)}
-    optical_flow = {20, 0}  # these take the only accelerator
+    optical_flow = {20, 0}  # these take the only optical flow accelerator
     create(path, gpus=1, node_name="n")
     mig, there = Mig(path), dict[tuple[int, int], Any]()
     for profile_id, start in steps:

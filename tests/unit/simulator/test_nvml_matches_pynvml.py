@@ -1,4 +1,4 @@
-"""The simulator cannot drift from pynvml: same functions, same signatures, same types of answers."""
+"""The simulator matches pynvml: the same functions, the same signatures, the same types of answers."""
 
 import ctypes
 import inspect
@@ -79,7 +79,7 @@ def test_what_pynvml_does_not_have_is_no_attribute() -> None:
 
 
 class Answering:
-    """A C library whose every function succeeds and writes nothing, so that pynvml shows the types of its answers."""
+    """A C library in which every function succeeds and writes nothing, so that pynvml shows its return types."""
 
     def __getattr__(self, _name: str) -> Any:
         class Function:
@@ -97,7 +97,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _shape(value: object) -> object:
-    """Type of a value; of sequences also the types inside, and of C arrays what they hold and how many."""
+    """The type of a value; for sequences also the types inside, and for C arrays the element type and the length."""
     if isinstance(value, list | tuple):
         return (type(value), [_shape(item) for item in value])
     if isinstance(value, ctypes.Array):

@@ -16,7 +16,7 @@ ENABLE, DISABLE = pynvml.NVML_DEVICE_MIG_ENABLE, pynvml.NVML_DEVICE_MIG_DISABLE
 
 
 def _profiles(nvml: SimulatedNvml, gpu: int = 0) -> dict[str, int]:
-    """As a program walks them: by enumeration until INVALID_ARGUMENT, over NOT_SUPPORTED. Name -> id."""
+    """Profile ids by name, as programs enumerate them: until INVALID_ARGUMENT, skipping NOT_SUPPORTED."""
     found: dict[str, int] = {}
     kind = 0
     while True:
@@ -156,7 +156,7 @@ def test_an_empty_gpu_has_room_for_every_profile_as_often_as_it_may_exist(a_stat
 
 def test_remaining_capacity_counts_what_is_taken(nvml: SimulatedNvml, path: Path) -> None:
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
-    assert nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, 19) == 7  # MIG is off
+    assert nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, 19) == 7  # even with MIG off
     nvml.nvmlDeviceSetMigMode(handle, ENABLE)
     with mutate(path) as state:
         state.gpus[0].instances.append(GpuInstance(1, 9, 0, 4))

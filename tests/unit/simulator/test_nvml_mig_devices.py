@@ -1,4 +1,4 @@
-"""MIG devices through simulated NVML: handles, slots, names, memory, attributes and who runs on them."""
+"""MIG devices through simulated NVML: handles, slots, names, memory, attributes and their processes."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def test_whether_it_is_a_mig_device_is_told_as_a_c_uint(mig: Mig) -> None:
     told = mig.nvml.nvmlDeviceIsMigDeviceHandle(_device(mig, compute))
     assert isinstance(told, pynvml.c_uint)
     assert told
-    assert told != 1  # the trap: a C object equals no number
+    assert told != 1  # a pitfall: a C object equals no number
     assert not mig.nvml.nvmlDeviceIsMigDeviceHandle(mig.device)
 
 

@@ -1,4 +1,4 @@
-"""The plugin watcher of a kubelet stand-in: calls to a plugin that leaves meanwhile."""
+"""The plugin watcher of a simulated kubelet: calls to a plugin that leaves meanwhile."""
 
 import asyncio
 import tempfile
@@ -23,7 +23,7 @@ CLAIM = ClaimRecord(ClaimUid("uid"), "default", "claim", [DRIVER])
 
 
 class SlowPlugin:
-    """It is registered, and answers no call that is about claims."""
+    """A registered plugin that answers no call about claims."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -49,7 +49,7 @@ class SlowPlugin:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A folder of kubelet's, whose path is short enough for sockets."""
+    """A kubelet folder with a path short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="k-", dir="/tmp") as folder:
         yield Path(folder)
 
@@ -75,7 +75,7 @@ async def plugin(root: Path, plugins: Plugins) -> AsyncIterator[SlowPlugin]:
 async def test_a_call_to_a_plugin_that_leaves_fails_so_that_it_is_made_again(
     plugins: Plugins, plugin: SlowPlugin
 ) -> None:
-    """Kubelet closes its connection then, which ends the call as if somebody had cancelled it."""
+    """The kubelet then closes its connection, which ends the call like a cancellation."""
     call = asyncio.create_task(plugins.prepare(DRIVER, [CLAIM]))
     await plugin.asked.wait()
     plugin.socket.unlink()

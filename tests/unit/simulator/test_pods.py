@@ -85,6 +85,6 @@ def test_addresses_are_stable_and_on_nobodys_network() -> None:
     assert [pods.pod_ip(name) for name in names] == [pods.pod_ip(name) for name in names]
     assert all(ip_address(pods.pod_ip(name)).is_reserved for name in names)
     assert all(ip_address(pods.node_ip(name)).is_loopback for name in names)
-    machines_own = ip_network("127.0.0.0/16")  # where name servers and the like listen
+    machines_own = ip_network("127.0.0.0/16")  # where name servers and other local services listen
     assert not any(ip_address(pods.node_ip(name)) in machines_own for name in names)
     assert len({pods.node_ip(name) for name in names}) == len(names)

@@ -1,4 +1,4 @@
-"""A simulated node's /proc: capability files, the boot id, and who has which device open."""
+"""A simulated node's /proc: capability files, the boot id, and which process has which device open."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ CGROUP = f"/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/cri-contain
 
 @pytest.fixture
 def proc(path: Path) -> Path:
-    """The /proc of a node with eight H100."""
+    """The /proc of a node with eight H100s."""
     return procfs.build(path, load(path))
 
 

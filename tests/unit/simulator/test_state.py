@@ -1,4 +1,4 @@
-"""The state file: repeatable, shared between processes, whole or an error."""
+"""The state file: reproducible, shared between processes, and either whole or an error."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Simulated boards answer as real ones did, whose answers `draco_local.simulator.survey` wrote down."""
+"""Simulated boards answer as the real ones whose answers `draco_local.simulator.survey` recorded."""
 
 import json
 import re
