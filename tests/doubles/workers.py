@@ -1,4 +1,4 @@
-"""Workers that answer at once, in this process."""
+"""Workers that answer immediately, in this process."""
 
 from collections.abc import Callable
 

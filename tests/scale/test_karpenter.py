@@ -131,7 +131,8 @@ async def test_a_node_with_a_reservation_stays_until_the_reservation_ends(
             said = [each["message"] for each in events if each["reason"] == "DisruptionBlocked"]
             return any(DO_NOT_DISRUPT in each for each in said)
 
-        # Karpenter repeats an event about a node only every two minutes; without the hold, the empty node would be gone in ten
+        # Karpenter repeats an event about a node only every two minutes; without the hold, the empty node goes in about ten
+        # seconds.
         # seconds.
         await until(blocked, what="Karpenter finds the empty node and leaves it", within_s=PATIENCE_S + 60)
         assert await nodes_of(scaled) == {node}

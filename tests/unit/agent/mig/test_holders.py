@@ -61,7 +61,7 @@ def test_a_process_names_itself_without_control_characters(tmp_path: Path) -> No
 
 
 def test_a_host_name_that_no_pod_can_have_is_not_told(tmp_path: Path) -> None:
-    """A process controls its own environment, and what is read from it goes into the GpuNode, which must stay small."""
+    """A process controls its own environment, and what is read from it goes into the GpuNode that all pods of the node share."""
     a_process(tmp_path, 7, cgroup=f"0::/kubepods/pod{POD}/{CONTAINER}", env=f"HOSTNAME={'a' * 100_000}\0")
     assert (
         sentence(Holders(tmp_path).named([7]))

@@ -111,7 +111,7 @@ async def test_a_socket_that_does_not_answer_is_asked_again_after_a_while(tmp_pa
     known = identity(path)
     path.unlink()
     async with a_plugin(path, DRIVER) as asked:
-        if identity(path) == known:  # the kernel reused the inode: it counts as the same file and is not asked again
+        if identity(path) == known:  # a reused inode counts as the same file, which is not asked every time
             assert await rivals.look(ours=[]) == []
             assert asked == []
         await clock.advance(1)

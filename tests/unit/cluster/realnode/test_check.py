@@ -60,7 +60,7 @@ def test_a_machine_on_which_nothing_more_can_be_watched_is_refused(
 def test_what_may_be_watched_is_tried_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hasattr(CDLL(None), "inotify_init")
     open_before = set(Path("/proc/self/fd").iterdir())
-    answers = iter([os.dup(0), os.dup(0), os.dup(0), -1])  # not the machine's own: others watch there meanwhile
+    answers = iter([os.dup(0), os.dup(0), os.dup(0), -1])  # not real inotify instances, which other programs use
     monkeypatch.setattr(check, "CDLL", lambda _: SimpleNamespace(inotify_init=lambda: next(answers)))
     assert check.can_watch(2)
     assert not check.can_watch(2)

@@ -302,7 +302,7 @@ async def test_what_is_given_to_a_group_that_is_overdue_stays_its_own_while_its_
 
 
 async def test_a_group_is_asked_about_again_when_it_becomes_overdue_though_nothing_changes(lab: Lab) -> None:
-    """Otherwise the next claim would get the devices that are free now, instead of the group that they should be kept for."""
+    """Otherwise the next claim would get the devices that are free now, although they should be kept for the group."""
     lab.wait("waits", creation_timestamp=lab.clock.now() - timedelta(seconds=590))
     assert await lab.look() == pytest.approx(10.0)
     lab.workers.asked.clear()
