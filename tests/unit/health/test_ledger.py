@@ -1,4 +1,4 @@
-"""Laws of the ledger: a fault stays until its end was seen, the worst one wins, and restarts change nothing."""
+"""Laws of the ledger: a fault stays until its end was seen, the worst one wins, and a restart of the agent forgets nothing."""
 
 from collections.abc import Sequence
 from datetime import timedelta
