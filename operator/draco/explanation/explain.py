@@ -164,14 +164,14 @@ def _gated(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod) -> str:
         return ""
     if pod_group := pod_group_of(pod):
         return (
-            f"pod {pod.metadata.name} has the scheduling gate {SCHEDULING_GATE}: where the chart's value operator.allocate is "
-            f"true, Draco takes it off once as many pods of {pod_group} as start together have their devices"
+            f"pod {pod.metadata.name} has the scheduling gate {SCHEDULING_GATE}: if the chart's value operator.allocate is true, "
+            f"Draco removes it when as many pods of {pod_group} as start together have their devices"
         )
     if dracos:
         return ""
     return (
         f"pod {pod.metadata.name} has the scheduling gate {SCHEDULING_GATE}, and Draco allocates none of its claims: Draco "
-        "takes the gate off where the chart's value operator.allocate is true"
+        "removes the gate if the chart's value operator.allocate is true"
     )
 
 
@@ -237,7 +237,7 @@ def _out_of_reach(may_go: Mapping[str, Node], reach: Mapping[str, Node]) -> list
     names = sorted(may_go.keys() - reach.keys()) if reach is not may_go else []
     if not names:
         return []
-    text = "out of reach of the devices that are allocated already"
+    text = "unable to use the devices already allocated"
     return [NodeCause(reason=NodeReason.ALLOCATION, text=text, nodes=len(names), names=names[:MAX_NODES])]
 
 

@@ -308,7 +308,7 @@ def _fits(explanation: Explanation) -> _NoteParts:
         cause = f"{cause}, and the pod will not start there: {problem.text}"
         return _NoteParts(cause, problem.remedy, names_subject=problem.names_subject)
     if explanation.group:
-        together = f"Draco allocates {explanation.group} all at once or not at all"
+        together = f"Draco allocates all of {explanation.group} or none of it"
         return _NoteParts(
             f"the pod's own claims can be allocated on {where}, but {together}", "see the Event GroupWaiting"
         )
@@ -327,7 +327,7 @@ def _fits_for_draco(explanation: Explanation, cause: str) -> _NoteParts:
     if not explanation.ended:
         return _NoteParts(f"{cause}, and Draco has not allocated its claims yet")
     return _NoteParts(
-        f"{cause}, but pod {explanation.ended} has ended, and as long as it is there Kubernetes takes back what the claim gets",
+        f"{cause}, but pod {explanation.ended} has ended, and while it exists Kubernetes deallocates the claim",
         "delete the pod, or have another one use the claim",
     )
 

@@ -75,7 +75,7 @@ def cause_text(count: CauseCount) -> str:
             newer = f", which is {count.newer}" if count.newer else ""
             text = f"in slices older than their pool's newest generation{newer}"
         case Cause.POOL_INVALID:
-            text = f"in an invalid pool ({listed(count.pools)}): a device or counter set is there twice, or a counter is missing"
+            text = f"in an invalid pool ({listed(count.pools)}): a device or counter set is listed twice, or a counter is missing"
         case Cause.CONSTRAINT:
             text = f"without the attribute {count.constraint}, which a constraint of the claim compares"
         case Cause.COUNTERS_SHORT | Cause.CAPACITY_SHORT:
@@ -165,7 +165,7 @@ def brief(explanation: Explanation) -> Iterator[str]:
         yield from lines
         return
     yield from lines[: BRIEF - 1]
-    yield f"{counted(len(lines) - BRIEF + 1, 'more thing')} to know with -v."
+    yield f"{counted(len(lines) - BRIEF + 1, 'more line')} with -v."
 
 
 def report(explanation: Explanation) -> Iterator[str]:

@@ -112,32 +112,32 @@ REST = {
     "its own PodGroup": (
         False,
         a_pod(group="g"),
-        [told("Draco allocates PodGroup default/g all at once or not at all.")],
+        [told("Draco allocates all of PodGroup default/g or none of it.")],
     ),
     "its own label": (
         False,
         a_pod(label="g"),
-        [told("Draco allocates Kueue pod group default/g all at once or not at all.")],
+        [told("Draco allocates all of Kueue pod group default/g or none of it.")],
     ),
     "its own JobSet": (
         False,
         a_pod(label="g", by="JobSet"),
-        [told("Draco allocates JobSet default/g all at once or not at all.")],
+        [told("Draco allocates all of JobSet default/g or none of it.")],
     ),
     "its LeaderWorkerSet's other group": (
         True,
         a_pod(label="g", by="LeaderWorkerSet"),
-        [told("Draco allocates LeaderWorkerSet group default/g-1 all at once or not at all.")],
+        [told("Draco allocates all of LeaderWorkerSet group default/g-1 or none of it.")],
     ),
     "another PodGroup": (
         True,
         a_pod(label="g"),
-        [told("Draco allocates PodGroup default/g all at once or not at all.")],
+        [told("Draco allocates all of PodGroup default/g or none of it.")],
     ),
     "a group though it is in none": (
         True,
         a_pod(),
-        [told("Draco allocates Kueue pod group default/g all at once or not at all.")],
+        [told("Draco allocates all of Kueue pod group default/g or none of it.")],
     ),
     "it is gated and nobody says why": (True, GATED, [("claim", DRACOS)]),
     "others hold it back": (False, HELD_BACK, [("claim", DRACOS)]),
@@ -159,7 +159,7 @@ REST = {
     "it keeps its gate with a device, its PodGroup is short of pods, and it is told so": (
         False,
         GATED_MEMBER,
-        [HAS_ITS_DEVICE, a_pod_group(2), told(f"Draco takes it off once {TOGETHER}.")],
+        [HAS_ITS_DEVICE, a_pod_group(2), told(f"Draco removes it when {TOGETHER}.")],
     ),
     "it keeps its gate with a device, its PodGroup is short of pods, and it is told something else": (
         True,
@@ -169,12 +169,12 @@ REST = {
     "it keeps its gate with a device, and its PodGroup has enough pods": (
         True,
         GATED_MEMBER,
-        [HAS_ITS_DEVICE, a_pod_group(1), told(f"Draco takes it off once {TOGETHER}.")],
+        [HAS_ITS_DEVICE, a_pod_group(1), told(f"Draco removes it when {TOGETHER}.")],
     ),
     "it keeps its gate with a device, its PodGroup has enough pods, and it lacks kube-scheduler's": (
         True,
         GATED_MEMBER_OF_BOTH,
-        [HAS_ITS_DEVICE, THEIRS, a_pod_group(1), told(f"Draco takes it off once {TOGETHER}.")],
+        [HAS_ITS_DEVICE, THEIRS, a_pod_group(1), told(f"Draco removes it when {TOGETHER}.")],
     ),
     "it keeps its gate, its PodGroup has enough pods, and it lacks what is Draco's": (
         False,
@@ -184,7 +184,7 @@ REST = {
     "it keeps its gate with a device, and its PodGroup is not there": (
         True,
         GATED_MEMBER,
-        [HAS_ITS_DEVICE, told(f"Draco takes it off once {TOGETHER}.")],
+        [HAS_ITS_DEVICE, told(f"Draco removes it when {TOGETHER}.")],
     ),
     "it keeps its gate and wants nothing of Draco's": (
         True,

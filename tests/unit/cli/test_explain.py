@@ -241,7 +241,7 @@ def test_a_claim_that_a_pod_has_used_to_its_end_waits_for_the_pod_to_go(
     file = tmp_path / "objects.yaml"
     file.write_text(yaml.safe_dump_all([dracos, *CLUSTER[1:], a_claim("one"), done]))
     assert (
-        "pod default/done has ended, and as long as it is there Kubernetes takes back what the claim gets. Delete the pod"
+        "pod default/done has ended, and while it exists Kubernetes deallocates the claim. Delete the pod"
     ) in explain(str(file), *arguments).stdout
     file.write_text(yaml.safe_dump_all([*CLUSTER, a_claim("one"), done]))
     assert "has ended" not in explain(str(file), *arguments).stdout, "kube-scheduler allocates it when a pod wants it"

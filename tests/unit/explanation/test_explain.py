@@ -159,7 +159,7 @@ def test_a_scheduling_gate_is_named_unless_draco_takes_it_off_with_the_devices_t
     assert why in str(told)
 
 
-TOGETHER = "Draco takes it off once as many pods of PodGroup default/train as start together have their devices"
+TOGETHER = "Draco removes it when as many pods of PodGroup default/train as start together have their devices"
 
 
 @pytest.mark.parametrize(

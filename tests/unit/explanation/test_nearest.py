@@ -258,7 +258,7 @@ def test_a_capacity_that_is_short_is_asked_for_in_a_smaller_amount() -> None:
         (
             {},
             ChangeKind.LOWER_OTHERS,
-            "make claim default/user again with the cores that it needs: it asks for none, and so it takes 100",
+            "recreate claim default/user with a request for the cores that it needs: without one it takes 100",
         ),
         ({"cores": "100"}, ChangeKind.FREE_CLAIM, "wait for pod p to end, or delete it: it uses claim default/user"),
     ],

@@ -255,7 +255,7 @@ def test_a_name_that_nobody_publishes_is_told_with_the_one_meant(expression: str
             f"no device of class {GPU} has {ATTRIBUTES}.ecc == false; there is true",
             "",
         ),
-        ("1 == 2", "1 == 2 is false whatever the device", ""),
+        ("1 == 2", "1 == 2 is false for every device", ""),
         (
             f'{ATTRIBUTES}.productName == "a" && {ATTRIBUTES}.productName == "b"',
             f'{ATTRIBUTES}.productName == "a" and {ATTRIBUTES}.productName == "b" can never both be true',
@@ -269,8 +269,8 @@ def test_a_name_that_nobody_publishes_is_told_with_the_one_meant(expression: str
         (
             f'{ATTRIBUTES}.productName == "{H100}" && {CAPACITY}.memory.compareTo(quantity("40Gi")) == 0',
             (
-                f'no device of class {GPU} meets {ATTRIBUTES}.productName == "{H100}" (met by 2) and '
-                f'{CAPACITY}.memory.compareTo(quantity("40Gi")) == 0 (met by 2) at once'
+                f'no device of class {GPU} meets both {ATTRIBUTES}.productName == "{H100}" (met by 2) and '
+                f'{CAPACITY}.memory.compareTo(quantity("40Gi")) == 0 (met by 2)'
             ),
             "",
         ),

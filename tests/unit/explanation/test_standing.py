@@ -91,7 +91,7 @@ def test_a_device_whose_name_another_board_has_now_is_told_with_both(phase: str)
     assert prepared_on("GPU-new").obstacles == []
     [found] = prepared_on("GPU-old").obstacles
     assert found.kind is ObstacleKind.OTHER_BOARD
-    assert found.text == "that is the board GPU-new now, and the claim was prepared on GPU-old"
+    assert found.text == "the claim was prepared on board GPU-old, and the device is now board GPU-new"
     assert "by force if its machine is gone" in found.remedy
 
 

@@ -194,7 +194,7 @@ def test_five_lines_say_the_cause_and_what_else_would_do_and_how_much_more_there
     assert list(brief(_nearest("lift a", "lift b"))) == ["The cause. Lift a.", "Or: lift b."]
     assert len(list(brief(_nearest("lift a", *"bcde")))) == BRIEF
     *_, fourth, last = brief(_nearest("lift a", *"bcdefg"))
-    assert (fourth, last) == ("Or: d.", "3 more things to know with -v.")
+    assert (fourth, last) == ("Or: d.", "3 more lines with -v.")
     assert len(list(brief(_nearest("lift a", *"bcdefg")))) == BRIEF
     assert "  g" in report(_nearest("lift a", *"bcdefg"))
 

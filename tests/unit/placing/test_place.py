@@ -135,7 +135,7 @@ def test_of_a_pod_that_starts_with_others_it_is_said_that_draco_allocates_all_at
     assert not_yet in str(explain(fleet, both, pod=mixed, scheduler="cannot allocate all claims"))
     pod = a_pod("pod", claims=["a"], labels={"kueue.x-k8s.io/pod-group-name": "train"})
     said = str(explain(fleet, [claim], pod=pod))
-    assert "Draco allocates Kueue pod group default/train all at once or not at all" in said
+    assert "Draco allocates all of Kueue pod group default/train or none of it" in said
     assert len(said) <= 300
 
 

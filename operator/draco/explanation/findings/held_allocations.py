@@ -83,7 +83,7 @@ def _other_board(fleet: Fleet, claim: ResourceClaim, key: DeviceKey, row: int) -
     now = device.text(ATTRIBUTE_PARENT_UUID, key.driver) or device.text(ATTRIBUTE_UUID, key.driver)
     if not then or not now or then == now:
         return ""
-    return f"that is the board {now} now, and the claim was prepared on {then}"
+    return f"the claim was prepared on board {then}, and the device is now board {now}"
 
 
 def _node_of(claim: ResourceClaim, pod: Pod | None) -> str:

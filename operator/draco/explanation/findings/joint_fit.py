@@ -45,7 +45,7 @@ def why_not(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> Misfit:
                     NodeReason.ALL_MODE,
                     f"unable to give request {request.name} every matching device: not all are free",
                 )
-            said = "short of shared counters: each free device would do, but not all that are wanted together"
+            said = "short of shared counters: each free device fits alone, but not as many as requested"
             return Misfit(NodeReason.COUNTERS_SHORT, said)
     if len(claims) > 1 and all(_fits(fleet, [claim], node) for claim in claims):
         steps = [(claims[: number + 1], claim.metadata.name) for number, claim in enumerate(claims)]

@@ -227,7 +227,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             text = f"DeviceClass {class_name} selects none of the {count(among)} published devices"
             yield self._problem(kind=ProblemKind.CLASS_SELECTS_NOTHING, text=text, fatal=self.only)
         else:
-            text = f"no device of class {class_name} meets all selectors of request {self.name} at once"
+            text = f"no device of class {class_name} meets all selectors of request {self.name}"
             ref = steps[-1].ref if steps else None
             yield self._problem(kind=ProblemKind.SELECTOR_NEVER_TRUE, text=text, selector=ref, fatal=self.only)
 

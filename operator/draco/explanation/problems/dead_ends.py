@@ -143,7 +143,7 @@ def _dead(fleet: Fleet, published: PublishedNames, part: _Part, among: bytes, wh
     reads = {path: published.values(path, among) for path in paths}
     # A heuristic for whether the result depends on the device at all.
     if not paths and "device" not in demand.text and len(fleet.inventory):
-        return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, f"{demand.text} is false whatever the device")
+        return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, f"{demand.text} is false for every device")
     shown = "; ".join(f"{path_text(path)} is {_listed(values)}" for path, values in reads.items() if values)
     text = f"{who} meets {demand.text}{f' ({shown})' if shown else ''}"
     tested = text_test(demand)
@@ -240,8 +240,8 @@ def _opposed(parts: Sequence[_Part], who: str) -> Iterator[DeadEnd]:
         if int.from_bytes(one.met, "little") & int.from_bytes(other.met, "little"):
             continue
         text = (
-            f"{who} meets {one.demand.text} (met by {count(one.met)}) and {other.demand.text} (met by "
-            f"{count(other.met)}) at once"
+            f"{who} meets both {one.demand.text} (met by {count(one.met)}) and {other.demand.text} (met by "
+            f"{count(other.met)})"
         )
         yield DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, other.ref, text)
         return

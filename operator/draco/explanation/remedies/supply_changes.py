@@ -229,7 +229,7 @@ def _unasked(trials: Trials, claim: ResourceClaim) -> str:
         for name, amount in result.consumed_capacity.items():
             if name in wanted and name not in asked.get(result.request, ()):
                 return (
-                    f"make claim {claim.metadata.key} again with the {name} that it needs: it asks for none, and so it takes "
+                    f"recreate claim {claim.metadata.key} with a request for the {name} that it needs: without one it takes "
                     f"{amount}"
                 )
     return ""

@@ -26,7 +26,7 @@ _MISSING = re.compile(r'(?:device class|resourceclaim|claim) "?([A-Za-z0-9./-]+)
 _SHORT_OF_PODS = "waiting for minCount pods"
 _START_TOGETHER = "as start together have their devices"
 _GROUP = re.compile(
-    rf"Draco allocates ((?:{'|'.join(['PodGroup', *(each.source for each in LABELS)])}) \S+) all at once"
+    rf"Draco allocates all of ((?:{'|'.join(['PodGroup', *(each.source for each in LABELS)])}) \S+) or none of it"
 )
 _XID = 8
 """NVML's type of the event that tells of an XID; what became of the board nobody but the driver knows."""
