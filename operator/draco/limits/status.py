@@ -16,7 +16,7 @@ from draco.resources.texts import agreeing, counted, listed
 
 CONDITION_WITHIN: Final = "WithinLimit"
 LISTED_NAMESPACES: Final = 32
-_EXCEEDED: Final = "Nothing is taken away; Draco allocates no more there until less is held or more is permitted."
+_EXCEEDED: Final = "Claims keep their devices; Draco allocates no more there until less is held or more is permitted."
 
 
 class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ def class_remarks(names: Sequence[str], classes: Mapping[str, DeviceClass]) -> l
         found.append(f"There is no DeviceClass {listed(missing)}.")
     if foreign:
         found.append(
-            f"kube-scheduler allocates what is asked for by {listed(foreign)}: that is counted, not refused. Limit it with a "
+            f"kube-scheduler allocates claims of DeviceClass {listed(foreign)}: they are counted, not refused. Limit it with a "
             "ResourceQuota on `<class>.deviceclass.resource.k8s.io/devices`."
         )
     return found
@@ -143,7 +143,7 @@ def _remarks(use: LimitUse, classes: Mapping[str, DeviceClass], *, allocates: bo
         number = len(use.unsized)
         found.append(
             f"{listed(use.unsized)} {agreeing(number, 'is', 'are')} held and published without memory, and "
-            f"{agreeing(number, 'counts', 'count')} 0 of it: bound gpuShare or devices as well."
+            f"{agreeing(number, 'counts', 'count')} 0 of it: limit gpuShare or devices as well."
         )
     if not allocates:
         found.append("Draco allocates nothing here (chart value operator.allocate), so this is only counted.")

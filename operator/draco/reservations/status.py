@@ -24,7 +24,7 @@ from draco.resources.texts import agreeing, are, counted, listed, reason_of, sen
 CONDITION_READY: Final = "Ready"
 CONDITION_EXPIRED: Final = "Expired"
 LONGEST: Final = 600
-POLICY_SAYS: Final = "the MigPolicy of its GPUs permits, spec.reservations.longestIdle"
+POLICY_SAYS: Final = "spec.reservations.longestIdle of the GPUs' MigPolicy"
 NOT_ENABLED: Final = ReservationProblem(
     "NotEnabled",
     "Draco allocates nothing in this cluster, so nothing is reserved: set the chart's value operator.allocate to true.",
@@ -100,8 +100,8 @@ def _obstacle(
         claims = agreeing(len(names), "ResourceClaim", "ResourceClaims")
         return _not(
             "NameTaken",
-            f"{claims} {listed(names)} {are(len(names))} not of this reservation: delete {them(len(names))}, or give the "
-            "reservation another name.",
+            f"{claims} {listed(names)} {agreeing(len(names), 'does', 'do')} not belong to this reservation: delete "
+            f"{them(len(names))}, or give the reservation another name.",
         )
     if made < count:
         told = [("Refused", facts.refusal), ("NamespaceFull", facts.full)]
@@ -120,15 +120,15 @@ def _obstacle(
 def used_up(claim: ResourceClaim, user: Pod) -> str:
     """The text for a claim without devices because its pod has ended."""
     return (
-        f"pod {user.metadata.name} has ended, and as long as it is there Kubernetes takes back what claim {claim.metadata.name} "
-        "gets: delete the pod."
+        f"pod {user.metadata.name} has ended, and while it exists Kubernetes deallocates claim "
+        f"{claim.metadata.name}: delete the pod."
     )
 
 
 def lost_text(claims: int) -> str:
     """The text for lost claims."""
     were = agreeing(claims, "was", "were")
-    return f"{counted(claims, 'claim')} {were} given back, as no pod used {them(claims)} for as long as {POLICY_SAYS}."
+    return f"{counted(claims, 'claim')} {were} deleted: no pod used {them(claims)} within {POLICY_SAYS}."
 
 
 def warning_text(warned: Sequence[UnusedClaim]) -> str:
@@ -146,8 +146,8 @@ def _reserved(reservation: DeviceReservation, counts: _Counts, facts: Reservatio
     has = agreeing(reserved, "has", "have")
     said = f"{counted(reserved, 'claim')} {has} devices; {in_use} {are(in_use)} in use."
     if more > 0:
-        goes = agreeing(more, "goes", "go")
-        said += f" {more} more than asked for {goes} with the pods that use {them(more)}."
+        their = agreeing(more, "its", "their")
+        said += f" {more} more than requested {are(more)} deleted when {their} pods end."
     if facts.idle.warned:
         said += f" {warning_text(facts.idle.warned)}"
     return Condition(type=CONDITION_READY, status="True", reason="Reserved", message=short_sentence(said, LONGEST))
@@ -159,7 +159,7 @@ def _over(reservation: DeviceReservation, in_use: int) -> str:
         return (
             f"It ended at {_written(end)}, before it was created, so nothing is reserved: set a later spec.expiresAt."
         )
-    left = f" {counted(in_use, 'claim')} in use {agreeing(in_use, 'goes', 'go')} with {agreeing(in_use, 'its', 'their')} pods."
+    left = f" {counted(in_use, 'claim')} in use {are(in_use)} deleted when {agreeing(in_use, 'its', 'their')} pods end."
     return f"It ended at {_written(end)}.{left if in_use else ''} To reserve again, set a later end."
 
 
@@ -181,12 +181,12 @@ def refused(name: str, message: str) -> str:
         return short_sentence(
             f"ResourceQuota {shown(what)}: claim {name} would exceed it. Raise the quota, or reserve fewer.", LONGEST
         )
-    return f"The API server does not take claim {name}: {sentence(reason_of(message))}"
+    return f"The API server rejects claim {name}: {sentence(reason_of(message))}"
 
 
 def full(namespace: str, most: int) -> str:
     """The text for a namespace with its maximum of reserved claims."""
-    return f"Reservations have made {most} claims in {namespace}, as many as they may: delete some, or reserve fewer."
+    return f"Reservations have created {most} claims in {namespace}, the maximum: delete some, or reserve fewer."
 
 
 def no_template(name: str) -> ReservationProblem:

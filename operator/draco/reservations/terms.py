@@ -39,7 +39,7 @@ def problem_of(spec: ResourceClaimSpec, classes: Mapping[str, DeviceClass]) -> R
         return ReservationProblem(
             "ParametersTooDeep",
             f"opaque.parameters in the config of its claims are nested {DEEPEST_OPAQUE} levels deep or more, and Draco does "
-            "not pass on what is: nest them less deeply.",
+            "not copy such parameters: nest them less deeply.",
         )
     if any(each.exactly is not None and each.exactly.admin_access for each in spec.devices.requests):
         return ReservationProblem(

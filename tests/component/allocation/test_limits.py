@@ -179,7 +179,7 @@ async def test_a_limit_that_is_lowered_takes_nothing_away_and_one_that_is_raised
             await make_claim(handed_over, namespace, f"claim-{number}")
             await until_allocated(handed_over, namespace, f"claim-{number}")
         await handed_over.patch(DEVICE_LIMITS, limit, {"spec": {"limits": {"devices": 1}}})
-        lowered = await until_said(handed_over, limit, "more than is permitted: 2 of 1 devices", "Nothing is taken")
+        lowered = await until_said(handed_over, limit, "more than is permitted: 2 of 1 devices", "Claims keep")
         (condition,) = lowered.status.conditions
         assert (condition.status, condition.reason) == ("False", "Exceeded")
         await make_claim(handed_over, namespace, "late")

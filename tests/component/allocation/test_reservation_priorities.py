@@ -99,7 +99,7 @@ async def test_what_no_pod_uses_for_longer_than_the_policy_permits_goes_to_other
 
         found = await until(lost, what="that what is unused is lost")
         assert (found.status.in_use, found.status.idle) == (1, [])
-        assert found.status.message.startswith("7 claims were given back, as no pod used them")
+        assert found.status.message.startswith("7 claims were deleted: no pod used them")
 
         async def left() -> set[str]:
             return {each.metadata.name for each in await handed_over.list(CLAIMS, namespace=namespace)}
@@ -110,7 +110,7 @@ async def test_what_no_pod_uses_for_longer_than_the_policy_permits_goes_to_other
         await until(only_used, what="the end of the other claims")
         said = await until_told(handed_over, namespace, "ReservationUnused", "train")
         assert "are used by no pod and lose their devices from" in said
-        assert "given back" in await until_told(handed_over, namespace, "ReservationLost", "train")
+        assert "deleted: no pod used" in await until_told(handed_over, namespace, "ReservationLost", "train")
         await handed_over.patch(DEVICE_RESERVATIONS, key, {"spec": {"count": 2}})
         await until_reserved(handed_over, key, 2)
 

@@ -173,7 +173,7 @@ async def test_with_a_smaller_count_unused_claims_go_and_one_in_use_goes_with_it
         said = await lab.says(lambda each: each.status.reserved == 2, "2 left")
         assert (
             said.status.message
-            == "2 claims have devices; 2 are in use. 1 more than asked for goes with the pods that use it."
+            == "2 claims have devices; 2 are in use. 1 more than requested is deleted when its pods end."
         )
         await lab.leave("train-3")
         await lab.until_claims("train-2")
@@ -199,7 +199,7 @@ async def test_what_is_in_use_when_a_reservation_ends_is_left_to_its_pod(served:
         await lab.until_claims("train-1")
         over = await lab.says(lambda each: each.status.reserved == 1, "1 left")
         assert conditions(over) == {"Ready": ("False", "Expired"), "Expired": ("True", "Ended")}
-        assert "1 claim in use goes with its pods. To reserve again, set a later end." in over.status.message
+        assert "1 claim in use is deleted when its pods end. To reserve again, set a later end." in over.status.message
         await lab.leave("train-1")
         await lab.until_claims()
         await lab.change(duration="9h")
@@ -233,7 +233,7 @@ async def test_somebody_elses_claim_of_the_same_name_is_not_touched(served: Cont
         await lab.reserve(count=3)
         said = await lab.not_ready("NameTaken")
         assert said.status.message == (
-            "ResourceClaim train-1 is not of this reservation: delete it, or give the reservation another name."
+            "ResourceClaim train-1 does not belong to this reservation: delete it, or give the reservation another name."
         )
         claims = await lab.until_claims("train-0", "train-1", "train-2")
         assert claims["train-1"] == theirs

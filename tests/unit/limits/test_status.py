@@ -31,8 +31,8 @@ def test_it_names_the_namespace_that_has_most() -> None:
 def test_it_says_who_holds_more_than_is_permitted_and_that_nothing_is_taken_away() -> None:
     found = status(a_limit(devices=2), {"a": 3, "b": 2})
     assert found.message == (
-        "a holds more than is permitted: 3 of 2 devices. Nothing is taken away; Draco allocates no more there until less is held "
-        "or more is permitted."
+        "a holds more than is permitted: 3 of 2 devices. Claims keep their devices; Draco allocates no more there until less is "
+        "held or more is permitted."
     )
     assert (found.conditions[0].status, found.conditions[0].reason) == ("False", "Exceeded")
     together = status(a_limit(devices=4, per=LimitScope.SELECTION), {"a": 3, "b": 2})
@@ -49,7 +49,7 @@ def test_classes_that_are_missing_or_the_schedulers_are_said() -> None:
     found = status(a_limit(devices=2, device_class_names=names), {"a": 0}, classes={"gpu.nvidia.com": a_device_class()})
     assert "There is no DeviceClass none.example.com." in found.message
     assert (
-        "kube-scheduler allocates what is asked for by gpu.nvidia.com: that is counted, not refused." in found.message
+        "kube-scheduler allocates claims of DeviceClass gpu.nvidia.com: they are counted, not refused." in found.message
     )
     only_missing = status(a_limit(devices=2, device_class_names=names[:1]), {"a": 0})
     assert only_missing.conditions[0].reason == "NoDeviceClass"
@@ -70,5 +70,5 @@ def test_the_list_of_namespaces_is_bounded() -> None:
 
 def test_a_limit_by_memory_says_which_gpus_count_none() -> None:
     found = status(a_limit(memory="80Gi"), {"a": 1}, unsized=["gpu-0"])
-    assert "gpu-0 is held and published without memory, and counts 0 of it: bound gpuShare or devices" in found.message
+    assert "gpu-0 is held and published without memory, and counts 0 of it: limit gpuShare or devices" in found.message
     assert "without memory" not in status(a_limit(devices=2), {"a": 1}, unsized=["gpu-0"]).message

@@ -77,8 +77,8 @@ def test_what_no_pod_uses_for_too_long_is_given_back_after_a_warning_and_is_not_
     assert course.ready == (
         "Unused",
         (
-            "1 claim was given back, as no pod used it for as long as the MigPolicy of its GPUs permits, "
-            "spec.reservations.longestIdle. To reserve again, change spec.count or make another reservation."
+            "1 claim was deleted: no pod used it within spec.reservations.longestIdle of the GPUs' MigPolicy. "
+            "To reserve again, change spec.count or make another reservation."
         ),
     )
     course.change(count=3)

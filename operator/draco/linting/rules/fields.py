@@ -179,7 +179,8 @@ def check_nesting(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[F
         is_claim, is_template = ((*key, field) in named for field in ("resourceClaimName", "resourceClaimTemplateName"))
         if is_template and not is_claim:
             message = (
-                "spec.spec belongs to a ResourceClaimTemplate, and pods name it so: write kind: ResourceClaimTemplate"
+                "spec.spec belongs to a ResourceClaimTemplate, and pods use this object as one: "
+                "write kind: ResourceClaimTemplate"
             )
             yield finding("field-place", message, index, _NESTED, SetField(("kind",), "ResourceClaimTemplate"))
             continue

@@ -24,7 +24,7 @@ _OF_CLASSIC_CLAIMS: Final = ("allocationMode", "parametersRef", "resourceClassNa
 
 _OF_RESOURCE_CLASSES: Final = {
     "parametersRef": "the parameters that parametersRef names go into spec.config[].opaque",
-    "suitableNodes": "nothing there says what suitableNodes did: select by an attribute that only devices of these nodes have",
+    "suitableNodes": "a DeviceClass has no suitableNodes: select by an attribute that only devices of these nodes have",
 }
 """Fields of a ResourceClass that only its author can rewrite."""
 

@@ -59,7 +59,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (
         "DeviceLimit",
         {"limits": {"devices": 1}, "deviceClassNames": ["known"]},
-        "kube-scheduler allocates what is asked for by",
+        "kube-scheduler allocates claims of DeviceClass",
     ),
     ("Secret", {}, ""),
 ]
