@@ -49,7 +49,7 @@ def test_a_gpu_goes_out_of_service_and_comes_back_command_by_command(clean: Kube
     device = "/".join(held)
 
     started = maintain(kube, "start", "swap", "--pool", held[0], "--device", held[1], "--require-approval")
-    assert "work starts when 1 pod has ended; nobody is evicted" in started
+    assert "work starts when 1 pod has ended; no pod is evicted" in started
     assert "Starts after `draco maintain approve swap`." in started
     in_phase(kube, "swap", "Rehearsed")
     assert not kube.objects("devicetaintrules")

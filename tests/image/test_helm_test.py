@@ -34,7 +34,7 @@ def test_it_succeeds_where_draco_is_at_work_and_leaves_nothing(cluster: Kubectl)
     done = helm_on(cluster, "test", "--logs")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{NODES} nodes publish {NODES * GPUS} devices." in done.stdout
-    assert "Draco is at work." in done.stdout
+    assert "Draco works." in done.stdout
     left = cluster.run(
         "get", "pods,serviceaccounts", "-n", SYSTEM, "-l", "app.kubernetes.io/component=check", "-o", "name"
     )

@@ -54,7 +54,7 @@ def test_an_uninstallation_waits_for_maintenance_and_leaves_a_pod_its_gpu(
     refused = helm(cluster, "uninstall")
     assert refused.returncode != 0
     assert re.search(
-        r"devices? in maintenance \(real-2/gpu-0.*would be given to claims again", refused.stdout + refused.stderr
+        r"devices? in maintenance \(real-2/gpu-0.*would return to service unverified", refused.stdout + refused.stderr
     )
     assert system_pods(cluster, "operator")
     assert is_in_maintenance(cluster)

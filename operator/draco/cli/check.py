@@ -38,13 +38,13 @@ _LOOK_AGAIN_S: Final = 2.0
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="SECONDS",
-    help="Look again until all is well.",
+    help="Repeat the checks until none fails, for at most this long.",
 )
 @output_option("text", "json")
 def command(kubeconfig: Path | None, context: str | None, namespace: str, wait_s: float, output: str) -> None:
-    """Check that Draco is installed and at work.
+    """Check that Draco is installed and working.
 
-    Says for each part whether it works, and what to do if it does not. Reads only. The exit status is 1 if something fails;
+    Shows for each part whether it works, and what to do if it does not. Reads only. The exit status is 1 if something fails;
     warnings do not count.
     """
     report = asyncio.run(_until_healthy(kubeconfig, context, namespace, wait_s))
@@ -61,7 +61,7 @@ def _show(report: CheckReport) -> None:
         echo(f"{each.verdict:<8} {each.about:<9} {each.message}")
         if each.remedy and each.verdict is not Verdict.OK:
             echo(f"{'':<8} {'':<9} {each.remedy}")
-    echo("Draco is at work." if report.healthy else "Some checks failed (see above).")
+    echo("Draco works." if report.healthy else "Some checks failed (see above).")
 
 
 async def _until_healthy(kubeconfig: Path | None, context: str | None, namespace: str, wait_s: float) -> CheckReport:
@@ -95,8 +95,8 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
             )
             agents = tasks.create_task(ours(DAEMON_SETS, label_selector=f"{_CHART},app.kubernetes.io/component=agent"))
             leases = tasks.create_task(ours(LEASES, field_selector=OPERATORS))
-            classes = tasks.create_task(reader.all_if_allowed(DEVICE_CLASSES, "who allocates is not checked"))
-            slices = tasks.create_task(reader.all_if_allowed(SLICES, "what is published is not checked"))
+            classes = tasks.create_task(reader.all_if_allowed(DEVICE_CLASSES, "DeviceClasses are not checked"))
+            slices = tasks.create_task(reader.all_if_allowed(SLICES, "published devices are not checked"))
             nodes = tasks.create_task(reader.all_if_allowed(RUNTIME_NODES, "container runtimes are not checked"))
             own = {
                 kind: tasks.create_task(reader.all_if_served(kind, "its state is not checked")) for kind in OWN_KINDS

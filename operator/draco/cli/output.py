@@ -43,7 +43,7 @@ def warn(sentences: Iterable[str]) -> None:
 def ask(question: str, effect: str, remedy: str) -> None:
     """Ask for confirmation. Raises CommandError with the remedy if standard input is no terminal, and click.Abort for "no"."""
     if not sys.stdin.isatty():
-        raise CommandError(f"{effect}, and nobody can be asked here: {remedy}.")
+        raise CommandError(f"{effect}: without a terminal to confirm it, {remedy}.")
     click.confirm(question, abort=True, err=True)
 
 

@@ -344,7 +344,7 @@ def _maintenance(found: Installation, now: datetime) -> list[CheckFinding]:
             message = f"DeviceMaintenance {name} has failed: {each.status.message}"
             findings.append(_warning("request", message, f"See what to do: draco maintain status {name}"))
         elif said is not None and said.status == "True" and _lasts(said, now):
-            message = f"DeviceMaintenance {name} cannot go on: {said.message}"
+            message = f"DeviceMaintenance {name} cannot continue: {said.message}"
             findings.append(_failed("request", message, f"See all of it: draco maintain status {name}"))
     return findings
 

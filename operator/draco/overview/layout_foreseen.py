@@ -96,15 +96,15 @@ def _offered(what: ForeseenGpu) -> str:
     seen, made = what.seen, what.plan
     if seen.enabled and seen.switched_by_reset:
         return (
-            "no further claim gets it until MIG is off, which needs a reset: a policy of mode Disabled that permits one turns it "
-            "off, deleting a policy does not"
+            "no new claim gets it until MIG is off, which needs a reset: deleting the policy does not turn MIG off, a policy of "
+            "mode Disabled that permits resets does"
         )
     if any(each.use is InstanceUse.FOREIGN for each in seen.instances):
-        return "no further claim gets it until the instances that others made are destroyed by hand"
+        return "no new claim gets it until the foreign instances are destroyed by hand"
     until = (
-        ", once those that have parts of it end" if any(part.claims for part in (*made.keeps, *made.promised)) else ""
+        ", after the claims on its partitions end" if any(part.claims for part in (*made.keeps, *made.promised)) else ""
     )
-    return f"further claims get it as a whole only{until}"
+    return f"new claims get it only as a whole{until}"
 
 
 def _hindered(policy: MigPolicy, gpu: GpuStatus, board: Board) -> bool:
@@ -123,7 +123,7 @@ def _outcome(shown: GpuPlanView) -> LayoutOutcome:
 def _remark(board: Board, made: GpuPlan) -> str:
     """What else is worth knowing if nothing is wrong."""
     if made.mode_change == "on" and not board.profiles:
-        return "what fits on its board is known when MIG is on: plan again then"
+        return "the profiles of its board are known only when MIG is on: plan again then"
     lacking = ", ".join(f"{one.missing} x {one.profile}" for one in made.no_room)
     return f"there is no room now to keep {lacking} warm" if lacking else ""
 

@@ -22,7 +22,7 @@ from draco.resources.api.maintenance import (
 )
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
-from draco.resources.texts import agreeing, counted, listed, them
+from draco.resources.texts import agreeing, counted, listed
 
 OUT_OF_SERVICE = frozenset(
     {
@@ -122,7 +122,7 @@ def waits_for(request: DeviceMaintenance) -> str:
 def next_steps(request: DeviceMaintenance) -> list[str]:
     """What a person can do now, each with its command."""
     name, spec = request.metadata.name, request.spec
-    cancel = f"Give the devices back as they are: draco maintain cancel {name}"
+    cancel = f"Return the devices unrepaired: draco maintain cancel {name}"
     match phase_of(request):
         case phase if phase in OVER or request.is_to_end:
             steps = []
@@ -142,7 +142,7 @@ def next_steps(request: DeviceMaintenance) -> list[str]:
             steps = [f"When you have looked at the devices: draco maintain finish {name}"] if person else []
         case MaintenancePhase.FAILED:
             steps = [
-                "Repair what failed (a failed Job: delete it, and it is made again); it resumes automatically then.",
+                "Repair what failed (delete a failed Job: it is created again); maintenance then resumes automatically.",
                 cancel,
             ]
         case _:
@@ -189,7 +189,7 @@ def pause_warning(budgets: Iterable[MaintenanceBudget]) -> str:
     how = "`draco maintain resume`"
     if others:
         how = f"set spec.paused of {listed(others)} to false" + (f", and {how}" if PAUSE in names else "")
-    return f"{by}: no device is taken out of service and no pod evicted until somebody ends {them(len(names))}: {how}."
+    return f"{by}: no device is taken out of service and no pod evicted. To end the pause: {how}."
 
 
 PAUSE = "pause"

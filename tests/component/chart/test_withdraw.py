@@ -322,7 +322,7 @@ async def test_an_uninstallation_leaves_nothing_on_what_is_not_dracos(
             hook = kubeconfig(plane, folder)
             refused = await withdraw(hook)
             assert refused.returncode == 1
-            assert "1 device in maintenance (sim-1/gpu-0) would be given to claims again" in refused.stderr
+            assert "1 device in maintenance (sim-1/gpu-0) would return to service unverified" in refused.stderr
             assert len(await client.list(SLICES)) == len(NODE_NAMES), "nothing is done before that is agreed to"
             assert call(plane, "GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/draco-operator")
             await it_may_do_no_more(hook)

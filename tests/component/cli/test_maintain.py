@@ -194,7 +194,7 @@ def test_a_request_goes_from_approval_to_its_end_in_commands(api_server: Control
     assert "has not begun" in refused(maintain(api_server, "finish", name))
     put_in_phase(api_server, name, "Rehearsed", rehearsal={"devices": 1, "claims": 1, "pods": 2})
     assert f"draco maintain approve {name}" in maintain(api_server, "status", name).output
-    assert "nobody can be asked" in refused(maintain(api_server, "approve", name))
+    assert "without a terminal to confirm it, add --yes" in refused(maintain(api_server, "approve", name))
     approved = maintain(api_server, "approve", name, "--yes")
     assert approved.exit_code == 0, approved.output
     assert "evicts 2 pods" in approved.output

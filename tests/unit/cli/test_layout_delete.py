@@ -57,25 +57,25 @@ def test_idle_instances_go_and_those_of_claims_stay() -> None:
         "  Its GPU goes to no policy.",
         "",
         "changes  1 GPU: node-0/gpu-0",
-        "    further claims get it as a whole only, once those that have parts of it end",
+        "    new claims get it only as a whole, after the claims on its partitions end",
         "    goes from halves to no policy",
         "    destroys 3g.40gb at 0 (idle)",
         "    keeps 3g.40gb at 4",
         "",
-        "It can be deleted: 1 GPU at once.",
+        "It can be deleted: 1 GPU immediately.",
     ]
     assert view.applicable
 
 
 def test_an_empty_gpu_is_no_longer_offered_in_parts() -> None:
     gpu = one(without(ON_DEMAND, on()))
-    assert (gpu.outcome, gpu.message) == (LayoutOutcome.CHANGES, "further claims get it as a whole only")
+    assert (gpu.outcome, gpu.message) == (LayoutOutcome.CHANGES, "new claims get it only as a whole")
 
 
 def test_a_place_that_is_promised_and_not_taken_yet_is_kept() -> None:
     view = without(ON_DEMAND, on(), claims=[a_claim("soon", on=["node-0/gpu-0-mig-1g10gb-19-2"])])
     gpu = one(view)
-    assert gpu.message == "further claims get it as a whole only, once those that have parts of it end"
+    assert gpu.message == "new claims get it only as a whole, after the claims on its partitions end"
     assert gpu.promised == [WaitView(what="1g.10gb at 2", claims=["default/soon"])]
     assert "    keeps 1g.10gb at 2 for claim default/soon" in lines(view)
 
@@ -88,15 +88,15 @@ def test_an_idle_instance_that_is_promised_stays() -> None:
 def test_before_hopper_nobody_gets_the_gpu_while_mig_is_on() -> None:
     gpu = one(without(ON_DEMAND, on(), board=A100, architecture="Ampere"))
     assert gpu.message.startswith(
-        "no further claim gets it until MIG is off, which needs a reset: a policy of mode Disabled"
+        "no new claim gets it until MIG is off, which needs a reset: deleting the policy does not turn MIG off"
     )
     gpu = one(without(ON_DEMAND, GpuMig(capable=True), board=A100, architecture="Ampere"))
-    assert gpu.message == "further claims get it as a whole only"
+    assert gpu.message == "new claims get it only as a whole"
 
 
 def test_nobody_gets_a_gpu_on_which_others_have_something() -> None:
     gpu = one(without(ON_DEMAND, on(an_instance("1g.10gb@6", InstanceUse.FOREIGN))))
-    assert gpu.message == "no further claim gets it until the instances that others made are destroyed by hand"
+    assert gpu.message == "no new claim gets it until the foreign instances are destroyed by hand"
     assert (gpu.waits, gpu.destroys) == ([], [])
 
 
@@ -145,7 +145,7 @@ def test_deleting_one_policy_and_applying_another_is_one_plan() -> None:
     view = planned([on()], HALVES, policies=[ON_DEMAND], deleted=["on-demand"])
     assert (one(view).before, one(view).policy) == ("on-demand", "halves")
     assert [(each.name, each.deleted) for each in view.policies] == [("on-demand", True), ("halves", False)]
-    assert lines(view)[-1] == "It can be applied: 1 GPU at once."
+    assert lines(view)[-1] == "It can be applied: 1 GPU immediately."
 
 
 def test_a_policy_that_has_nothing_leaves_nothing() -> None:

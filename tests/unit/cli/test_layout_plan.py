@@ -230,7 +230,7 @@ def test_mig_is_turned_on_where_it_can_be() -> None:
 def test_a_board_that_is_known_only_once_mig_is_on_is_said_to_be() -> None:
     gpu = one(planned([GpuMig(capable=True)], HALVES, board=None))
     assert (gpu.outcome, gpu.mode_change, gpu.makes) == (LayoutOutcome.CHANGES, "on", [])
-    assert gpu.message == "what fits on its board is known when MIG is on: plan again then"
+    assert gpu.message == "the profiles of its board are known only when MIG is on: plan again then"
 
 
 def test_a_claim_on_the_whole_gpu_is_waited_for_by_a_layout_and_left_alone_on_demand() -> None:
@@ -391,7 +391,7 @@ def test_profiles_that_no_board_has_are_a_problem() -> None:
 def test_equal_gpus_are_told_together_and_all_are_counted() -> None:
     text = lines(planned([on()] * 6, HALVES))
     assert "changes  6 GPUs: node-0/gpu-0, node-0/gpu-1, node-0/gpu-2, node-0/gpu-3 and 2" in text
-    assert text[-1] == "It can be applied: 6 GPUs at once."
+    assert text[-1] == "It can be applied: 6 GPUs immediately."
 
 
 def test_where_every_gpu_waits_for_another_claim_the_last_ones_are_counted() -> None:
@@ -432,7 +432,7 @@ def files(folder: Path, migs: Iterable[GpuMig], **spec: Any) -> list[str]:
 
 def test_the_status_says_whether_it_can_be_applied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(files(tmp_path, [on()])) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "It can be applied: 1 GPU at once."
+    assert capsys.readouterr().out.splitlines()[-1] == "It can be applied: 1 GPU immediately."
     assert run(files(tmp_path, [on(an_instance("1g.10gb@0", InstanceUse.FOREIGN))])) == 1
     assert "It cannot be applied on 1 GPU." in capsys.readouterr().out
 

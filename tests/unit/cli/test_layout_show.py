@@ -151,7 +151,7 @@ def test_a_gpu_that_a_policy_has_and_that_cannot_be_read_says_so() -> None:
 def test_a_gpu_without_mig_in_use_by_a_claim_says_so() -> None:
     claims = [a_claim("big", on=["node-0/gpu-0"]), a_claim("watch", on=["node-0/gpu-0"], admin_access=True)]
     assert screen(seen(GpuMig(capable=True), claims=claims))[1] == (
-        "  gpu-0  not divided: MIG is off; in use whole by claim default/big"
+        "  gpu-0  not divided: MIG is off; in use as a whole by claim default/big"
     )
 
 
@@ -164,7 +164,7 @@ def test_neighbours_that_are_not_divided_share_a_line() -> None:
         "         has room for 7 x 1g.10gb or 1 x 1g.10gb+me or 4 x 1g.20gb or",
         "           3 x 2g.20gb or 2 x 3g.40gb or 1 x 4g.40gb or 1 x 7g.80gb; without a",
         "           policy, no instances are made",
-        "  gpu-4  not divided: MIG is off; in use whole by claim default/big",
+        "  gpu-4  not divided: MIG is off; in use as a whole by claim default/big",
         "  gpu-5  not divided: MIG is off",
     ]
 
@@ -183,10 +183,10 @@ def test_a_gpu_in_use_whole_in_which_a_claim_was_promised_a_part_says_both() -> 
     assert screen(seen(GpuMig(capable=True), claims=claims))[1:] == [
         "  gpu-0   .   .  [A ] .   .   .   .   .    Ready  no policy",
         "         A 1g.10gb at 2  claim default/soon; not made yet",
-        "         in use whole by claim default/big",
+        "         in use as a whole by claim default/big",
     ]
     picture = layout_svg.picture(layout_of(seen(GpuMig(capable=True), claims=claims)))
-    assert picture.count("in use whole by claim default/big") == 1
+    assert picture.count("in use as a whole by claim default/big") == 1
 
 
 def test_an_undivided_gpu_that_is_divided_on_demand_says_what_fits() -> None:

@@ -138,7 +138,7 @@ def test_a_preview_counts_pods_and_says_what_remains() -> None:
         classes=[RehearsedClass(name="h100", devices=8, free=3, free_after=2)],
     )
     waiting = "\n".join(numbers(found, DrainPolicy.WAIT))
-    assert "nobody is evicted" in waiting
+    assert "no pod is evicted" in waiting
     assert "PodDisruptionBudget" not in waiting
     evicting = "\n".join(numbers(found, DrainPolicy.EVICT))
     assert "evicts 70 pods" in evicting

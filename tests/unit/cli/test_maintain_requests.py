@@ -63,7 +63,7 @@ def test_a_name_that_is_taken_is_refused_and_not_changed() -> None:
         ({"node": "node-0", "drain_wait": "10m"}, "add --evict"),
         ({"node": "node-0", "drain": DrainPolicy.EVICT, "drain_wait": "10 minutes"}, "such as 2h30m"),
         ({"node": "node-0", "deadline": "4"}, "such as 2h30m"),
-        ({"node": "node-0", "deadline_action": DeadlineAction.CANCEL}, "add --deadline"),
+        ({"node": "node-0", "deadline_action": DeadlineAction.CANCEL}, "such as --deadline 4h"),
         ({"node": "node-0", "start_at": "tomorrow"}, "2026-12-24T22:00"),
         ({"node": "node-0", "start_at": "2026-11-24T11:59:00+00:00"}, "in the past"),
         ({"node": "node-0", "verify": "me"}, "agent .* person .* job:NAME"),

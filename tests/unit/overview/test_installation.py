@@ -260,7 +260,7 @@ def a_blocked_request(age_s: float, *, phase: MaintenancePhase = MaintenancePhas
 
 def test_a_request_that_goes_no_further_by_itself_is_found_with_its_reason() -> None:
     (found,) = trouble(maintenances=[a_blocked_request(120)])
-    assert (found.verdict, found.message) == (Verdict.FAILED, "DeviceMaintenance swap-fan cannot go on: No Job.")
+    assert (found.verdict, found.message) == (Verdict.FAILED, "DeviceMaintenance swap-fan cannot continue: No Job.")
     assert "draco maintain status swap-fan" in found.remedy
     assert trouble(maintenances=[a_blocked_request(5), a_maintenance(phase=MaintenancePhase.VERIFYING)]) == []
     (failed,) = trouble(maintenances=[a_blocked_request(120, phase=MaintenancePhase.FAILED)])

@@ -113,7 +113,7 @@ def _show_all(views: Sequence[GpuHealthView], total: int, *, unidentified: int) 
         echo(f"{counted(rest, 'other GPU')} healthy.")
     if noteworthy:
         first = next(view for view in views if view.is_noteworthy)
-        echo(f"All about one: draco health {first.node}/{first.device}")
+        echo(f"Details of one: draco health {first.node}/{first.device}")
 
 
 def _show_one(view: GpuHealthView) -> None:

@@ -59,11 +59,11 @@ def show(*, nodes: Sequence[str], sources: Sources, output: str) -> None:
     "deleted",
     multiple=True,
     metavar="NAME",
-    help="A MigPolicy that would be deleted; may be given several times, and beside -f.",
+    help="Plan the deletion of this MigPolicy; repeatable, also with -f.",
 )
 @output_option("text", "json", text="json: one document of a stable schema, with every GPU.")
 def plan(*, sources: Sources, deleted: Sequence[str], output: str) -> int:
-    """Say what applying or deleting MigPolicies would do, GPU by GPU.
+    """Show what applying or deleting MigPolicies would do to each GPU.
 
     Shows which instances are created, which idle ones are destroyed, which claims must end first, where a reset is needed, and
     where the policy cannot be applied, with the nearest layout that can. Decides as the operator does, with every other policy of

@@ -86,7 +86,9 @@ def verdict(view: PlanView) -> str:
         return f"It cannot be applied on {counted(cannot, 'GPU')}." if done == "applied" else nearly
     later = sum(each.outcome in {LayoutOutcome.WAITS, LayoutOutcome.RESET, LayoutOutcome.UNKNOWN} for each in view.gpus)
     changing = sum(each.outcome is LayoutOutcome.CHANGES for each in view.gpus)
-    said = [f"{counted(number, 'GPU')} {when}" for number, when in ((changing, "at once"), (later, "later")) if number]
+    said = [
+        f"{counted(number, 'GPU')} {when}" for number, when in ((changing, "immediately"), (later, "later")) if number
+    ]
     return f"It can be {done}: {', '.join(said)}." if said else f"It can be {done}, and changes nothing."
 
 

@@ -140,7 +140,7 @@ def one_line(gpu: GpuView) -> str:
 
 def whole_line(gpu: GpuView) -> str:
     """Who uses the whole GPU; "" for nobody."""
-    return f"in use whole by {_claims(gpu.claims)}" if gpu.claims else ""
+    return f"in use as a whole by {_claims(gpu.claims)}" if gpu.claims else ""
 
 
 def by_whom(gpu: GpuView) -> str:

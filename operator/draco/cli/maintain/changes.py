@@ -43,12 +43,12 @@ def finish(request: DeviceMaintenance) -> Changes:
         in_use = request.status.in_use or 0
         held = f": {counted(in_use, 'device')} still in use" if in_use else ""
         raise CommandError(
-            f"{name} is not ready for work yet (phase {phase}{held}). To give the devices back without the work: {cancel}."
+            f"{name} is not ready for work yet (phase {phase}{held}). To return the devices without the work: {cancel}."
         )
     if phase is MaintenancePhase.FAILED:
         raise CommandError(
             f"{name} has failed: {request.status.message or 'its conditions say why.'} Repair that, and it resumes; or "
-            f"give the devices back unrepaired: {cancel}."
+            f"return the devices unrepaired: {cancel}."
         )
     return {"finished": True}
 

@@ -33,7 +33,7 @@ _START_OPTIONS = (
     click.option("--node", default="", metavar="NODE", help="Devices that are for this node alone."),
     click.option("--pool", default="", metavar="POOL", help="Devices of this pool."),
     click.option("--driver", default="", metavar="DRIVER", help="Devices of this driver."),
-    click.option("--device", default="", metavar="DEVICE", help="Devices of this name."),
+    click.option("--device", default="", metavar="DEVICE", help="Devices with this name."),
     click.option("--class", "device_class", default="", metavar="CLASS", help="Devices of this DeviceClass."),
     click.option(
         "--selector", multiple=True, metavar="CEL", help="Devices for which this CEL expression is true; repeatable."
@@ -59,7 +59,7 @@ _START_OPTIONS = (
         "drain",
         flag_value=DrainPolicy.NO_EXECUTE,
         type=DrainPolicy,
-        help="Evict them, and after half an hour delete those that are left, regardless of disruption budgets.",
+        help="Evict them; after half an hour delete the rest, regardless of disruption budgets.",
     ),
     click.option(
         "--drain-wait",
@@ -73,10 +73,10 @@ _START_OPTIONS = (
         "--window",
         multiple=True,
         metavar="WINDOW",
-        help="Start only in this time of the week: '[DAYS] HH:MM DURATION [TIMEZONE]'; repeatable.",
+        help="Start only in this weekly window: '[DAYS] HH:MM DURATION [TIMEZONE]'; repeatable.",
     ),
     click.option(
-        "--deadline", default="", metavar="DURATION", help="How long after isolation the devices have to be free."
+        "--deadline", default="", metavar="DURATION", help="Time after isolation by which the devices must be free."
     ),
     click.option(
         "--give-up",
@@ -84,13 +84,13 @@ _START_OPTIONS = (
         flag_value=DeadlineAction.CANCEL,
         type=DeadlineAction,
         default=DeadlineAction.FAIL,
-        help="Cancel when the deadline is missed, and give the devices back, instead of failing with them isolated.",
+        help="If the deadline is missed, cancel and return the devices instead of failing with them isolated.",
     ),
     click.option(
         "--work",
         default="",
         metavar="CRONJOB",
-        help="Suspended CronJob in the namespace of Draco's Jobs: a Job of it for each GPU.",
+        help="Suspended CronJob in the namespace of Draco's Jobs, from which Draco creates a Job for each GPU.",
     ),
     click.option(
         "--verify",
@@ -137,12 +137,12 @@ def command() -> None:
 
 @command.command()
 @gathered(StartOptions, _START_OPTIONS)
-@click.option("--dry-run", is_flag=True, help="Say what would be done, have the server check it, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, have the server check it, and change nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before pods are evicted.")
 @on_cluster
 @output_option("text", "yaml", "json", text="yaml: print the manifest. json: what it would do. Both write nothing.")
 async def start(cluster: MaintainedCluster, *, sources: StartOptions, dry_run: bool, yes: bool, output: str) -> None:
-    """Start maintenance of devices: say what it would do, then create a DeviceMaintenance.
+    """Start maintenance of devices: show what it would do, then create a DeviceMaintenance.
 
     \b
     draco maintain start gpu-node-0/gpu-3 --reason "reseat the board"
@@ -162,7 +162,7 @@ async def start(cluster: MaintainedCluster, *, sources: StartOptions, dry_run: b
     if found.problem:
         _warn(cluster)
         raise CommandError(
-            f"the request would not start, so it was not created: {found.problem} To create it all the same, "
+            f"the request would not start, so it was not created: {found.problem} To create it anyway, "
             "apply what `-o yaml` prints."
         )
     echo_lines(screen.preview(request, found, await cluster.budgets()))
@@ -206,7 +206,7 @@ async def approve(cluster: MaintainedCluster, *, name: str, yes: bool) -> None:
 @click.argument("name")
 @on_cluster
 async def finish(cluster: MaintainedCluster, *, name: str) -> None:
-    """Say that the work is done: the devices are verified and given back."""
+    """Report the work as done: Draco verifies the devices and returns them to service."""
     request = cluster.request(name)
     await _change(cluster, request, changes.finish(request), "finished")
 
@@ -215,7 +215,7 @@ async def finish(cluster: MaintainedCluster, *, name: str) -> None:
 @click.argument("name")
 @on_cluster
 async def cancel(cluster: MaintainedCluster, *, name: str) -> None:
-    """Call a request off: its devices are given back as they are."""
+    """Cancel a request: its devices return to service unrepaired."""
     request = cluster.request(name)
     await _change(cluster, request, changes.cancellation(request), "cancelled")
 
@@ -237,7 +237,7 @@ async def cancel(cluster: MaintainedCluster, *, name: str) -> None:
 @with_cluster
 @output_option("text", "json", text="json: one document of a stable schema.")
 def status(*, name: str, watch: bool, timeout: str, output: str, **where: Any) -> None:
-    """List the requests, or say all about one: its devices, claims, pods, conditions, and what to do next."""
+    """List the requests, or show one with its devices, claims, pods, conditions, and what to do next."""
     if watch and (not name or output == "json"):
         raise CommandError("--watch follows one request as text: give its NAME, and leave -o json out.")
     if not watch and timeout != NO_LIMIT:
@@ -281,7 +281,7 @@ async def _show(cluster: MaintainedCluster, *, name: str, output: str) -> None:
 @command.command()
 @on_cluster
 async def pause(cluster: MaintainedCluster) -> None:
-    """Stop the operator from taking devices out of service and from evicting pods. What is out of service is left alone."""
+    """Stop taking devices out of service and evicting pods. Devices already out of service are left alone."""
     budget = next((each for each in await cluster.budgets() if each.metadata.name == PAUSE), None)
     if budget is None:
         await create(cluster.client, MAINTENANCE_BUDGETS, PAUSE, {"paused": True})
@@ -295,7 +295,7 @@ async def pause(cluster: MaintainedCluster) -> None:
 @command.command()
 @on_cluster
 async def resume(cluster: MaintainedCluster) -> None:
-    """Let the operator go on after `draco maintain pause`."""
+    """Resume maintenance after `draco maintain pause`."""
     budgets = await cluster.budgets()
     budget = next((each for each in budgets if each.metadata.name == PAUSE), None)
     if budget is not None and budget.spec.paused:
@@ -335,7 +335,7 @@ def _ask(policy: DrainPolicy, pods: int, *, yes: bool, otherwise: str = "") -> N
     if evicts:
         ask(f"Evict {counted(pods, 'pod')}?", f"this evicts {counted(pods, 'pod')}", remedy)
     else:
-        ask(otherwise, "this has to be confirmed", remedy)
+        ask(otherwise, "this approves the request", remedy)
 
 
 def _warn(cluster: MaintainedCluster) -> None:

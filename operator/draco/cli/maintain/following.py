@@ -35,11 +35,11 @@ async def follow(client: Client, request: DeviceMaintenance, limit: str) -> None
                     echo(said)
                 if now.status.phase in _ENDS and now.status.observed_generation == now.metadata.generation:
                     if now.status.phase is not MaintenancePhase.COMPLETED:
-                        raise CommandError(f"{name} is {now.status.phase}, and not completed.")
+                        raise CommandError(f"{name} did not complete: it is {now.status.phase}.")
                     return
     except TimeoutError:
         raise CommandError(f"{name} is not completed after {limit}: {said}") from None
-    raise CommandError(f"{name} was deleted: its devices are given back.")
+    raise CommandError(f"{name} was deleted: its devices return to service.")
 
 
 async def _versions(client: Client, request: DeviceMaintenance) -> AsyncIterator[DeviceMaintenance]:

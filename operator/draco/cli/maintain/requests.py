@@ -174,14 +174,14 @@ def _drain(options: StartOptions) -> MaintenanceDrain:
     if not options.drain_wait:
         return MaintenanceDrain(policy=options.drain)
     if options.drain is DrainPolicy.WAIT:
-        raise CommandError("--drain-wait has no meaning where no pod is evicted: add --evict.")
+        raise CommandError("--drain-wait delays evictions: add --evict.")
     return MaintenanceDrain(policy=options.drain, wait=duration(options.drain_wait, "--drain-wait"))
 
 
 def _deadline(options: StartOptions) -> MaintenanceDeadline | None:
     if not options.deadline:
         if options.deadline_action is DeadlineAction.CANCEL:
-            raise CommandError("--give-up has no meaning without a deadline: add --deadline, such as --deadline 4h.")
+            raise CommandError("--give-up needs a deadline: add one, such as --deadline 4h.")
         return None
     return MaintenanceDeadline(after=duration(options.deadline, "--deadline"), action=options.deadline_action)
 
@@ -198,6 +198,6 @@ def _verification(text: str) -> MaintenanceVerification:
         case "job" if job:
             return MaintenanceVerification(mode=VerificationMode.JOB, from_cron_job=job)
     raise CommandError(
-        f"'{text}' does not say how to verify: write agent (Draco's agent looks at the GPU), person (who finishes it has "
-        "looked), or job:NAME with the name of a suspended CronJob in the namespace of Draco's Jobs."
+        f"'{text}' does not say who verifies: write agent (Draco's agent checks the GPU), person (who checks it, and then runs "
+        "`draco maintain finish`), or job:NAME with the name of a suspended CronJob in the namespace of Draco's Jobs."
     )

@@ -49,11 +49,11 @@ def numbers(summary: MaintenanceRehearsal, policy: DrainPolicy) -> list[str]:
         names = f": {listed(summary.pod_names, _SHOWN, total=summary.pods)}" if summary.pod_names else ""
         match policy:
             case DrainPolicy.WAIT:
-                fate = f"work starts when {pods} {agreeing(summary.pods, 'has', 'have')} ended; nobody is evicted"
+                fate = f"work starts when {pods} {agreeing(summary.pods, 'has', 'have')} ended; no pod is evicted"
             case DrainPolicy.EVICT:
                 fate = f"evicts {pods}, as their disruption budgets allow"
             case _:
-                fate = f"evicts {pods}, and after half an hour deletes those that are left, regardless of disruption budgets"
+                fate = f"evicts {pods}, and after half an hour deletes the rest, regardless of disruption budgets"
         lines.append(f"{claims}: {fate}{names}.")
     if summary.blocking_budgets and policy is not DrainPolicy.WAIT:
         lines.append(

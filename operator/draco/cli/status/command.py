@@ -83,7 +83,7 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
                 )
             )
             leases = tasks.create_task(
-                reader.all_if_allowed(LEASES, "what troubles the operator is not shown", {"fieldSelector": OPERATORS})
+                reader.all_if_allowed(LEASES, "warnings about the operator are not shown", {"fieldSelector": OPERATORS})
             )
             rules = tasks.create_task(reader.all(features.taint_rules)) if features.taint_rules else None
             scaling = tasks.create_task(autoscalers(client))

@@ -194,7 +194,7 @@ def _detail(view: DeviceView) -> str:
     if view.claims:
         parts.append(f"claim {', '.join(view.claims)}")
     if view.claims_on_parts:
-        parts.append(f"in parts: claim {_some(view.claims_on_parts)}")
+        parts.append(f"on partitions: claim {_some(view.claims_on_parts)}")
     return "; ".join(parts)
 
 

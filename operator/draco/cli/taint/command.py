@@ -78,7 +78,7 @@ _on_cluster = on_cluster(_read)
 
 @click.group()
 def command() -> None:
-    """See, try, add and remove taints of single devices.
+    """List, preview, add and remove taints of single devices.
 
     Kubernetes taints what a DeviceTaintRule names: these commands write rules for exactly one device each. Where Draco's operator
     runs, all partitions of a GPU are tainted with it.
@@ -89,7 +89,7 @@ def command() -> None:
 @_on_cluster
 @output_option("text", "json", text="json: one document of a stable schema.")
 async def list_(cluster: _Cluster, *, output: str) -> None:
-    """List the DeviceTaintRules, and what each of them hits."""
+    """List the DeviceTaintRules, and what each affects."""
     requests = await cluster.reader.all_if_served(DEVICE_MAINTENANCES, "which rules are Draco's own is not shown") or []
     views = rule_views(cluster.rules, requests, await cluster.with_users(cluster.rules))
     found = RuleList(taint_rules=views, unread=cluster.reader.unread)
@@ -108,7 +108,7 @@ async def list_(cluster: _Cluster, *, output: str) -> None:
 @_on_cluster
 @output_option("text", "json", text="json: one document of a stable schema.")
 async def preview(cluster: _Cluster, *, what: Sequence[str], output: str) -> None:
-    """Say what a taint does, or would do: devices, claims, pods, and the disruption budgets that it breaks.
+    """Show what a taint does, or would do: devices, claims, pods, and the disruption budgets that it breaks.
 
     A DEVICE is POOL/DEVICE, with most drivers NODE/DEVICE. Changes nothing.
 
@@ -129,7 +129,7 @@ async def preview(cluster: _Cluster, *, what: Sequence[str], output: str) -> Non
 @click.argument("devices", nargs=-1, required=True, metavar="DEVICE...")
 @click.argument("taint", metavar="KEY[=VALUE]:EFFECT")
 @click.option("--overwrite", is_flag=True, help="Change the value or effect where the device has a rule with this key.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before pods are deleted.")
 @_on_cluster
 async def add(
@@ -161,7 +161,7 @@ async def add(
 
 @command.command()
 @click.argument("what", nargs=-1, required=True, metavar="RULE... | DEVICE... KEY[:EFFECT]")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
 @_on_cluster
 async def remove(cluster: _Cluster, *, what: Sequence[str], dry_run: bool) -> None:
     """Take taints off devices: delete DeviceTaintRules, by name or by device and key.

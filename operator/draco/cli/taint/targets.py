@@ -71,7 +71,7 @@ def check_overwriting(before: DeviceTaintRule | None, wanted: DeviceTaintRule, *
         return
     name = before.metadata.name
     if before.spec.device_selector != wanted.spec.device_selector:
-        raise TaintTargetError(f"rule {name} is there already, for other devices: rename or delete it.")
+        raise TaintTargetError(f"rule {name} already exists, for other devices: rename or delete it.")
     if not overwrite and before.spec.taint.identity != wanted.spec.taint.identity:
         raise TaintTargetError(
             f"rule {name} taints this device with {before.spec.taint.identity}: change it with --overwrite."

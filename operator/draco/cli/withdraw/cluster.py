@@ -102,7 +102,7 @@ class Withdrawal:
                 if why:
                     refused[str(each)] = why
             if self._clock.monotonic() >= self._until_s:
-                raise CommandError(_left(refused or {str(each): "it is there again" for each in left}))
+                raise CommandError(_left(refused or {str(each): "it was written again" for each in left}))
             await self._clock.sleep(_AGAIN_S if refused else _SETTLES_S)
 
     async def _write(self, reversal: Reversal) -> str:
@@ -154,6 +154,6 @@ def _left(refused: dict[str, str]) -> str:
     what, why = next(iter(refused.items()))
     more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
     return (
-        f"not everything was taken back ({what}{more}): {why}. Run this again. If it is written again each time, an operator or "
-        "an agent is still at work."
+        f"not everything was removed ({what}{more}): {why}. Run this again. If it is written again each time, an operator or an "
+        "agent still runs."
     )

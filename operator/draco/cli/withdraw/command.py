@@ -25,10 +25,10 @@ _ANSWERS_S: Final = 30.0
 @with_cluster
 @click.option("-n", "--namespace", default="draco-system", show_default=True, help="Draco's namespace.")
 @click.option(
-    "--job-namespace", default="draco-jobs", show_default=True, help="Where Draco runs Jobs; empty where it runs none."
+    "--job-namespace", default="draco-jobs", show_default=True, help="Namespace of Draco's Jobs; empty if it runs none."
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be taken back, and do nothing.")
-@click.option("--force", is_flag=True, help="Give devices in maintenance back to claims, too.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and change nothing.")
+@click.option("--force", is_flag=True, help="Return devices in maintenance to service, too.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -36,7 +36,7 @@ _ANSWERS_S: Final = 30.0
     default=120.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long all of it may take.",
+    help="Time limit of the whole command.",
 )
 def command(
     *,
@@ -48,11 +48,11 @@ def command(
     force: bool,
     timeout_s: float,
 ) -> None:
-    """Take back what Draco has written, before it is uninstalled.
+    """Remove what Draco has written, before it is uninstalled.
 
-    Ends operator and agents, and then takes back what they wrote outside of Draco's own kinds: ResourceSlices, taint rules,
-    conditions and annotations of nodes, states of devices in claims, scheduling gates, leases. What pods use, and what people
-    made, stays and is named. `helm uninstall` does this automatically. It can be repeated at any time.
+    Deletes the operator and the agents, then removes what they wrote outside of Draco's own kinds: ResourceSlices, taint rules,
+    conditions and annotations of nodes, states of devices in claims, scheduling gates, leases. Keeps and lists what pods use and
+    what people created. `helm uninstall` does this automatically. It can be repeated at any time.
     """
 
     async def work() -> None:
@@ -69,7 +69,7 @@ def command(
                         await _do(withdrawal, force=force)
             except TimeoutError:
                 raise CommandError(
-                    f"not everything was taken back within {timeout_s:.0f} s: run this again, with a longer --timeout."
+                    f"not everything was removed within {timeout_s:.0f} s: run this again, with a longer --timeout."
                 ) from None
 
     asyncio.run(work())
@@ -98,6 +98,6 @@ def _show(first: WithdrawalPlan, workloads: Sequence[tuple[Kind[Any], Workload]]
 def _in_maintenance(isolated: tuple[DeviceKey, ...]) -> str:
     names = listed((f"{each.pool}/{each.device}" for each in isolated), _NAMED)
     return (
-        f"{counted(len(isolated), 'device')} in maintenance ({names}) would be given to claims again, though nobody says that "
-        "they work: finish or cancel these DeviceMaintenances first (`draco status` lists them), or repeat this with --force."
+        f"{counted(len(isolated), 'device')} in maintenance ({names}) would return to service unverified: finish or cancel "
+        "these DeviceMaintenances first (`draco status` lists them), or repeat this with --force."
     )

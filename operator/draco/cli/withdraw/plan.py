@@ -207,7 +207,7 @@ def _stays(found: Written) -> Iterator[str]:
     if used:
         yield (
             f"{counted(len(used), 'claim')} of running pods keep their GPUs ({_some(used)}): without an agent kubelet cannot "
-            "end these pods, so end them first, or have another agent there."
+            "stop these pods; delete them first, or install another agent."
         )
     idle = [each.metadata for each in found.claims if not each.status.reserved_for and _holds(each, pools)]
     if idle:
