@@ -29,23 +29,23 @@ from draco.resources.texts import shown_lines
 COMMANDS: Final = MappingProxyType(
     {
         "agent": ("draco.cli.agent", "Serve this node's GPUs to Kubernetes (runs on every GPU node)."),
-        "autoscale": ("draco.cli.autoscale.command", "Tell autoscalers of devices on nodes that do not exist yet."),
-        "check": ("draco.cli.check", "Check that Draco is installed and at work."),
-        "explain": ("draco.cli.explain.command", "Say why a claim or a pod waits for devices."),
+        "autoscale": ("draco.cli.autoscale.command", "Tell autoscalers which devices new nodes will have."),
+        "check": ("draco.cli.check", "Check that Draco is installed and working."),
+        "explain": ("draco.cli.explain.command", "Explain why a claim or a pod waits for devices."),
         "health": ("draco.cli.health.command", "Show GPUs that have a fault, and what to do."),
         "layout": ("draco.cli.layout.command", "Show how GPUs are divided by MIG, and what a policy would change."),
         "lint": ("draco.cli.lint.command", "Check manifests before they reach a cluster, and correct them."),
         "maintain": ("draco.cli.maintain.command", "Take devices out of service, and bring them back."),
         "operator": ("draco.cli.operator", "Watch the whole cluster's GPUs and claims (runs in the cluster)."),
-        "reserve": ("draco.cli.reserve.command", "Reserve devices for pods to come, for a time."),
+        "reserve": ("draco.cli.reserve.command", "Reserve devices for future pods, for a limited time."),
         "selector": ("draco.cli.selector.command", "Check device selectors, and try them on devices."),
-        "simulate": ("draco.cli.simulate.command", "Say what would be allocated, without touching the cluster."),
+        "simulate": ("draco.cli.simulate.command", "Show what would be allocated, without changing the cluster."),
         "status": (
             "draco.cli.status.command",
             "Show nodes, GPUs, claims, taints, maintenance and MIG policies on one screen.",
         ),
-        "taint": ("draco.cli.taint.command", "See, try, add and remove taints of single devices."),
-        "withdraw": ("draco.cli.withdraw.command", "Take back what Draco has written, before it is uninstalled."),
+        "taint": ("draco.cli.taint.command", "List, preview, add and remove taints of single devices."),
+        "withdraw": ("draco.cli.withdraw.command", "Remove what Draco has written, before it is uninstalled."),
     }
 )
 """By command name: its module and its line in `draco --help`, kept here so that help imports no command."""
@@ -113,7 +113,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="draco", message="%(prog)s %(version)s")
 def root() -> None:
-    """Make GPUs under Kubernetes Dynamic Resource Allocation operable."""
+    """Operate GPUs under Kubernetes Dynamic Resource Allocation."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -57,8 +57,8 @@ def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]
     "--pending-after",
     "pending_after_s",
     type=Seconds(min=0),
-    help="Seconds that a pod may wait for its claims before Events say why; at once when the scheduler refuses it. Also how long "
-    "all of its claims must fit before Events say so.",
+    help="Seconds that a pod waits for its claims before Events say why; none if the scheduler rejects it. Also how long all of "
+    "its claims must fit before Events say so.",
 )
 @_setting(
     "--settle",
@@ -109,7 +109,7 @@ def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]
     "--mass-outage",
     "mass_outage_percent",
     type=click.FloatRange(min=0, max=100),
-    help="Percent of the agents: where more than that, and at least three, are silent at a time, no further node is fenced.",
+    help="Fence no further node while more than this percentage of the agents, and at least three, are silent.",
 )
 @_setting(
     "--rediscover",
@@ -131,18 +131,18 @@ def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]
 @option(
     "--webhook-name",
     default="",
-    help="DNS name that the API server expects in that certificate; the log says where it is another.",
+    help="DNS name that the API server expects in that certificate; the log warns if it has another.",
 )
 @option(
     "--webhook-client-ca",
     type=click.Path(path_type=Path),
-    help="File with the authority of the certificate that the API server shows to webhooks; then nobody else may ask.",
+    help="CA file for the client certificate of the API server; with it, the webhook refuses all other clients.",
 )
 @option(
     "--webhook-timeout",
     type=Seconds(min=0, min_open=True),
     default=WebhookSettings(certificates=Path()).timeout_s,
-    help="Seconds that the API server waits for the webhook; the answer is given a quarter of that earlier.",
+    help="Seconds that the API server waits for the webhook, which answers after three quarters of that at the latest.",
 )
 @option(
     "--webhook-mode",

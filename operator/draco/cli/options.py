@@ -15,7 +15,7 @@ RELEASES: Final = (34, 35, 36, 37)
 """Minor versions of Kubernetes that serve resource.k8s.io/v1 and whose rules and CEL environment Draco knows."""
 
 verbose_option: Final = click.option(
-    "-v", "--verbose", is_flag=True, help="Say all: each request, each node, all that would help."
+    "-v", "--verbose", is_flag=True, help="Show everything: each request, each node, every change that would help."
 )
 """Shows everything instead of about five lines each."""
 CLUSTER_OPTIONS: Options = (
@@ -33,8 +33,8 @@ def cluster_option(enough: str) -> Callable[[Command], Command]:
     return click.option(
         "--cluster/--no-cluster",
         default=None,
-        help="Put what the files say on top of a live cluster, or take the files alone.  [default: the cluster, unless the "
-        f"files bring {enough}]",
+        help="Overlay the files on a live cluster, or use the files alone.  [default: the cluster, unless the files contain "
+        f"{enough}]",
     )
 
 

@@ -72,8 +72,8 @@ class World(msgspec.Struct, kw_only=True):
         """Note that Draco places its own claims differently from this simulation."""
         if any(is_for_operator(claim, self.fleet.classes) for claim in claims):
             self.notes.append(
-                "Claims that Draco allocates are tried on the first devices that do. Draco takes those that leave most room, "
-                "which `draco explain` names."
+                "Claims that Draco allocates are tried on the first devices that fit. Draco takes those that leave most room; "
+                "`draco explain` names them."
             )
 
 

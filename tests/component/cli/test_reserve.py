@@ -114,7 +114,7 @@ def test_a_reservation_that_nobody_makes_ready_is_waited_for_no_longer_than_was_
     api_server: ControlPlane, namespace: str, path: str
 ) -> None:
     late = reserve(api_server, namespace, "late", "--wait", "--timeout", "1s")
-    assert "late is not ready after 1s: no operator of Draco has said anything about it" in str(late.exception)
+    assert "late is not ready after 1s: no operator of Draco has processed it" in str(late.exception)
     again = reserve(api_server, namespace, "late")
     assert f"there is a DeviceReservation {namespace}/late already" in str(again.exception)
     assert "take another name, or delete it with" in str(again.exception)

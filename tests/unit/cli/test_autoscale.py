@@ -86,10 +86,10 @@ def test_the_devices_of_a_board_that_is_handed_over_are_those_that_dracos_classe
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "Name a node, or a board"),
-        (["node-0", "--board", "T4"], "one of the two"),
+        ([], "Give either a node or a board"),
+        (["node-0", "--board", "T4"], "Give either a node or a board"),
         (["node-0", "--count", "2"], "--count and --policy belong to --board"),
-        (["--board", "T4"], "Say with --count"),
+        (["--board", "T4"], "Give the number of GPUs of a node with --count"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: list[str], says: str) -> None:
@@ -102,7 +102,7 @@ def test_what_does_not_go_together_is_refused(arguments: list[str], says: str) -
     [
         (["--board", "H1000", "--count", "1"], "Draco knows no board H1000; it knows A100-40GB"),
         (["--board", "T4", "--count", "1", "--policy", "POLICY"], "Board T4 cannot be divided"),
-        (["--board", "A30", "--count", "1", "--policy", "POLICY"], "MigPolicy small does not go with board A30"),
+        (["--board", "A30", "--count", "1", "--policy", "POLICY"], "MigPolicy small cannot be applied to board A30"),
     ],
 )
 def test_what_makes_no_template_says_why(
@@ -144,7 +144,7 @@ def test_a_live_node_is_told_without_what_is_only_its_own() -> None:
 def test_a_node_that_publishes_nothing_or_not_all_makes_no_template() -> None:
     with pytest.raises(NoTemplate, match="publishes no devices"):
         of_node("n", [])
-    with pytest.raises(NoTemplate, match="is not complete"):
+    with pytest.raises(NoTemplate, match="is incomplete"):
         of_node("n", [a_slice("n", of=2)])
 
 
@@ -183,7 +183,7 @@ def test_a_node_that_differs_is_named_with_how() -> None:
         "has 1 device more: gpu.nvidia.com/gpu-2",
         "productName is NVIDIA H200 instead of NVIDIA H100 80GB HBM3 of gpu.nvidia.com/gpu-0",
     ]
-    assert "is not complete" in group.different[1].how[0]
+    assert "is incomplete" in group.different[1].how[0]
 
 
 def test_a_label_of_ones_own_makes_other_groups_and_nodes_without_devices_count_for_none() -> None:

@@ -327,7 +327,7 @@ def test_a_file_without_a_name_is_not_the_folder_one_is_in(tmp_path: Path, monke
     (tmp_path / "other.yaml").write_text(text := "kind: ResourceClaim\nmetadata: {name: a}\n")
     result = CliRunner().invoke(command, ["--fix", "-f", ""])
     assert (result.exit_code, (tmp_path / "other.yaml").read_text()) == (2, text)
-    assert "-f has no file" in result.stderr
+    assert "-f names no file" in result.stderr
 
 
 def test_a_document_holds_nothing_that_turns_a_terminals_text_around(tmp_path: Path) -> None:

@@ -486,4 +486,4 @@ def test_a_claim_of_dracos_is_tried_on_the_devices_that_only_draco_gives_out(tmp
     assert told["copies"]["fit"] == 2
     assert placed(told)[0] == ("default/one", ["node-0/gpu-0"])
     assert "tolerations" not in told["claims"][0]["allocation"]["devices"]["results"][0]
-    assert told["notes"][-1].startswith("Claims that Draco allocates are tried on the first devices that do.")
+    assert told["notes"][-1].startswith("Claims that Draco allocates are tried on the first devices that fit.")

@@ -21,7 +21,7 @@ from draco.resources.api.core import Node
 from draco.resources.api.draco import MigPolicy
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.kinds import NODES
-from draco.resources.texts import counted, listed
+from draco.resources.texts import agreeing, counted, listed
 from draco.resources.written.manifests import decode_own
 
 KARPENTER: Final = "karpenter"
@@ -30,7 +30,7 @@ CLUSTER_API: Final = "cluster-api"
 
 @click.group()
 def command() -> None:
-    """Tell autoscalers of devices on nodes that do not exist yet."""
+    """Tell autoscalers which devices new nodes will have."""
 
 
 @command.command()
@@ -41,11 +41,9 @@ def command() -> None:
     "--policy",
     type=click.Path(path_type=Path, dir_okay=False, exists=True, allow_dash=True),
     metavar="FILE",
-    help="With --board: the manifest of the MigPolicy by which they are divided.",
+    help="With --board: the manifest of the MigPolicy that divides the GPUs.",
 )
-@click.option(
-    "--name", default="", metavar="TYPE", help="Instance type that the template is of [default: node or board]."
-)
+@click.option("--name", default="", metavar="TYPE", help="Instance type of the template [default: node or board].")
 @click.option(
     "--for",
     "form",
@@ -68,10 +66,10 @@ def template(
     context: str | None,
     output: str,
 ) -> None:
-    """Write what a node of one kind will publish, so that an autoscaler can add the first of them.
+    """Write what a new node of one kind will publish, so that an autoscaler can add the first one.
 
-    From a live node, of all its drivers; or from a board, with a MigPolicy if it is divided. From a board there are no driver
-    versions, PCI addresses and NUMA nodes: selectors that ask for them find nothing. Reads only.
+    Reads a live node, with all its drivers; or takes a board, with a MigPolicy if it is divided. A board has no driver
+    versions, PCI addresses and NUMA nodes: selectors that ask for them match nothing. Reads only.
 
     \b
     draco autoscale template gpu-node-0 --name p5.48xlarge
@@ -79,14 +77,14 @@ def template(
     draco autoscale template gpu-node-0 --for cluster-api
     """  # noqa: D301 - click keeps the lines below a backspace as they are
     if (node is None) == (board is None):
-        raise click.UsageError("Name a node, or a board with --board: one of the two.")
+        raise click.UsageError("Give either a node or a board with --board.")
     if node is not None:
         if count is not None or policy is not None:
             raise click.UsageError("--count and --policy belong to --board.")
         templates = of_node(node, asyncio.run(published_slices(kubeconfig, context)))
     else:
         if count is None:
-            raise click.UsageError("Say with --count how many GPUs a node has.")
+            raise click.UsageError("Give the number of GPUs of a node with --count.")
         templates = of_board(board or "", count, _policy(policy) if policy else None)
     by_cluster_api = form == CLUSTER_API
     document = (
@@ -96,15 +94,15 @@ def template(
 
 
 @command.command()
-@click.option("--label", default="", metavar="KEY", help="Label of nodes that says of which group they are.")
+@click.option("--label", default="", metavar="KEY", help="Key of the node label that names the group.")
 @with_cluster
 @output_option("text", "json")
 def check(*, label: str, kubeconfig: Path | None, context: str | None, output: str) -> None:
     """Check that the nodes of each group publish the same devices.
 
-    Autoscalers take one node of a group as the model of all. If nodes differ, they add useless nodes, or none. Groups are those
-    of Karpenter, EKS, GKE, AKS, eksctl and Cluster API, by the labels of nodes, or by --label. Reads only. The exit status is 1
-    if nodes differ.
+    Autoscalers take one node of a group as the model of all. If nodes differ, they add useless nodes, or none. Node labels
+    define the groups: those of Karpenter, EKS, GKE, AKS, eksctl and Cluster API, or --label. Reads only. The exit status is 1 if
+    nodes differ.
 
     \b
     draco autoscale check
@@ -123,16 +121,19 @@ def _show(report: GroupsReport, label: str) -> None:
     for group in report.groups:
         nodes = counted(group.nodes, "node")
         if not group.different:
-            echo(f"{group.group} ({nodes}): alike")
+            echo(f"{group.group} ({nodes}): no differences")
             continue
-        echo(f"{group.group} ({nodes}): {len(group.different)} not as {group.model or 'others'}")
+        different = len(group.different)
+        echo(
+            f"{group.group} ({nodes}): {different} {agreeing(different, 'differs', 'differ')} from {group.model or 'others'}"
+        )
         for node in group.different:
             echo(f"  {node.node}: {'; '.join(node.how)}")
     if not report.groups:
-        how = f"has the label {label}" if label else "is of a group; name a label with --label"
+        how = f"has the label {label}" if label else "is in a group; name a label with --label"
         echo(f"No node with devices {how}.")
     elif report.ungrouped:
-        echo(f"Of no group: {listed(report.ungrouped)}.")
+        echo(f"In no group: {listed(report.ungrouped)}.")
 
 
 async def _nodes_and_slices(

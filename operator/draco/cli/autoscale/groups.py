@@ -153,7 +153,7 @@ def _changed(model: Device, found: Device) -> Iterator[str]:
             now_text, before_text = (each.value if each else "none" for each in amounts)
             yield f"{name} is {now_text} instead of {before_text}"
     if model.consumes_counters != found.consumes_counters:
-        yield "the counters drawn are others"
+        yield "the consumed counters differ"
 
 
 def _shown(value: object) -> str:

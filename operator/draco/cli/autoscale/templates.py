@@ -52,13 +52,15 @@ def of_node(node: str, slices: Iterable[ResourceSlice]) -> list[SliceTemplate]:
     """Templates of what a live node publishes, for all its drivers. Raises NoTemplate."""
     here = by_pool(one for one in slices if one.spec.node_name == node)
     if not here:
-        raise NoTemplate(f"Node {node} publishes no devices; name a node whose drivers are at work, or use --board.")
+        raise NoTemplate(f"Node {node} publishes no devices; name a node whose drivers run, or use --board.")
     templates = []
     for key, of_pool in sorted(here.items()):
         generation = max(one.spec.pool.generation for one in of_pool)
         newest = [one for one in of_pool if one.spec.pool.generation == generation]
         if len(newest) != newest[0].spec.pool.resource_slice_count:
-            raise NoTemplate(f"Pool {key} of node {node} is not complete; try again when its driver is at work.")
+            raise NoTemplate(
+                f"Pool {key} of node {node} is incomplete; try again when its driver has published all slices."
+            )
         name = POOL if key.pool == node else key.pool
         newest.sort(key=lambda one: one.metadata.name)
         templates += [
@@ -120,7 +122,7 @@ def _wanted(policy: MigPolicy | None, uuid: GpuUuid, board: str) -> WantedGpu | 
         raise NoTemplate(f"Board {board} cannot be divided; leave --policy out.")
     found = wanted_of(policy, uuid, GpuMig(capable=board in BOARDS), BOARDS.get(board))
     if not isinstance(found, WantedGpu):
-        raise NoTemplate(f"MigPolicy {policy.metadata.name} does not go with board {board}: {found.message}.")
+        raise NoTemplate(f"MigPolicy {policy.metadata.name} cannot be applied to board {board}: {found.message}.")
     return found
 
 

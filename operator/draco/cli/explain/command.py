@@ -29,11 +29,11 @@ _KINDS = {
 @click.command()
 @click.argument("what", nargs=-1, metavar="[claim|pod NAME]")
 @with_sources
-@click.option("--devices", is_flag=True, help="Show each device with what stands in its way, one by one.")
+@click.option("--devices", is_flag=True, help="List each device with what prevents its use.")
 @verbose_option
 @output_option("text", "json", "yaml")
 def command(*, what: Sequence[str], sources: WorldSources, devices: bool, verbose: bool, output: str) -> None:
-    """Say why a claim or a pod waits for devices.
+    """Explain why a claim or a pod waits for devices.
 
     Accounts for every device, and tries which single change would help. Explains a claim together with the other claims of the
     pod that waits for it. Without a name, lists everything that waits, with the reason. The exit status is 0 whether it waits or

@@ -45,14 +45,12 @@ async def read_cluster(client: Client) -> World:
         claims = tasks.create_task(reader.all(CLAIMS))
         pods = tasks.create_task(reader.all_if_allowed(PODS, "which pods use or wait for a claim is not known"))
         templates = tasks.create_task(
-            reader.all_if_allowed(CLAIM_TEMPLATES, "claims that are still to be made from templates are not known")
+            reader.all_if_allowed(CLAIM_TEMPLATES, "claims not yet created from templates are not known")
         )
         rules = tasks.create_task(_rules(reader))
         limits = tasks.create_task(_limits(reader))
         own_policies = tasks.create_task(
-            reader.all_if_served(
-                MIG_POLICIES, "whether pods are evicted for others, and where claims are spread, is not known"
-            )
+            reader.all_if_served(MIG_POLICIES, "preemption and the spreading of claims are not known")
         )
         minor = tasks.create_task(kubernetes_minor(client))
     fleet = Fleet.of(
@@ -103,7 +101,7 @@ async def _spread(
     """The pools whose nodes are filled evenly. GpuNodes are read only if a policy asks for spreading."""
     if not spreading_policies(policies):
         return frozenset()
-    consequence = "that claims are spread over some nodes is not taken into account"
+    consequence = "the spreading of claims over nodes is not taken into account"
     gpu_nodes = await reader.all_if_served(GPU_NODES, consequence) or []
     by_name, parts = {each.metadata.name: each for each in nodes}, by_pool(slices)
 
@@ -115,9 +113,9 @@ async def _spread(
 
 async def _of_preemption(reader: Reader) -> tuple[list[PodDisruptionBudget], list[DeviceReservation]]:
     """What restricts preemption: PodDisruptionBudgets, and DeviceReservations, which protect pods by their own priority."""
-    consequence = "which pods may not be evicted for others is not known"
+    consequence = "which pods PodDisruptionBudgets protect from preemption is not known"
     budgets = await reader.all_if_allowed(POD_DISRUPTION_BUDGETS, consequence)
-    consequence = "which pods a reservation spares from being evicted is not known"
+    consequence = "which pods DeviceReservations protect from preemption is not known"
     return budgets, await reader.all_if_served(DEVICE_RESERVATIONS, consequence) or []
 
 

@@ -122,7 +122,7 @@ def read_texts(
     if filenames.count("-") > 1:
         raise click.UsageError("Standard input can be read only once: give -f - once.")
     if "" in filenames:  # Path("") is the current folder; an unset variable must not select it
-        raise click.UsageError("-f has no file: it is empty, as where a variable is not set.")
+        raise click.UsageError("-f names no file: its value is empty. Is a variable unset?")
     for filename in filenames:
         if filename == "-":
             yield STANDARD_INPUT, _text(STANDARD_INPUT, sys.stdin.buffer)

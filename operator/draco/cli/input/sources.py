@@ -31,7 +31,7 @@ _OPTIONS: Options = (
         "--namespace",
         default="",
         metavar="NAME",
-        help="Namespace of what names none.  [default: the context's, as kubectl takes it]",
+        help="Namespace of objects that name none.  [default: the context's]",
     ),
     *CLUSTER_OPTIONS,
 )

@@ -31,12 +31,20 @@ _RESERVATION = (
         "--class", "device_class", default="", metavar="CLASS", help=f"DeviceClass.  [default: {DEFAULT_CLASS}]"
     ),
     click.option(
-        "--selector", multiple=True, metavar="CEL", help="Only devices that this expression is true of; repeatable."
+        "--selector",
+        multiple=True,
+        metavar="CEL",
+        help="Only devices for which this CEL expression is true; repeatable.",
     ),
     click.option(
         "--devices", default=1, show_default=True, type=click.IntRange(1, MAX_RESULTS), help="Devices of each claim."
     ),
-    click.option("--template", default="", metavar="NAME", help="ResourceClaimTemplate that says all this instead."),
+    click.option(
+        "--template",
+        default="",
+        metavar="NAME",
+        help="ResourceClaimTemplate to use instead of --class, --selector and --devices.",
+    ),
     click.option("--count", default=1, show_default=True, type=click.IntRange(1, 256), help="How many claims."),
     click.option(
         "--topology",
@@ -46,9 +54,9 @@ _RESERVATION = (
     ),
     click.option("--priority-class", default="", metavar="NAME", help="PriorityClass.  [default: the cluster's]"),
     click.option(
-        "--for", "duration", default="", metavar="DURATION", help="How long, such as 2h30m.  [default: no end]"
+        "--for", "duration", default="", metavar="DURATION", help="Duration, such as 2h30m.  [default: no end]"
     ),
-    click.option("--until", default="", metavar="TIME", help="Until when, such as 2030-01-31T18:00."),
+    click.option("--until", default="", metavar="TIME", help="End, such as 2030-01-31T18:00."),
 )
 
 
@@ -63,7 +71,7 @@ _RESERVATION = (
     "--timeout",
     default=NO_LIMIT,
     metavar="DURATION",
-    help="With --wait: give up after so long, such as 30m; 0s is no limit.",
+    help="With --wait: stop after this time, such as 30m; 0s is no limit.",
 )
 @with_cluster
 @output_option("text", "yaml", text="yaml: print the manifest, and create nothing.")
@@ -80,7 +88,7 @@ def command(
     context: str | None,
     output: str,
 ) -> None:
-    """Reserve devices for pods to come, or list reservations (without NAME).
+    """Reserve devices for future pods, or list reservations (without NAME).
 
     \b
     draco reserve train --count 8 --topology sameNVLinkDomain --for 4h --wait
@@ -173,7 +181,7 @@ async def wait_until_ready(client: Client, reservation: DeviceReservation, limit
                     await asyncio.sleep(_LOOK_EVERY_S)
                     continue
                 if now.metadata.uid != reservation.metadata.uid:
-                    raise CommandError(f"{key.name} was deleted, and is another one now")
+                    raise CommandError(f"{key.name} was deleted and created again")
                 if now.status.message and said != (said := now.status.message):
                     echo(shown(said))
                 if _holds(now, "Ready"):
@@ -182,7 +190,7 @@ async def wait_until_ready(client: Client, reservation: DeviceReservation, limit
                     raise CommandError(f"{key.name} ended before it was ready")
                 await asyncio.sleep(_LOOK_EVERY_S)
     except TimeoutError:
-        why = shown(said) or "no operator of Draco has said anything about it; `draco check` says why."
+        why = shown(said) or "no operator of Draco has processed it; `draco check` says why."
         raise CommandError(f"{key.name} is not ready after {limit}: {why}") from None
 
 

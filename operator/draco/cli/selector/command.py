@@ -175,7 +175,7 @@ def evaluate(
     context: str | None,
     output: str,
 ) -> None:
-    """Say what an expression answers for each device: true, false, or the error.
+    """Show what an expression returns for each device: true, false, or the error.
 
     The devices are those of the cluster, or those of the ResourceSlices given with -f; devices that agree in all that the
     expression reads are counted together. EXPRESSION may be - for standard input. The status is 1 when the expression does not
@@ -218,7 +218,7 @@ def _slices_of(filenames: Sequence[str]) -> list[ResourceSlice]:
                 slices.append(item)
     if not slices:
         raise click.ClickException(
-            f"{', '.join(filenames)} holds no ResourceSlice, which is where devices are published: give one, as "
-            "`kubectl get resourceslices -o yaml` writes it, or leave -f out to ask the cluster."
+            f"{', '.join(filenames)} holds no ResourceSlice: give one, as `kubectl get resourceslices -o yaml` writes it, or "
+            "leave -f out to read those of the cluster."
         )
     return slices

@@ -122,7 +122,7 @@ def summary(groups: Sequence[DeviceGroup]) -> str:
     if not counts["error"]:
         return f"{matching}."
     fails = f"{counts['error']} {agreeing(counts['error'], 'makes', 'make')} it fail"
-    return f"{matching}, and {fails}: a pod fails when the scheduler looks at such a device for it."
+    return f"{matching}, and {fails}: scheduling a pod fails if the scheduler tries such a device for it."
 
 
 def group_lines(groups: Sequence[DeviceGroup]) -> Iterator[str]:

@@ -75,7 +75,7 @@ class TaintOption(click.ParamType[DeviceTaintRule]):
     default=1,
     show_default=True,
     metavar="N",
-    help="Try it so often: how many more of these fit?",
+    help="Number of copies to try: how many more of these fit?",
 )
 @click.option("--without-node", "without", multiple=True, metavar="NODE", help="As if this node were gone. Repeatable.")
 @click.option(
@@ -109,7 +109,7 @@ def command(
     output: str,
     scenarios: Path | None,
 ) -> None:
-    """Say what would be allocated, without touching the cluster.
+    """Show what would be allocated, without changing the cluster.
 
     Files may hold Nodes, ResourceSlices, DeviceClasses, DeviceTaintRules, ResourceClaims, ResourceClaimTemplates, Pods and
     workloads. Claims that are allocated count as in use. Others are tried one after another, those of a pod together; a template

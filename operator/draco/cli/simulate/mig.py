@@ -74,7 +74,7 @@ class _Run:
     default=8,
     show_default=True,
     metavar="N",
-    help="How many in one node.",
+    help="How many GPUs a node has.",
 )
 @click.option(
     "--trace",
@@ -91,16 +91,16 @@ class _Run:
     multiple=True,
     default=[Policy.STEERED.value],
     show_default=True,
-    help="Who chooses the place. Repeatable: all see the same claims.",
+    help="Who chooses the placement; repeatable, each gets the same claims.",
 )
 @click.option(
     "--moves",
     type=click.IntRange(0, 2),
     default=0,
     show_default=True,
-    help='For a claim that is blocked, move at most so many instances of claims that arrived with "movable": true.',
+    help='How many instances may move for a blocked claim; only those of claims that arrived with "movable": true.',
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Of the chance in scheduler-1.35.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Random seed of scheduler-1.35.")
 @with_cluster
 @output_option("text", "json")
 def command(
@@ -122,7 +122,7 @@ def command(
     Claims that do not fit are refused, not queued. A refusal is avoidable if the claim would fit after all claims were
     placed again. Policies: scheduler-1.35 and scheduler-1.36 are kube-scheduler with devices in NVIDIA's order, steered is
     kube-scheduler with devices in Draco's order, operator chooses GPU and start in the whole fleet, oracle repacks without limit
-    and is the bound.
+    and is the upper bound.
 
     \b
     draco simulate mig --board H100-80GB --gpus 16 --trace week.jsonl
