@@ -1,4 +1,4 @@
-"""A local Kubernetes with GPUs that are simulated: for trying Draco, for developing and for testing it.
+"""A local Kubernetes with simulated GPUs, to try, develop and test Draco.
 
-No part of what runs in a cluster: `draco` does not import it. Its commands join `draco` as entry points.
+Not part of the product: `draco` never imports it. Its commands join `draco` as entry points.
 """

@@ -11,7 +11,7 @@ CHAPTERS = {
     "one GPU with at least 40 GiB": "resourceclaim.resource.k8s.io/one-gpu",
     "looks suspect": "pod/newcomer created",
     "sits badly": "InMaintenance",
-    "waits for more than there is": "ClaimPending",
+    "asks for more GPUs than a node has": "ClaimPending",
     "whole picture": "claim default/newcomer",
     "comes back": "Completed",
     "from the XID": "Xid48",

@@ -1,12 +1,12 @@
-"""The commands that make, break and show a local cluster, as `draco` has them where this package is installed."""
+"""The commands that this package adds to `draco`: they make, show and break a local cluster."""
 
 from types import MappingProxyType
 from typing import Final
 
 COMMANDS: Final = MappingProxyType(
     {
-        "cluster": ("draco_local.cli.cluster", "Run a local Kubernetes with GPU nodes, real but for the GPUs."),
+        "cluster": ("draco_local.cli.cluster", "Run a local Kubernetes cluster with simulated GPUs."),
         "demo": ("draco_local.cli.demo", "Show on a local cluster what Draco does, in about a minute."),
     }
 )
-"""By name: the module of a command, and what `draco --help` says of it; as in `draco.cli`."""
+"""Each command by name: its module and its line in `draco --help`, as in `draco.cli`."""

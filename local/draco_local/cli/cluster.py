@@ -23,15 +23,15 @@ from draco_local.cluster.programs import binaries
 from draco_local.cluster.progress import LineProgress
 from draco_local.cluster.state import ClusterSpec
 
-_NAME = click.option("--name", default="draco", show_default=True, metavar="NAME", help="Which cluster.")
+_NAME = click.option("--name", default="draco", show_default=True, metavar="NAME", help="Name of the cluster.")
 
 
 @click.group()
 def command() -> None:
-    """Run a local Kubernetes with GPU nodes, real but for the GPUs.
+    """Run a local Kubernetes cluster with simulated GPUs.
 
-    Nothing is installed and no Docker is needed: Kubernetes' own programs are downloaded, or built from pinned sources,
-    once, kept in a cache, and run as plain processes. ~/.kube/config is not touched.
+    Nothing is installed and no Docker is needed: Kubernetes' own programs are downloaded once (or built from pinned sources),
+    cached, and run as plain processes. ~/.kube/config is not touched.
     """
 
 
@@ -51,7 +51,7 @@ command.add_command(cluster_gpus.command)
     metavar="BOARD",
     default="H100-80GB",
     show_default=True,
-    help="Which GPU, for example A100-40GB, B200 or L40S.",
+    help="GPU model, for example A100-40GB, B200 or L40S.",
 )
 @click.option(
     "--real-nodes",
@@ -59,7 +59,7 @@ command.add_command(cluster_gpus.command)
     show_default=True,
     type=click.IntRange(0, 200),
     metavar="N",
-    help="Nodes that run containers (root).",
+    help="Nodes that run containers (needs root).",
 )
 @click.option(
     "--from-image",
@@ -73,20 +73,20 @@ command.add_command(cluster_gpus.command)
     type=click.Choice(["all", "default", "gangs"]),
     default="all",
     show_default=True,
-    help="DRA features: all there are, those that Kubernetes has on by default, or all and PodGroups.",
+    help="DRA features: all, those on by default in Kubernetes, or all with PodGroups.",
 )
 @click.option(
-    "--provider", type=click.Choice(["local", "kind"]), default="local", show_default=True, help="Who runs Kubernetes."
+    "--provider", type=click.Choice(["local", "kind"]), default="local", show_default=True, help="What runs Kubernetes."
 )
 @click.option("--existing", default="", metavar="KUBECONFIG", help="Attach nodes and operator to this cluster instead.")
-@click.option("--bin-dir", default="", metavar="FOLDER", help="Take Kubernetes' programs from here.")
+@click.option("--bin-dir", default="", metavar="FOLDER", help="Take Kubernetes' programs from this folder.")
 @click.option(
     "--mirror",
     default="",
     envvar=binaries.MIRROR,
     show_envvar=True,
     metavar="URL",
-    help="Fetch missing programs from here; none to build them.  [default: their publishers]",
+    help='Download missing programs from this address; "none" builds them.  [default: their publishers]',
 )
 @click.option(
     "--port",
@@ -96,11 +96,13 @@ command.add_command(cluster_gpus.command)
     help="The API server's port.  [default: any free one]",
 )
 @click.option(
-    "--node-prefix", metavar="PREFIX", default="gpu-node", show_default=True, help="What simulated nodes are called."
+    "--node-prefix", metavar="PREFIX", default="gpu-node", show_default=True, help="Name prefix of simulated nodes."
 )
 @click.option("--operator/--no-operator", default=True, help="Run Draco's operator.  [default: yes]")
 @click.option(
-    "--allocate", is_flag=True, help="Let it allocate the GPUs that MigPolicies hand over (spec.allocator: Operator)."
+    "--allocate",
+    is_flag=True,
+    help="Let the operator allocate GPUs that MigPolicies hand over (spec.allocator: Operator).",
 )
 @click.option(
     "--wait",
@@ -108,7 +110,7 @@ command.add_command(cluster_gpus.command)
     show_default=True,
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Wait for nodes and GPUs; 0 not to.",
+    help="How long to wait for nodes and GPUs; 0 does not wait.",
 )
 def up(name: str, provider: str, existing: str, wait: float, mirror: str, **settings: Any) -> None:
     """Start a cluster."""
@@ -158,7 +160,7 @@ def status(name: str, output: str) -> None:
     else:
         kubernetes = f", Kubernetes {now.kubernetes}" if now.kubernetes else ""
         click.echo(
-            f"Cluster {now.name} ({now.provider}{kubernetes}): {now.phase}, made {now.created:%Y-%m-%d %H:%M} UTC"
+            f"Cluster {now.name} ({now.provider}{kubernetes}): {now.phase}, created {now.created:%Y-%m-%d %H:%M} UTC"
         )
         for each in now.components:
             life = "alive" if each.alive else f"DEAD (see {each.log})"

@@ -1,7 +1,7 @@
 """`draco cluster gpu`: break, hold and partition the GPUs of a local cluster's nodes on purpose.
 
-Owns the options. What is shown of a node is in `cluster_gpus_screen`, what each command does to a GPU in `faults`,
-`hotplug` and `by_hand` of `draco_local.simulator.gpus`.
+Owns the options. `cluster_gpus_screen` shows a node; `faults`, `hotplug` and `by_hand` of `draco_local.simulator.accidents`
+change its GPUs.
 """
 
 import functools
@@ -20,14 +20,14 @@ from draco_local.simulator.gpus import wiring
 from draco_local.simulator.gpus.state import GpuProcess, load
 
 _Command = Callable[..., None]
-_HAND_PID = 100_000  # so many processes a usual kernel never has at once
+_HAND_PID = 100_000  # more processes than a usual machine ever runs
 
 
 def _node(function: _Command) -> _Command:
-    """A command on a node's GPUs: it is given the file with their state."""
+    """Make a command on a node's GPUs, which gets the path of their state file."""
 
     @click.argument("node")
-    @click.option("--name", default="draco", show_default=True, metavar="NAME", help="Which cluster.")
+    @click.option("--name", default="draco", show_default=True, metavar="NAME", help="Name of the cluster.")
     @functools.wraps(function)
     def on_node(node: str, name: str, **options: Any) -> None:
         function(gpus.state_file(name, node), **options)
@@ -48,8 +48,8 @@ _CI = click.option("--ci", type=click.IntRange(min=0), metavar="ID", help="Only 
 def command() -> None:
     """Break, hold and partition simulated GPUs, to see what Draco does.
 
-    NODE is one of the cluster's nodes, GPU the number or the UUID of one of its GPUs. Everything takes effect at once, and stays
-    until it is undone.
+    NODE is a node of the cluster, GPU the number or UUID of one of its GPUs. Changes take effect immediately and
+    last until undone.
     """
 
 
@@ -59,7 +59,7 @@ def command() -> None:
 def show(path: Path, output: str) -> None:
     """Show a node's GPUs.
 
-    With their MIG instances, who holds them, and what is wrong with them.
+    Also their MIG instances, holders and faults.
     """
     state = load(path)
     if output == "json":
@@ -75,7 +75,7 @@ def show(path: Path, output: str) -> None:
 def lose(path: Path, gpu: int | str) -> None:
     """Let a GPU fall off the bus.
 
-    No reset and no reboot brings it back: after the next it is not there at all, until `reseat` or `replace`.
+    No reset or reboot brings it back, and after the next reboot it is missing, until `reseat` or `replace`.
     """
     faults.lose(path, gpu)
 
@@ -86,7 +86,7 @@ def lose(path: Path, gpu: int | str) -> None:
 def remove(path: Path, gpu: int | str) -> None:
     """Take a GPU out of its node.
 
-    The numbers of the GPUs behind it change at once, their minor numbers when the driver is loaded again.
+    The numbers of the GPUs after it change immediately, their minor numbers when the driver is reloaded.
     """
     hotplug.remove(path, gpu)
 
@@ -97,7 +97,7 @@ def remove(path: Path, gpu: int | str) -> None:
 def reseat(path: Path, gpu: int | str) -> None:
     """Take a GPU out and put it back in, healthy.
 
-    One that is not there is named by its UUID.
+    Name a missing GPU by its UUID.
     """
     hotplug.reseat(path, gpu)
 
@@ -106,9 +106,9 @@ def reseat(path: Path, gpu: int | str) -> None:
 @_node
 @_GPU
 def replace(path: Path, gpu: int | str) -> None:
-    """Put another board in the place of a GPU.
+    """Replace a GPU with another board.
 
-    It has the same PCI address and another UUID. A GPU that is not there is named by its UUID.
+    The new one has the same PCI address and another UUID. Name a missing GPU by its UUID.
     """
     click.echo(f"The new GPU is {hotplug.replace(path, gpu)}.")
 
@@ -116,9 +116,9 @@ def replace(path: Path, gpu: int | str) -> None:
 @command.command()
 @_node
 def bridge(path: Path) -> None:
-    """Put an NVLink bridge on the first two GPUs of a node, on the next two, and so on.
+    """Connect a node's GPUs in pairs with NVLink bridges: the first two, the next two, and so on.
 
-    For boards that take one, such as the A30. The node reboots.
+    Only for boards that take a bridge, such as the A30. The node reboots.
     """
     wiring.bridge_pairs(path)
     faults.reboot(path)
@@ -155,9 +155,9 @@ def xid(path: Path, gpu: int | str, code: int, gi: int | None, ci: int | None) -
 @command.command()
 @_node
 @_GPU
-@click.option("--corrected", default=0, type=click.IntRange(min=0), metavar="N", help="So many were corrected.")
-@click.option("--uncorrected", default=0, type=click.IntRange(min=0), metavar="N", help="So many were not.")
-@click.option("--threshold", is_flag=True, help="So many of SRAM that the board has to be replaced.")
+@click.option("--corrected", default=0, type=click.IntRange(min=0), metavar="N", help="Number of corrected errors.")
+@click.option("--uncorrected", default=0, type=click.IntRange(min=0), metavar="N", help="Number of uncorrected errors.")
+@click.option("--threshold", is_flag=True, help="Exceed the SRAM error threshold: the board must be replaced.")
 def ecc(path: Path, gpu: int | str, corrected: int, uncorrected: int, threshold: bool) -> None:
     """Count memory errors."""
     if not corrected and not uncorrected and not threshold:
@@ -171,14 +171,20 @@ def ecc(path: Path, gpu: int | str, corrected: int, uncorrected: int, threshold:
 @_node
 @_GPU
 @click.option(
-    "--correctable", default=0, type=click.IntRange(min=0), metavar="N", help="So many rows that ECC corrected."
+    "--correctable", default=0, type=click.IntRange(min=0), metavar="N", help="Rows with errors that ECC corrected."
 )
-@click.option("--uncorrectable", default=0, type=click.IntRange(min=0), metavar="N", help="So many that it could not.")
-@click.option("--failed", is_flag=True, help="No spare row was left for one.")
+@click.option(
+    "--uncorrectable",
+    default=0,
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Rows with errors that it could not correct.",
+)
+@click.option("--failed", is_flag=True, help="Let one remapping fail: no spare row was left.")
 def remap(path: Path, gpu: int | str, correctable: int, uncorrectable: int, failed: bool) -> None:
-    """Let memory rows be remapped.
+    """Remap memory rows.
 
-    XID 63 says so, XID 64 that one could not be. Remapped rows are in use after the next `reset`.
+    Sends XID 63, and XID 64 for a remapping that failed. Remapped rows are in use after the next `reset`.
     """
     if not (correctable or uncorrectable or failed):
         raise click.UsageError("Say which: --correctable N, --uncorrectable N, --failed.")
@@ -190,9 +196,9 @@ def remap(path: Path, gpu: int | str, correctable: int, uncorrectable: int, fail
 @_GPU
 @click.argument("link", type=click.IntRange(min=0))
 @click.option("--down/--up", default=None, help="Take the link down, or up again.")
-@click.option("--replay", default=0, type=click.IntRange(min=0), metavar="N", help="Count so many replays.")
-@click.option("--recovery", default=0, type=click.IntRange(min=0), metavar="N", help="Count so many recoveries.")
-@click.option("--crc", default=0, type=click.IntRange(min=0), metavar="N", help="Count so many CRC errors.")
+@click.option("--replay", default=0, type=click.IntRange(min=0), metavar="N", help="Add N replays.")
+@click.option("--recovery", default=0, type=click.IntRange(min=0), metavar="N", help="Add N recoveries.")
+@click.option("--crc", default=0, type=click.IntRange(min=0), metavar="N", help="Add N CRC errors.")
 def nvlink(path: Path, gpu: int | str, link: int, down: bool | None, **errors: int) -> None:
     """Break an NVLink of a GPU.
 
@@ -208,9 +214,9 @@ def nvlink(path: Path, gpu: int | str, link: int, down: bool | None, **errors: i
 @_GPU
 @click.argument("state", type=click.Choice(get_args(faults.FabricState)))
 def fabric(path: Path, gpu: int | str, state: faults.FabricState) -> None:
-    """Set how far a GPU is with its NVLink fabric.
+    """Set the state of a GPU in its NVLink fabric.
 
-    As after a boot, before the fabric manager is done. A reset joins it again.
+    `joining` is its state after a boot, until the fabric manager is done. A reset joins it again.
     """
     faults.fabric(path, gpu, state)
 
@@ -229,7 +235,7 @@ def temperature(path: Path, gpu: int | str, celsius: int) -> None:
 @_GPU
 @click.argument("action", type=click.Choice(list(faults.RECOVERY_ACTIONS)))
 def recovery(path: Path, gpu: int | str, action: str) -> None:
-    """Let NVML say what a GPU needs to work again."""
+    """Set the recovery action that NVML reports for a GPU."""
     faults.recovery_action(path, gpu, faults.RECOVERY_ACTIONS[action])
 
 
@@ -255,7 +261,7 @@ def reset(path: Path, gpu: int | str) -> None:
 def break_driver(path: Path, error: str) -> None:
     """Let NVML answer ERROR to everything.
 
-    ERROR is a return code like LIB_RM_VERSION_MISMATCH; DRIVER_NOT_LOADED unless told otherwise. `reload-driver` repairs it.
+    ERROR is a return code like LIB_RM_VERSION_MISMATCH, by default DRIVER_NOT_LOADED. `reload-driver` repairs it.
     """
     faults.break_driver(path, faults.ERRORS[error])
 
@@ -266,7 +272,7 @@ def break_driver(path: Path, error: str) -> None:
 def reload_driver(path: Path, version: str | None) -> None:
     """Unload and load a node's driver.
 
-    All instances and the programs that held GPUs are gone, and every NVML session is over.
+    This ends all instances, all programs that hold GPUs, and every NVML session.
     """
     gpus.reload_driver(path, version=version)
 
@@ -275,9 +281,9 @@ def reload_driver(path: Path, version: str | None) -> None:
 @_node
 @click.option("--minors", metavar="N,N,...", help="The GPUs' new minor numbers.  [default: as before]")
 def reboot(path: Path, minors: str | None) -> None:
-    """Do what a reboot does to GPUs.
+    """Do to a node's GPUs what a reboot does.
 
-    GPUs that were lost are not there any more, and minor numbers close the gap. The node's programs are not restarted.
+    Lost GPUs are missing afterwards, and minor numbers close the gaps. The node's programs are not restarted.
     """
     if minors is None:
         faults.reboot(path)
@@ -305,15 +311,15 @@ def mig(path: Path, gpu: int | str, mode: str) -> None:
 @click.option(
     "--start", type=click.IntRange(min=0), metavar="UNIT", help="First memory unit.  [default: driver's choice]"
 )
-@click.option("--only-gi", "compute", flag_value="none", help="Leave it without a compute instance.")
+@click.option("--only-gi", "compute", flag_value="none", help="Create no compute instance in it.")
 @click.option("--with-ci", "compute", flag_value="whole", default="whole", hidden=True)
 def create(path: Path, gpu: int | str, profile: str, start: int | None, compute: Literal["none", "whole"]) -> None:
-    """Make a GPU instance by hand.
+    """Create a GPU instance by hand.
 
-    PROFILE is a name like 3g.40gb. Draco knows nothing of the instance.
+    PROFILE is a name like 3g.40gb. To Draco it is a foreign instance.
     """
     made = by_hand.create_instance(path, gpu, profile, start=start, compute=compute)
-    click.echo(f"Made GPU instance {made.gpu_instance} at unit {made.start}: {made.uuid or 'no compute instance'}.")
+    click.echo(f"Created GPU instance {made.gpu_instance} at unit {made.start}: {made.uuid or 'no compute instance'}.")
 
 
 @command.command()
@@ -323,7 +329,7 @@ def create(path: Path, gpu: int | str, profile: str, start: int | None, compute:
 def destroy(path: Path, gpu: int | str, gi: int) -> None:
     """Destroy a GPU instance by hand.
 
-    GI is its id. Its compute instances are destroyed with it, also those that Draco did not make.
+    GI is its id. Its compute instances are destroyed with it, also those that Draco did not create.
     """
     by_hand.destroy_instance(path, gpu, gi)
 
@@ -334,11 +340,11 @@ def destroy(path: Path, gpu: int | str, gi: int) -> None:
 @_GI
 @_CI
 @click.option("--pid", type=click.IntRange(min=1), help="Its process id.  [default: a free one]")
-@click.option("--program", default="", metavar="TEXT", help="What the program is called.")
-@click.option("--cgroup", default="/", metavar="PATH", help="Its cgroup, which says in which pod it runs.")
+@click.option("--program", default="", metavar="TEXT", help="Name of the program.")
+@click.option("--cgroup", default="/", metavar="PATH", help="Its cgroup, which identifies its pod.")
 @click.option("--pod", "hostname", default="", metavar="NAME", help="That pod's name.")
 @click.option("--memory", "memory_mib", default=0, type=click.IntRange(min=0), metavar="MIB", help="Memory it uses.")
-@click.option("--handle", "kind", flag_value="handle", help="It only keeps a handle: NVML lists no process.")
+@click.option("--handle", "kind", flag_value="handle", help="Only keep a handle: NVML lists no process.")
 @click.option("--computing", "kind", flag_value="computing", default="computing", hidden=True)
 def hold(
     path: Path,
@@ -353,7 +359,7 @@ def hold(
 ) -> None:
     """Let a program hold a GPU or an instance.
 
-    A GPU that is held cannot be reset, and an instance that is held cannot be destroyed.
+    A held GPU cannot be reset, and a held instance cannot be destroyed.
     """
     if ci is not None and gi is None:
         raise click.UsageError("--ci names a compute instance of a GPU instance: say which with --gi.")
@@ -383,9 +389,9 @@ def release(path: Path, pid: int) -> None:
 @click.option("--gpu", callback=_gpu_of, metavar="GPU", help="Only on this GPU.")
 @_GI
 @_CI
-@click.option("--times", type=click.IntRange(min=1), metavar="N", help="So often.  [default: always]")
+@click.option("--times", type=click.IntRange(min=1), metavar="N", help="How many calls fail.  [default: all]")
 @click.option(
-    "--afterwards", "effect", flag_value="done", help="Fail when the work is done, as if the answer were lost."
+    "--afterwards", "effect", flag_value="done", help="Fail after doing the work, as if the answer were lost."
 )
 @click.option("--instead", "effect", flag_value="none", default="none", hidden=True)
 def fail(
@@ -424,7 +430,7 @@ def hang(path: Path, function: str, gpu: int | str | None) -> None:
 @_node
 @click.argument("function", default="")
 def stop_failing(path: Path, function: str) -> None:
-    """End failures of NVML's FUNCTION, or all, and let calls go on that hang."""
+    """End the failures of NVML's FUNCTION, or all, and let hanging calls go on."""
     faults.stop_failing(path, function)
 
 

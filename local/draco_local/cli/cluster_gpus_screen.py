@@ -11,7 +11,7 @@ from draco_local.simulator.gpus.state import Failure, GpuInstance, GpuProcess, G
 
 
 def lines(state: SimulatedNodeState) -> Iterator[str]:
-    """What there is on a node, and what is wrong with it."""
+    """A node's GPUs, and what is wrong with them."""
     yield f"Node {state.node_name}, driver {state.driver.version}, boot {state.boot}"
     codes = {code: name for name, code in faults.ERRORS.items()}
     if state.driver.error:
@@ -19,7 +19,7 @@ def lines(state: SimulatedNodeState) -> Iterator[str]:
     for index, gpu in enumerate(state.gpus):
         yield f"GPU {index}  {gpu.uuid}  {gpu.board}  {_mode(gpu)}"
         if gpu.error:
-            yield f"  everything answers {codes[gpu.error]}"
+            yield f"  every call answers {codes[gpu.error]}"
         for action in (name for name, code in faults.RECOVERY_ACTIONS.items() if code and code == gpu.recovery_action):
             yield f"  needs {action}"
         yield from _memory_and_links(gpu)
@@ -27,11 +27,11 @@ def lines(state: SimulatedNodeState) -> Iterator[str]:
             yield f"  {_instance(gpu, instance)}"
         for process in gpu.processes:
             name = f" ({process.name})" if process.name else ""
-            listed = "" if process.listed else ", listed nowhere"
+            listed = "" if process.listed else ", not listed by NVML"
             yield f"  process {process.pid}{name} holds {held(process, index)}{listed}"
     for gpu in state.missing:
         why = "dead" if gpu.error else "taken out"
-        yield f"Not there: {gpu.uuid}  {gpu.board}  at {gpu.bus_id}, {why}"
+        yield f"Missing: {gpu.uuid}  {gpu.board}  at {gpu.bus_id}, {why}"
     for failure in state.failures:
         yield _failure(failure, codes)
     for function, seconds in state.latency_s.items():
@@ -84,6 +84,6 @@ def _failure(failure: Failure, codes: dict[int, str]) -> str:
         where += f", compute instance {failure.compute_instance}"
     if failure.effect == "hang":
         return f"{failure.function or 'Every function'} hangs{where}"
-    how = {"none": "fails", "done": "works and fails"}[failure.effect]
+    how = {"none": "fails", "done": "does its work and fails"}[failure.effect]
     often = "always" if failure.times is None else f"{failure.times} times"
     return f"{failure.function or 'Every function'} {how} with {codes[failure.error]}{where}, {often}"

@@ -1,7 +1,7 @@
 """`draco demo`: what Draco does, told on a local cluster in about a minute.
 
-Owns the story and its telling. Everything in it happens for real: the commands it prints are the commands it runs, and what
-follows them is their output. Leaves nothing behind unless asked to keep the cluster.
+Owns the story and how it is told. It runs every command that it prints, and prints the command's real output. Leaves nothing
+behind unless asked to keep the cluster.
 """
 
 import json
@@ -87,12 +87,12 @@ spec:
 
 
 class DemoError(DracoError):
-    """A step of the story did not come true."""
+    """A step of the demo failed."""
 
 
 @click.command()
-@click.option("--name", default="demo", show_default=True, help="Name of the cluster it makes.")
-@click.option("--keep", is_flag=True, help="Leave the cluster running at the end, to try things on.")
+@click.option("--name", default="demo", show_default=True, help="Name of its cluster.")
+@click.option("--keep", is_flag=True, help="Keep the cluster afterwards, to try things out.")
 def command(name: str, keep: bool) -> None:
     """Show on a local cluster what Draco does, in about a minute."""
     click.secho("Draco makes GPUs under Kubernetes Dynamic Resource Allocation (DRA) operable.", bold=True)
@@ -114,7 +114,7 @@ def command(name: str, keep: bool) -> None:
 
 
 class DemoScript:
-    """The cluster of one demo, spoken to through kubectl."""
+    """The cluster of one demo, used through kubectl."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -138,22 +138,22 @@ class DemoScript:
         return done.stdout
 
     def show(self, *arguments: str) -> None:
-        """Print a command and what it answers."""
+        """Run a kubectl command; print it and its output."""
         prompt(shlex.join(("kubectl", *arguments)))
         answer(self.kubectl(*arguments))
 
     def apply_example(self, folder: str) -> None:
-        """Apply one example in view of the audience."""
+        """Apply one example; print the command and its output."""
         prompt(f"kubectl apply -f manifests/examples/{folder}")
         answer(self.kubectl("apply", "-f", str(self.examples / folder)))
 
     def apply(self, manifest: str) -> None:
-        """Apply a manifest in view of the audience, which sees the manifest too."""
+        """Apply a manifest; print the command, the manifest and the output."""
         prompt("kubectl apply -f -", manifest)
         answer(self.kubectl("apply", "-f", "-", manifest=manifest))
 
     def show_draco(self, *arguments: str, manifest: str = "", refuses: bool = False) -> None:
-        """Print a command of ours and what it answers, with status 1 if it is one that refuses something."""
+        """Run a draco command; print it and its output. With `refuses` it must exit with status 1."""
         prompt(shlex.join(("draco", *arguments)).replace(str(self.examples), "manifests/examples"), manifest)
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
         answer(draco(*arguments, manifest=manifest, environment=environment, status=1 if refuses else 0))
@@ -163,7 +163,7 @@ class DemoScript:
         return self.kubectl("get", kind, name, "-o", f"jsonpath={{{path}}}")
 
     def until(self, what: str, check: Callable[[], bool]) -> None:
-        """Wait until something has come true."""
+        """Wait until `check` returns True; raises DemoError after WAIT_S seconds."""
         deadline = time.monotonic() + WAIT_S
         while not check():
             if time.monotonic() > deadline:
@@ -188,7 +188,7 @@ class DemoScript:
         return running[0]
 
     def claim_of(self, pod: str) -> str:
-        """The claim that was made for a pod."""
+        """The claim that was created for a pod."""
         return self.value("pod", pod, ".status.resourceClaimStatuses[0].resourceClaimName")
 
     def repair(self) -> str:
@@ -256,7 +256,7 @@ def tell(story: DemoScript) -> None:
     story.show("get", "nodes")
     say("InMaintenance: work on the GPU can start. The node was never cordoned, and its other seven GPUs take pods.")
 
-    chapter("A pod waits for more than there is: its claim says why")
+    chapter("A pod asks for more GPUs than a node has: its claim says why")
     story.apply(TOO_BIG)
     reason = pending_reason(story)
     prompt("kubectl events --for resourceclaim/too-big")
@@ -288,7 +288,7 @@ def tell_of_faults(story: DemoScript) -> None:
     story.show_draco("cluster", "gpu", "recovery", "--name", story.name, *gpu, "reset")
     story.until("the operator has opened a maintenance", lambda: bool(story.repair()))
     repair = story.repair()
-    # Not the phase: the Job takes five seconds, and on a busy machine nobody looks in between.
+    # Not the phase: the Job takes only five seconds, so on a busy machine the demo may miss it.
     story.until(f"{repair} has a free GPU", lambda: bool(story.value("dm", repair, ".status.startedAt")))
     story.show_draco("health")
     story.show("get", "devicemaintenances,maintenancebudgets")
@@ -297,20 +297,20 @@ def tell_of_faults(story: DemoScript) -> None:
     say(
         f"The agent tainted {device} at once; the policy had it drained, so its pod runs on another GPU, and a Job resets it."
     )
-    say("No container runs on a simulated node, so what that Job would do is done by hand:")
+    say("Simulated nodes run no containers, so the demo does the Job's work by hand:")
     story.until("the Job has a pod", lambda: bool(story.kubectl("get", "pods", "-n", JOB_NAMESPACE, "-o", "name")))
     story.show_draco("cluster", "gpu", "reset", "--name", story.name, *gpu)
     story.until_phase(repair, "Completed")
     story.show("get", "devicemaintenances")
     story.show_draco("health")
     say(
-        "Its agent found it healthy, and only then was it given back. The node and its other GPUs were at work all the time."
+        "The GPU returned to service only after its agent found it healthy. The node and its other GPUs worked all the time."
     )
     story.kubectl("delete", "-f", str(story.examples / "repair-one-gpu"), "--wait=false")
 
 
 def tell_of_parts(story: DemoScript) -> None:
-    """Its end: a part of a GPU, and what can be known beforehand."""
+    """The end: a part of a GPU, a what-if question, and a manifest that is checked."""
     chapter("A small model needs part of a GPU: Draco divides one for it when its pod starts")
     story.apply_example("mig-by-profile")
     story.until_running("small-model")
@@ -329,7 +329,7 @@ def tell_of_parts(story: DemoScript) -> None:
 
 
 def pending_reason(story: DemoScript) -> str:
-    """Wait for what the Event on the claim says, once there is one."""
+    """Wait for the Event on the claim, and return it."""
     said: list[str] = []
 
     def look() -> bool:
@@ -341,7 +341,7 @@ def pending_reason(story: DemoScript) -> str:
 
 
 def run_draco(*arguments: str) -> None:
-    """Run a command of ours in view of the audience."""
+    """Print and run a draco command, which writes its output itself."""
     prompt("draco " + " ".join(arguments))
     done = subprocess.run([sys.executable, "-m", "draco", *arguments], check=False, env=os.environ)
     if done.returncode != 0:
@@ -349,7 +349,7 @@ def run_draco(*arguments: str) -> None:
 
 
 def draco(*arguments: str, manifest: str = "", environment: Mapping[str, str] | None = None, status: int = 0) -> str:
-    """Return the output of a command of ours that ends with `status`."""
+    """Return the output of a draco command, which must exit with `status`."""
     done = subprocess.run(
         [sys.executable, "-m", "draco", *arguments],
         input=manifest,
@@ -370,12 +370,12 @@ def chapter(title: str) -> None:
 
 
 def say(text: str) -> None:
-    """One sentence of the narrator."""
+    """Print a sentence of the story."""
     click.echo(text)
 
 
 def prompt(command_line: str, manifest: str = "") -> None:
-    """A command, as typed, with what it is given to read."""
+    """Print a command as it is typed, with its standard input."""
     click.secho(f"$ {command_line}{' <<EOF' if manifest else ''}", fg="green")
     if manifest:
         click.secho(manifest.rstrip(), dim=True)
@@ -384,6 +384,6 @@ def prompt(command_line: str, manifest: str = "") -> None:
 
 
 def answer(output: str) -> None:
-    """What a command printed."""
+    """Print the output of a command."""
     for line in output.rstrip().splitlines():
         click.echo(f"  {line}".rstrip())

@@ -45,10 +45,10 @@ def run(path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 def test_a_day_of_an_instance_made_by_hand(run: Run, path: Path) -> None:
     assert run("mig gpu-node-0 0 on") == "MIG mode is on.\n"
-    assert run("create gpu-node-0 0 3g.40gb --start 4").startswith("Made GPU instance 2 at unit 4: MIG-")
+    assert run("create gpu-node-0 0 3g.40gb --start 4").startswith("Created GPU instance 2 at unit 4: MIG-")
     assert (
         run("create gpu-node-0 0 1g.10gb --start 0 --only-gi")
-        == "Made GPU instance 7 at unit 0: no compute instance.\n"
+        == "Created GPU instance 7 at unit 0: no compute instance.\n"
     )
     assert "holds compute instance 0 of GPU instance 2 of GPU 0" in run(
         "hold gpu-node-0 0 --gi 2 --pid 77 --program python3"
@@ -61,7 +61,7 @@ def test_a_day_of_an_instance_made_by_hand(run: Run, path: Path) -> None:
     )
     assert f"  GI 2  3g.40gb  units 4-7  CI 0 {uuid}\n" in shown
     assert "  process 77 (python3) holds compute instance 0 of GPU instance 2 of GPU 0\n" in shown
-    assert "  process 100000 holds GPU instance 7 of GPU 0, listed nowhere\n" in shown
+    assert "  process 100000 holds GPU instance 7 of GPU 0, not listed by NVML\n" in shown
     assert run("destroy gpu-node-0 0 2", 1) == (
         "Error: NVML refuses that for GPU 0: "
         "In use by another client (processes that hold something of this GPU: 77, 100000).\n"
@@ -79,7 +79,7 @@ def test_a_dead_gpu_is_not_there_after_a_reboot_until_somebody_comes(run: Run, p
     uuid = load(path).gpus[0].uuid
     run("lose gpu-node-0 0")
     run("reboot gpu-node-0")
-    assert f"Not there: {uuid}  H100-80GB  at {load(path).missing[0].bus_id}, dead\n" in run("show gpu-node-0")
+    assert f"Missing: {uuid}  H100-80GB  at {load(path).missing[0].bus_id}, dead\n" in run("show gpu-node-0")
     run(f"reseat gpu-node-0 {uuid}")
     run("remove gpu-node-0 0")
     assert ", taken out\n" in run("show gpu-node-0")
@@ -126,7 +126,7 @@ def test_faults_are_set_shown_and_healed(run: Run, path: Path) -> None:
     run("ecc gpu-node-0 0 --uncorrected 2")
     run("xid gpu-node-0 0 48 --gi 2")
     shown = run("show gpu-node-0")
-    assert "  everything answers UNKNOWN\n" in shown
+    assert "  every call answers UNKNOWN\n" in shown
     assert "  needs drain-and-reset\n" in shown
     state = load(path)
     assert (state.gpus[0].temperature_c, state.gpus[0].ecc.uncorrected_volatile) == (90, 2)
@@ -170,7 +170,7 @@ def test_failures_and_latency_are_set_shown_and_ended(run: Run, path: Path) -> N
     ]
     shown = run("show gpu-node-0")
     assert f"nvmlGpuInstanceDestroy fails with IN_USE on {state.gpus[0].uuid}, GPU instance 2, 3 times\n" in shown
-    assert "nvmlInit works and fails with UNKNOWN, always\n" in shown
+    assert "nvmlInit does its work and fails with UNKNOWN, always\n" in shown
     assert "nvmlGpuInstanceDestroy takes 1.5 s longer\n" in shown
     run("stop-failing gpu-node-0")
     run("latency gpu-node-0 0 --function nvmlGpuInstanceDestroy")
