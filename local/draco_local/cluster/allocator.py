@@ -1,6 +1,6 @@
-"""What an operator needs that allocates, where it runs as a process beside the cluster and not as the chart's Deployment.
+"""What an allocating operator needs that runs as a process beside the cluster, not as the chart's Deployment.
 
-Owns putting the chart's rights, admission policies and DeviceClasses there, and the account under which these know the operator.
+Owns applying the chart's RBAC rules, admission policies and DeviceClasses, and the account by which these know the operator.
 """
 
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ _KINDS: tuple[Kind[Any], ...] = (
     DEVICE_CLASSES,
 )
 JOB_TEMPLATES: Final = ("reset-gpu", "probe-gpu", "try-gpu")
-"""CronJobs that maintenance may make Jobs from: those that Draco's examples and guides name."""
+"""CronJobs from which maintenance may create Jobs: those that Draco's examples and guides name."""
 
 
 async def install(
     client: Client, helm: Path, kubeconfig: Path, *, job_templates: Sequence[str] = JOB_TEMPLATES
 ) -> None:
-    """Apply what the chart has for the operator, its Deployment apart. Raises ClusterError with what helm said."""
+    """Apply the chart's objects for the operator, except its Deployment. Raises ClusterError with helm's error."""
     switched_on = {"allocate": True, "runJobs": True, "releaseIdleClaims": True, "jobTemplates": list(job_templates)}
     values = {
         "image": {"repository": "none"},  # of the Deployment, which is not applied

@@ -1,6 +1,6 @@
 """What Draco puts onto any cluster: its kinds, DeviceClasses, simulated nodes and the operator.
 
-Owns these and waiting for them. Knows only a kubeconfig: the cluster may be local, kind's or someone else's.
+Owns installing them and waiting for them. Knows only a kubeconfig: the cluster may be local, kind's or someone else's.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ _ESTABLISHED_WITHIN_S = 30.0
 
 @contextlib.asynccontextmanager
 async def client_of(kubeconfig: Path) -> AsyncIterator[Client]:
-    """Open a client of the cluster that a kubeconfig names; what the API server refuses becomes one sentence."""
+    """Open a client of the cluster that a kubeconfig names; an error of its API server becomes a ClusterError."""
     try:
         connection = await connect(kubeconfig)
     except KubeconfigError as error:
@@ -64,7 +64,7 @@ async def client_of(kubeconfig: Path) -> AsyncIterator[Client]:
 
 
 async def check_dra(client: Client, *, whose: str) -> None:
-    """Raise NotSupported unless the cluster serves resource.k8s.io/v1."""
+    """Raise MissingRequirement unless the cluster serves resource.k8s.io/v1."""
     try:
         await client.connection.request("GET", "/apis/resource.k8s.io/v1")
     except NotFound:
@@ -82,7 +82,7 @@ async def server_version(client: Client) -> str:
 
 
 def device_classes() -> list[DeviceClass]:
-    """NVIDIA's classes: of whole GPUs, by which pods that ask for `nvidia.com/gpu` get theirs, and of MIG partitions."""
+    """NVIDIA's classes: one of whole GPUs, which also serves the extended resource `nvidia.com/gpu`, one of MIG partitions."""
     return [_class(NVIDIA_DEVICE_CLASS, "gpu", NVIDIA_EXTENDED_RESOURCE), _class(NVIDIA_MIG_DEVICE_CLASS, "mig")]
 
 
@@ -120,7 +120,7 @@ async def install(client: Client) -> None:
 
 
 async def _install_device_class(client: Client, wanted: DeviceClass) -> None:
-    """Somebody else's class of this name stays as it is: the cluster's own driver may depend on it."""
+    """Apply a class, unless somebody else made one of this name: the cluster's own driver may depend on that."""
     key = wanted.metadata.key
     try:
         found = await client.get(DEVICE_CLASSES, key)
@@ -146,8 +146,8 @@ def start_simulated_nodes(
 ) -> None:
     """Start the process in which all simulated nodes live.
 
-    `authority` signs the certificate with which they answer on kubelet's port; `enter` is put before the command line, to
-    bring them to the loopback on which the API server looks for them.
+    `authority` signs the certificate with which they answer on kubelet's port. `enter` goes before the command line, so that
+    they share the API server's loopback.
     """
     serving = authority.issue("simulated-kubelets", hosts=["127.0.0.1"])
     certificate, key = processes.folder / "simulated-kubelets.crt", processes.folder / "simulated-kubelets.key"
@@ -170,7 +170,7 @@ def start_operator(processes: Processes, kubeconfig: Path, port: int, *options: 
         *(sys.executable, "-m", "draco", "operator", "--kubeconfig", kubeconfig),
         *("--namespace", SYSTEM_NAMESPACE, "--listen", f"127.0.0.1:{port}"),
         "--run-jobs",
-        *("--idle-grace", "5"),  # people try things out here, and wait for what they see
+        *("--idle-grace", "5"),  # people try things out here and wait for the result
         *options,
     ]
     processes.start(OPERATOR_PROCESS, argv)
@@ -260,7 +260,7 @@ async def wait_for_nodes(
         _check_alive(processes)
         if time.monotonic() > deadline:
             raise ProcessFailed(_not_ready(sorted((names - ready) | (publishing - published)), processes, timeout_s))
-        # Listing thousands of devices takes long: spend most of the time not asking, so that others are served.
+        # Listing thousands of devices takes long: wait three times as long in between, so that others are served.
         await asyncio.sleep(max(_POLL_S, 3 * (time.monotonic() - asked)))
 
 

@@ -1,4 +1,4 @@
-"""Draco on a cluster as its users have it: the chart, installed by helm, with an image that the nodes have.
+"""Draco installed as users install it: with helm, from the chart, and with an image that the nodes have.
 
 Owns the values that differ from the chart's own, and helm's command line. Must not build images: `scripts/image.py` does.
 """
@@ -46,7 +46,7 @@ def image_of(archive: Path) -> str:
 def install(
     helm: Path, kubeconfig: Path, image: str, *, operator: bool, allocate: bool = False, within_s: float
 ) -> None:
-    """Install the chart and return when its pods are ready. Raises ClusterError with what helm said."""
+    """Install the chart and return when its pods are ready. Raises ClusterError with helm's error."""
     command = [
         helm,
         "--kubeconfig",
@@ -65,7 +65,7 @@ def install(
 def rendered(helm: Path, kubeconfig: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the chart's documents for these values and for what the cluster serves; nothing is installed.
 
-    Raises ClusterError with what helm said.
+    Raises ClusterError with helm's error.
     """
     command = [helm, "--kubeconfig", kubeconfig, "--namespace", SYSTEM_NAMESPACE, "template", RELEASE, data.chart()]
     documents = _run([*map(str, command), "--dry-run=server", "--no-hooks", "--values", "-"], values)

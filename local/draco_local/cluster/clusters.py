@@ -1,7 +1,7 @@
 """Making, finding and removing clusters by name.
 
-Owns the life of a cluster across runs of the command line: one program at a time per name, what a killed `up` left behind
-is removed by the next `up` or by `down`, and a failed one leaves its logs but nothing running.
+Owns the life of a cluster across runs of the command line: only one program at a time changes a cluster, the next `up` or
+`down` removes what a killed `up` left behind, and a failed `up` leaves its logs but no processes.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class Component(msgspec.Struct, frozen=True):
 
 
 class LocalClusterStatus(msgspec.Struct, frozen=True):
-    """How a cluster is now. `components` are the processes that were started here, dead ones included."""
+    """A cluster's current state. `components` are the processes that were started for it, dead ones included."""
 
     name: str
     phase: str
@@ -48,9 +48,9 @@ class LocalClusterStatus(msgspec.Struct, frozen=True):
 
 
 def up(name: str, wanted: ClusterSpec, *, progress: Progress, wait_s: float, mirror: str = "") -> Cluster:
-    """Make a cluster and return it; one that already runs and is just what is wanted is returned as it is.
+    """Make a cluster and return it, or return the one of this name that already runs with the same settings.
 
-    `mirror` is where programs that are missing are fetched from (see `binaries.find`).
+    Missing programs are downloaded from `mirror` (see `binaries.find`).
     Raises ClusterError, with nothing left running, if it cannot be made or another one of this name runs.
     """
     wanted = _checked(wanted)
@@ -89,7 +89,7 @@ def opened(name: str) -> Cluster:
 
 
 def status(name: str) -> LocalClusterStatus:
-    """Find how the cluster of this name is now; raises UnknownCluster or StateDamaged."""
+    """Return the current state of the cluster of this name; raises UnknownCluster or StateDamaged."""
     record = Record(name)
     recorded = record.read()
     cluster = _provided(record, recorded.wanted)
@@ -111,7 +111,7 @@ def status(name: str) -> LocalClusterStatus:
 
 
 def _checked(wanted: ClusterSpec) -> ClusterSpec:
-    """The wish with its defaults filled in; raises a ClusterError or BoardError for one that cannot come true."""
+    """The settings with defaults filled in; raises ClusterError or BoardError for impossible ones."""
     bin_dir = Path(wanted.bin_dir).absolute() if wanted.bin_dir else None
     if bin_dir and not bin_dir.is_dir():
         raise ClusterError(
@@ -132,7 +132,7 @@ def _checked(wanted: ClusterSpec) -> ClusterSpec:
 
 
 def _running_as_wanted(record: Record, wanted: ClusterSpec, progress: Progress) -> Cluster | None:
-    """The cluster of this name if it runs and is as wanted; what is left of a dead one is removed."""
+    """The cluster of this name if it runs with these settings; removes what is left of a dead one."""
     if not record.exists():
         return None
     recorded = record.read()

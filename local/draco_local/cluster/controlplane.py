@@ -106,13 +106,13 @@ class ControlPlane:
         self.processes.stop(APISERVER, grace_s=0.0)
 
     def kill(self, name: str) -> None:
-        """End one component by force, as a machine that fails does; `start_again` starts it."""
+        """Kill one component, as a failing machine would; `start_again` starts it."""
         self.processes.stop(name, grace_s=0.0)
 
     def start_again(self, name: str, *, extra_flags: Sequence[str] = ()) -> None:
         """Start a component that was killed, with the same state, certificates and port; `extra_flags` come last.
 
-        Returns at once for all but the API server, which is waited for. Raises ProcessFailed.
+        Waits for an API server until it is ready, but for no other component. Raises ProcessFailed.
         """
         if name == ETCD:
             self._start_etcd()
@@ -213,7 +213,7 @@ class ControlPlane:
         settings, pki = self.settings, self.pki
         minor = versions.minor_of(settings.kubernetes, settings.features)
         loopback = settings.address.startswith("127.") or settings.address == "::1"
-        # Nobody makes service accounts without the controller manager, and pods could not be created for want of them.
+        # Without the controller manager nobody creates service accounts, and this plugin refuses pods without one.
         accounts = () if CONTROLLER_MANAGER in settings.programs else ("--disable-admission-plugins", "ServiceAccount")
         return [
             *settings.enter,

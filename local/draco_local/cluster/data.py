@@ -1,4 +1,4 @@
-"""Manifests that come with Draco: our CustomResourceDefinitions, the examples and the installation.
+"""Manifests that come with Draco: its CustomResourceDefinitions, examples, chart and installation.
 
 Owns where they are: beside the package in an installed Draco, in the repository when Draco runs from a checkout.
 """

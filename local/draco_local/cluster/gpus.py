@@ -1,7 +1,7 @@
-"""The simulated GPUs of a cluster's nodes: where their state is kept, for those who change it on purpose.
+"""Finds the state file of a node's simulated GPUs, for commands that change it.
 
-Owns finding the file, and the driver that is installed beside it. What can be done to GPUs is in `faults` and `by_hand` of
-`draco_local.simulator.accidents`.
+Owns finding the file, and installing the node's driver again when its version changes. The changes themselves are in `faults`,
+`hotplug` and `by_hand` of `draco_local.simulator.accidents`.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from draco_local.simulator.nodes import folder_of
 
 
 def reload_driver(state_file: Path, *, version: str | None) -> None:
-    """Reload a node's driver; another version is installed where the node has a driver that programs load."""
+    """Reload a node's driver; on a real node, which has driver files, install those of another version, too."""
     faults.reload_driver(state_file, version=version)
     disk = next((each for each in state_file.parents if gpu_state_file(each) == state_file), None)
     if version is not None and disk is not None:
@@ -26,7 +26,7 @@ def reload_driver(state_file: Path, *, version: str | None) -> None:
 
 
 def state_file(cluster: str, node: str) -> Path:
-    """Return the file with the state of a node's GPUs. Raises ClusterError for a node that is not there, or not up yet."""
+    """Return the file with the state of a node's GPUs. Raises ClusterError for an unknown node, or one that is not up yet."""
     record = Record(cluster)
     wanted = record.read().wanted
     nodes = clusters.opened(cluster).nodes

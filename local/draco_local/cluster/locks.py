@@ -23,7 +23,7 @@ class LockHeld(Exception):
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Hold the lock at `path` during the block and remove its file afterwards; raises Held if another process has it."""
+    """Hold the lock at `path` during the block and remove its file afterwards; raises LockHeld if another process has it."""
     descriptor = _acquire(path)
     try:
         yield
@@ -45,14 +45,14 @@ def waited_for(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def shared(path: Path, *, last: Callable[[], object]) -> Iterator[None]:
-    """Hold the lock at `path` beside others who share it. Who leaves last calls `last`, alone, unless its block failed."""
+    """Share the lock at `path` with others. The last one to leave calls `last`, alone, unless its block failed."""
     descriptor = _wait(path, lambda _holder: None, how=fcntl.LOCK_SH)
     done = False
     try:
         yield
         done = True
     finally:
-        with contextlib.suppress(BlockingIOError):  # others share it still
+        with contextlib.suppress(BlockingIOError):  # others still share it
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if done:
                 last()
@@ -89,7 +89,7 @@ def _acquire(path: Path, *, how: int = fcntl.LOCK_EX) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its file was removed between opening and locking: the lock of nothing
+        os.close(descriptor)  # its file was removed between opening and locking: it locks nothing
 
 
 def _is_still(path: Path, descriptor: int) -> bool:

@@ -1,7 +1,7 @@
 """Finds free TCP ports for servers that need their port before they start.
 
-Owns the choice. Ports lie below the range from which the kernel serves outgoing connections, so that no passing connection
-takes one between the choice and the server's start.
+Owns the choice. Ports lie below the kernel's range for outgoing connections, so that none of these takes a port between the
+choice and the server's start.
 """
 
 import errno
@@ -15,7 +15,7 @@ _ATTEMPTS = 200
 
 
 def is_free(address: str, port: int) -> bool:
-    """Whether a server could listen on `address`:`port` now. On an address that is not this machine's nothing is taken."""
+    """Whether a server could listen on `address`:`port` now. Always true for an address of another machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

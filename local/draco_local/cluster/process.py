@@ -1,4 +1,4 @@
-"""Background processes that are remembered on disk, so that another run can find and stop exactly these.
+"""Background processes that are recorded on disk, so that another run can find and stop exactly these.
 
 Owns starting, recording, recognising and stopping. Every process carries the state folder's path in its environment and
 its start time in its record: a process that merely got the same pid later is never touched, and one that was started by a
@@ -25,7 +25,7 @@ MARKER = "DRACO_CLUSTER_FOLDER"
 _PASSED_ON = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "XDG_STATE_HOME", "VIRTUAL_ENV"),
     "GOMAXPROCS",  # how many processors each of Kubernetes' programs may use at once
-    "GOGC",  # how much more memory they may use before they look for garbage
+    "GOGC",  # how much more memory they may use before they collect garbage
 )
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _EXECVE_S = 2.0  # far longer than the kernel needs to load a program, also on a busy machine
@@ -65,7 +65,7 @@ class Processes:
     ) -> ProcessRecord:
         """Start `argv` in a session of its own, its output appended to its log; raises ProcessFailed if it cannot start.
 
-        It and its children have the `inherited` file descriptors until they end.
+        It and its children keep the `inherited` file descriptors until they end.
         """
         self._records.mkdir(parents=True, exist_ok=True)
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ class Processes:
         """Whether that very process still runs."""
         child = self._children.get(record.pid)
         if child is not None:
-            child.poll()  # reaps it, so that the dead are not seen as zombies
+            child.poll()  # reaps it, so that no zombie is left
         return record.boot_id == boot_id() and start_ticks(record.pid) == record.start_ticks
 
     def last_words(self, name: str) -> str:
@@ -160,7 +160,7 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when the process started, in clock ticks since boot; None when there is none, or only its unreaped remains."""
+    """Return when the process started, in clock ticks since boot; None when there is none, or only a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -189,7 +189,7 @@ def marked_with(folder: Path) -> Iterator[tuple[int, int]]:
 def _environment(entry: Path) -> list[bytes]:
     """The variables of the process whose folder in /proc is `entry`; OSError if they cannot be read.
 
-    In the middle of an execve its memory is new and its variables are not laid out yet: that instant is waited out.
+    Waits out an execve, during which the process has new memory but no variables yet.
     """
     deadline = time.monotonic() + _EXECVE_S
     while not (text := (entry / "environ").read_bytes()) and _within_execve(entry) and time.monotonic() < deadline:

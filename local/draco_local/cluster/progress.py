@@ -19,7 +19,7 @@ class Progress(Protocol):
     """Receives the steps as they happen."""
 
     def step(self, text: str) -> contextlib.AbstractContextManager[Callable[[str], None]]:
-        """A step that lasts as long as the block; the block may call what it is given with details now and then."""
+        """A step that lasts as long as the block, which may report details with the function that it gets."""
 
     def note(self, text: str) -> None:
         """A line of its own."""
@@ -51,7 +51,7 @@ class LineProgress:
 
     @contextlib.contextmanager
     def step(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Say that `text` began, what it is at when `detail` is called, and how it ended."""
+        """Print that `text` began, its details, and how it ended."""
         began = self._monotonic()
         reported = began
         interval_s = _TERMINAL_INTERVAL_S if self._terminal else _LOG_INTERVAL_S

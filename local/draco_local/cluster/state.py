@@ -1,4 +1,4 @@
-"""What is remembered of a cluster, and where.
+"""What is recorded of a cluster, and where.
 
 Owns the folders, the state file and its rules: names, phases, and what to do when the file cannot be read. One folder holds
 everything of one cluster, so that removing it (and the processes that carry its path) removes the cluster.
@@ -42,7 +42,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster as recorded. `starting` is also what a cluster is left in whose `up` was killed."""
+    """A cluster as recorded. A killed `up` leaves it in the phase `starting`."""
 
     name: str
     phase: Literal["starting", "ready", "failed"]

@@ -80,7 +80,7 @@ def test_without_docker_a_private_engine_needs_root(path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(
         MissingRequirement,
-        match=r"^No Docker answers here, and a Docker Engine of its own needs root: start Docker, or run",
+        match=r"^No Docker answers here, and a private Docker Engine needs root: start Docker, or run",
     ):
         clusters.up("a", WANTED, progress=SilentProgress(), wait_s=0)
     assert state.names() == []

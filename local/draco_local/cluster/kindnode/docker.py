@@ -1,6 +1,6 @@
-"""One Docker Engine, asked by its command line.
+"""One Docker Engine, used through its command line.
 
-Owns how `docker` and `kind` are told which engine is meant, and what becomes of their errors. Must not start an engine.
+Owns how `docker` and `kind` find the engine, and how their errors become a ClusterError. Must not start an engine.
 """
 
 import os
@@ -15,15 +15,15 @@ from draco_local.cluster.errors import ClusterError, MissingRequirement
 
 _ANSWERS_WITHIN_S: Final = 20.0
 _OTHER_WAYS: Final = ("DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "KIND_EXPERIMENTAL_PROVIDER")
-"""Variables that would lead to another engine than the socket that is named."""
+"""Variables that would select another engine than the one at the given socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Docker:
     """An engine: the one that `docker` finds on its own, or the one at `socket`.
 
-    `enter` goes before a command line so that the program sees the engine's network, where the engine has one of its own; then
-    what it publishes is reached at `address`.
+    If the engine has a network of its own, `enter` goes before a command line, so that the program runs in that network, and the
+    ports that the engine publishes are at `address`.
     """
 
     socket: Path | None = None
@@ -31,7 +31,7 @@ class Docker:
     address: str = ""
 
     def answers(self) -> bool:
-        """Whether there is a client here, and an engine that answers it."""
+        """Whether `docker` is installed and an engine answers it."""
         return self.has("info")
 
     def has_image(self, name: str) -> bool:
@@ -49,7 +49,7 @@ class Docker:
         return done.returncode == 0
 
     def run(self, command: Sequence[str | Path], *, given: Path | None = None) -> str:
-        """Run a command, with a file as its standard input if one is given; raises ClusterError with what it complained about."""
+        """Run a command, with the file `given` as its standard input; raises ClusterError with the command's error."""
         done = self._start(command, given=given)
         if done.returncode != 0:
             words = [Path(command[0]).name, *map(str, command[1:3])]
@@ -57,7 +57,7 @@ class Docker:
         return done.stdout
 
     def try_run(self, command: Sequence[str | Path], *, timeout_s: float) -> "subprocess.CompletedProcess[str]":
-        """Run a command whose exit status is the caller's business."""
+        """Run a command; its exit status is not checked."""
         return self._start(command, timeout_s=timeout_s)
 
     def _start(

@@ -1,9 +1,9 @@
 """A private Docker Engine for clusters of kind, where no Docker answers or it lacks the node image.
 
-Owns starting it with the first cluster that uses it and stopping it after the last one. It is Debian's, and has no way out of the
-machine. Its network namespace holds its bridges
-and its firewall rules, its process namespace everything that it starts, so that the machine's own network, and another Docker's,
-are not touched, and nothing is left when it ends. Its images stay in our cache. Must not know what runs in it.
+Owns starting it with the first cluster that uses it and stopping it after the last one. It is Debian's, and has no route out of
+the machine. Its bridges and firewall rules are in its own network namespace, its processes in its own process namespace: so it
+does not touch the network of the machine or of another Docker, and leaves nothing when it ends. Its images stay in Draco's cache.
+Must not know what runs in it.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _ENDS_WITHIN_S: Final = 20.0
 _POLL_S: Final = 0.1
 _LAST_CAPABILITY: Final = Path("/proc/sys/kernel/cap_last_cap")
 _MADE_BY_THE_WAY: Final = (Path("/lib/modules"), Path("/run/containerd"), Path("/run/docker"))
-"""Folders that the engine makes where they lack, and leaves empty."""
+"""Folders that the engine makes if they are missing, and leaves empty."""
 _IN_ITS_NAMESPACES: Final = """
 for folder in /run/containerd /run/docker; do
   mkdir -p $folder
@@ -46,7 +46,7 @@ exec "$@"
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """What is remembered of a started engine: its addresses, and the folders that lacked before."""
+    """The record of a started engine: its addresses, and the folders that were missing before."""
 
     nodes_cidr: str
     lacked: list[str]
@@ -73,17 +73,17 @@ class PrivateEngine:
         """Raise MissingRequirement with one sentence: why this engine is wanted, what it lacks here, what else would help."""
         if os.geteuid() != 0:
             raise MissingRequirement(
-                f"{why}, and a Docker Engine of its own needs root: {otherwise}, or run this command with sudo."
+                f"{why}, and a private Docker Engine needs root: {otherwise}, or run this command with sudo."
             )
         packages = missing_packages()
         if packages:
             line = f"apt-get install --no-install-recommends {' '.join(packages)}"
             raise MissingRequirement(
-                f"{why}, and a Docker Engine of its own needs Debian packages: {otherwise}, or run `{line}`."
+                f"{why}, and a private Docker Engine needs Debian packages: {otherwise}, or run `{line}`."
             )
 
     def client(self) -> Docker:
-        """Return the client of the engine, which runs."""
+        """Return the client of the running engine."""
         namespace = network.NETNS_FOLDER / self._names.control_namespace
         return Docker(
             socket=self._run / "docker.sock",
@@ -103,7 +103,7 @@ class PrivateEngine:
         return self._user(cluster).exists()
 
     def acquire(self, cluster: Path, progress: Progress) -> Docker:
-        """Have the engine run for a cluster, from now until `release`."""
+        """Keep the engine running for a cluster until `release`."""
         with self._locked(progress):
             self._users.mkdir(parents=True, exist_ok=True)
             write_atomically(self._user(cluster), os.fsencode(cluster))
@@ -125,13 +125,13 @@ class PrivateEngine:
         return self._runs() and self.client().answers()
 
     def _serves(self) -> bool:
-        """Whether the engine is there to stay: one that was killed has a process for some moments yet, and answers nobody."""
+        """Whether the engine runs and answers; a killed one keeps its process for a moment, but does not answer."""
         if not self._runs():
             return False
         answers = _until(self.client().answers, within_s=_ANSWERS_WITHIN_S, while_=self._runs)
         if not answers and (silent := self._records()):
             raise ProcessFailed(
-                f"The private Docker Engine runs, but answers nobody (its log is {self.log}): end its process "
+                f"The private Docker Engine runs, but does not answer (its log is {self.log}): end its process "
                 f"{silent[0].pid}, which ends the nodes of all its clusters, and run this command again."
             )
         return answers
@@ -140,7 +140,7 @@ class PrivateEngine:
         return bool(self._records())
 
     def _records(self) -> list[ProcessRecord]:
-        """Of the process that is the engine, while it lives."""
+        """The record of the engine's process, while that lives."""
         records = self._processes.records()
         return [record for record in records if record.name == _DAEMON and self._processes.alive(record)]
 
@@ -165,7 +165,7 @@ class PrivateEngine:
         settings.write_text("{}")  # not those of the machine's own engine
         namespace = network.NETNS_FOLDER / self._names.control_namespace
         self._data.mkdir(parents=True, exist_ok=True)
-        first = [shutil.which("docker-init") or "tini", "--"]  # adopts what its children leave behind
+        first = [shutil.which("docker-init") or "tini", "--"]  # adopts the orphans of its children
         separate = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
         self._processes.start(
             _DAEMON,
@@ -182,7 +182,7 @@ class PrivateEngine:
         )
 
     def _stop(self) -> None:
-        """End the engine and remove all that it had but its images; nothing happens where there is nothing."""
+        """End the engine and remove everything of it but its images; does nothing if there is nothing."""
         for record in self._records():
             _end_children(record.pid)
             _until(lambda: not self._runs(), within_s=_ENDS_WITHIN_S)
@@ -197,7 +197,7 @@ class PrivateEngine:
         if self._record.exists():
             before = msgspec.json.decode(self._record.read_bytes(), type=_Record)
             for folder in before.lacked:
-                with contextlib.suppress(OSError):  # it never came, or somebody else put something into it
+                with contextlib.suppress(OSError):  # it was never made, or somebody else put something into it
                     Path(folder).rmdir()
             self._record.unlink()
         shutil.rmtree(self._run, ignore_errors=True)
@@ -233,7 +233,7 @@ def missing_packages(find: Callable[[str], str | None] = shutil.which) -> list[s
 
 
 def _runtime() -> list[str | Path]:
-    """Where root lacks capabilities, containers are given only those that there are."""
+    """Options that give containers only the capabilities that root has, where it lacks some."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (bounds,) = [int(line.split()[1], 16) for line in lines if line.startswith("CapBnd:")]
     if bounds == (2 << int(_LAST_CAPABILITY.read_text())) - 1:
@@ -243,7 +243,7 @@ def _runtime() -> list[str | Path]:
 
 
 def _end_children(parent: int) -> None:
-    """Ask a process's children to end: `unshare` itself would not pass it on."""
+    """Send SIGTERM to a process's children: `unshare` itself would not pass it on."""
     ticks = start_ticks(parent)
     with contextlib.suppress(OSError):
         for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():

@@ -1,6 +1,6 @@
 """Which of kind's node images an engine has: kind's own, and those that were made here.
 
-Owns their names, when one has to be made, and that old ones go. What is in one is in `node_image`.
+Owns their names, when one must be made, and removing old ones. What is in one is in `node_image`.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ def official(kubernetes: str) -> str:
 
 
 def made_here(kubernetes: str) -> str:
-    """Return the name of the image that is made here: another one when anything that goes into it is another."""
+    """Return the name of the image that is made here, with a hash of everything that goes into it."""
     hashed = hashlib.sha256()
     for program in node_image.PROGRAMS:
         hashed.update(binaries.module_of(program, kubernetes=kubernetes).encode())
@@ -36,7 +36,7 @@ def made_here(kubernetes: str) -> str:
 
 
 def ensure(docker: Docker, kubernetes: str, programs: Mapping[str, Path], *, folder: Path, progress: Progress) -> str:
-    """Have the engine have the image that is made here, and return its name; `folder` is for what is made on the way."""
+    """Make the image here unless the engine has it, and return its name; `folder` takes temporary files."""
     name = made_here(kubernetes)
 
     def waiting(holder: str) -> None:
@@ -52,7 +52,7 @@ def ensure(docker: Docker, kubernetes: str, programs: Mapping[str, Path], *, fol
 
 
 def _remove_unfinished(docker: Docker, folder: Path) -> None:
-    """What a run that was killed has left: a gigabyte in a folder, another in a container of kind's."""
+    """Remove what a killed run left: a gigabyte in a folder, and another in a container of kind's."""
     for left_over in folder.glob("making.*"):
         shutil.rmtree(left_over, ignore_errors=True)
     listed = docker.run(["docker", "ps", "--all", "--quiet", "--filter", f"name=^{_BUILD_CONTAINERS}"])

@@ -1,7 +1,7 @@
-"""Kind's workers as machines with GPUs: what each has on its disk and in /dev, its power, and the images that it has.
+"""Kind's workers as machines with GPUs: their disks, device nodes, power and images.
 
-Owns what is given to kind's containers, and what is done to them with `docker`. A node's GPUs are kept where those of our own
-real nodes are, so that the same commands change them. Must not make or delete clusters.
+Owns what is mounted into kind's containers, and what `docker` does to them. Their GPUs are stored where those of the `local`
+provider's real nodes are, so that the same commands change them. Must not make or delete clusters.
 """
 
 import shlex
@@ -22,7 +22,7 @@ _BOOT: Final = "boot.sh"
 _AT_BOOT: Final = "/etc/systemd/system/kubelet.service.d/20-draco.conf"
 _WITHIN_S: Final = 60.0
 _BOOT_SCRIPT: Final = """\
-# What a machine finds in /dev when it has booted, and another boot id: kubelet and the agent tell a reboot by it.
+# Make the device nodes of a booted machine, and a new boot id, by which kubelet and the agent recognise a reboot.
 set -eu
 mkdir -p /run/draco
 [ ! -e /run/draco/boot_id ] || exit 0
@@ -56,7 +56,7 @@ class KindMachines:
             (disk / "kubelet.conf").write_text(f"[Service]\nExecStartPre=/bin/sh {inside}\n")
 
     def mounts(self, node: str) -> list[dict[str, Any]]:
-        """Return what kind's configuration of a node says of its disk."""
+        """Return the mounts in kind's configuration of a node."""
         driver = disk_of(self.folder, node) / "fs" / DRIVER_ROOT.lstrip("/")
         return [
             {"hostPath": str(driver), "containerPath": DRIVER_ROOT, "readOnly": True},
@@ -72,12 +72,12 @@ class KindMachines:
             list(side_by_side.map(lambda command: self._docker.run(command, given=archive), commands))
 
     def power_off(self, node: str) -> None:
-        """Take the node's power: everything on it ends at once. Nothing happens when it is off."""
+        """Cut the node's power: everything on it ends at once. Does nothing if it is off."""
         if self.powered(node):
             self._docker.run(["docker", "kill", node])
 
     def power_on(self, node: str) -> None:
-        """Boot a node that is off: its disk is as it was, its containers are gone, and what was made of its GPUs."""
+        """Boot a node that is off: its disk is unchanged, its containers and GPU instances are gone."""
         if not self.powered(node):
             boot_gpus(disk_of(self.folder, node))
             self._docker.run(["docker", "start", node])

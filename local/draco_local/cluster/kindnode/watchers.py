@@ -1,8 +1,8 @@
-"""How many inotify instances root may have: raised while any private engine runs, set back when the last one has ended.
+"""The limit of root's inotify instances: raised while any private engine runs, restored when the last one has ended.
 
-Engines of several users of one machine know of each other by a file whose shared lock each of them holds as long as any of its
-processes lives; the file says what the number was before. A killed engine loses the lock with its processes, and whichever engine
-starts or stops next sets the number back. All this happens within `network.changing`, so one by one.
+Several users of one machine may run an engine each. While any process of an engine lives, it holds a shared lock on a file that
+stores the limit from before. A killed engine loses the lock with its processes; the next engine that starts or stops restores the
+limit. All this happens within `network.changing`, so one engine at a time.
 """
 
 import contextlib
@@ -14,13 +14,13 @@ from typing import Final
 
 _SETTING: Final = Path("/proc/sys/fs/inotify/max_user_instances")
 _ENOUGH: Final = 1024
-"""A cluster of three nodes takes 110 of root's 128 by default; a kubelet that gets none registers no driver, and says so once."""
+"""A cluster of three nodes takes 110 of the default 128; a kubelet that gets none registers no driver, and says so only once."""
 _FILE: Final = Path("/run/draco-inotify-instances")
 
 
 @contextlib.contextmanager
 def raised(*, setting: Path = _SETTING, file: Path = _FILE) -> Iterator[int]:
-    """Raise the number, and give the engine's first process the descriptor that holds the lock, to inherit."""
+    """Raise the limit, and yield the descriptor that holds the lock, for the engine's first process to inherit."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -34,7 +34,7 @@ def raised(*, setting: Path = _SETTING, file: Path = _FILE) -> Iterator[int]:
 
 
 def set_back(*, setting: Path = _SETTING, file: Path = _FILE) -> None:
-    """Set the number back, unless an engine still runs or somebody else has set another one since."""
+    """Restore the limit, unless an engine still runs or somebody else has changed it since."""
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""Kubernetes' programs: where they are, fetched as released, or built from pinned modules."""
+"""Kubernetes' programs: found on this machine, downloaded as released, or built from pinned modules."""

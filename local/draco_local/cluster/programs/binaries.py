@@ -1,6 +1,6 @@
-"""Where the programs of a cluster are: a folder the user named, the cache, their publishers, or built from pinned modules.
+"""Finds the programs of a cluster: in a folder the user named, in the cache, at their publishers, or built from pinned modules.
 
-Owns the order of the places, that all programs of Kubernetes are of one version, and what is in the cache: a program appears
+Owns the order of these places, the check that all programs of Kubernetes have one version, and the cache: a program appears
 there by one rename, so nobody ever sees half of one, and no two processes provide the same at once.
 """
 
@@ -29,7 +29,7 @@ HELM_MODULE = "helm-4.3.1"
 KIND_MODULE = "kind-0.33.0"
 COREDNS_MODULE = "coredns-1.14.3"
 KIND_FILES = "kind-files"
-"""Among the programs, a folder: what kind's module says of the nodes that it makes."""
+"""A folder among the programs: the parts of kind's module that describe its nodes."""
 _OTHERS = {
     "etcd": ETCD_MODULE,
     "containerd": CONTAINERD_MODULE,
@@ -41,7 +41,7 @@ _OTHERS = {
     "coredns": COREDNS_MODULE,
 }
 _OURS = frozenset({"crictl", "kindnetd", "pause", "runc-bounded"})
-"""Of a node that kind makes: small programs whose source comes with Draco."""
+"""Small programs of kind's nodes, whose source comes with Draco."""
 _VERSION_BY = {"kubectl": ["version", "--client"], "kubeadm": ["version", "--output=short"]}
 
 
@@ -68,10 +68,11 @@ def find(
 ) -> dict[str, Path]:
     """Find the path of each program, by name.
 
-    Looks in `bin_dir`, in the folder that KUBEBUILDER_ASSETS names, and in the cache. What is in none of them is fetched from
-    its publisher, or from `mirror`, if SHA256SUMS has its sum and that answers within seconds, and else built, in minutes. Raises
-    WrongVersion if a named folder's program is of another Kubernetes version, WrongChecksum if one was fetched that its sum does
-    not vouch for, and BinariesMissing, with what to do, if something is missing and cannot be built.
+    Looks in `bin_dir`, in the folder that KUBEBUILDER_ASSETS names, and in the cache. A program that is in none of them is
+    downloaded from its publisher, or from `mirror`, if SHA256SUMS has its checksum and the site answers within seconds; else it
+    is built, which takes minutes. Raises WrongVersion if a named folder's program is of another Kubernetes version,
+    WrongChecksum if a download does not match its checksum, and BinariesMissing, with what to do, if a missing program cannot
+    be built.
     """
     environ = os.environ if environ is None else environ
     mirror = mirror or environ.get(MIRROR, "")
@@ -122,7 +123,7 @@ def version_of(program: Path) -> str:
 def _offered(
     missing: Mapping[str, Sequence[str]], *, mirror: str, progress: Progress
 ) -> dict[str, list[ChecksummedFile]]:
-    """What of `missing`, by module, is to be had as a release; why the rest is not is printed in one line."""
+    """The releases of `missing` that can be downloaded, by module; prints in one line why the others cannot."""
     if mirror == download.NONE:
         return {}
     published = [
@@ -148,7 +149,7 @@ def _provide(
     progress: Progress,
     environ: Mapping[str, str],
 ) -> None:
-    """Put `programs` of `module` into the cache: those that are offered as they were released, the others built."""
+    """Put `programs` of `module` into the cache: downloaded if they are `offered`, else built."""
     target = cache / "bin" / module
     name = module.replace("-", " ")
 
@@ -177,11 +178,11 @@ def _provide(
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             with contextlib.suppress(OSError):
-                target.rmdir()  # if nothing came
+                target.rmdir()  # if it stayed empty
 
 
 def _fetched(name: str, offered: Sequence[ChecksummedFile], folder: Path, progress: Progress) -> dict[str, Path]:
-    """The programs of `offered`; none if a site that answered before does not any more, which is printed."""
+    """Download the programs of `offered`; returns none, and prints why, if a site does not answer any more."""
     if not offered:
         return {}
     folder.mkdir()

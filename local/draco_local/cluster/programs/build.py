@@ -1,7 +1,7 @@
 """Building the programs of a cluster from pinned Go modules.
 
-Owns what is built how, and the sentence for each failure. Where programs are kept, and that no two processes build the
-same at once, is the caller's business.
+Owns how each program is built, and the sentence for each failure. The caller decides where programs are kept, and lets no two
+processes build the same at once.
 """
 
 import hashlib
@@ -38,10 +38,10 @@ _DOWNLOADS_AT_ONCE = 16
 
 
 class Recipe(NamedTuple):
-    """How the programs of one module are built. `usually` is how long that takes from nothing on two cores.
+    """How the programs of one module are built. `usually` is how long that takes on two cores with empty caches.
 
-    `source` writes the main package of one program that is all those asked for; without it each is a package of its own.
-    `folders` are not built but copied: folders of a module, by the name under which they are kept.
+    `source` writes the main package of one program that contains all requested ones; without it each is a package of its own.
+    `folders` are folders of a module that are copied, not built, by the name under which they are kept.
     """
 
     packages: Mapping[str, str]
@@ -59,7 +59,7 @@ def recipe(module: str) -> Recipe:
         case "kubernetes":
             packages = {program: f"k8s.io/kubernetes/cmd/{program}" for program in multicall.PROGRAMS}
             how = Recipe(packages, _kubernetes_version(version), "", "5 minutes", source=multicall.source)
-        case "kubeadm":  # of the same module, but no part of the one program: nobody needs both in one place
+        case "kubeadm":  # of the same module, but apart from its one program: nobody needs both in one place
             packages = {"kubeadm": "k8s.io/kubernetes/cmd/kubeadm"}
             how = Recipe(packages, _kubernetes_version(version), "", "5 minutes")
         case "etcd":
@@ -89,7 +89,7 @@ def recipe(module: str) -> Recipe:
 
 
 def _kubernetes_version(version: str) -> str:
-    """Return the linker's flags with which programs of Kubernetes know their version."""
+    """Return the linker's flags that set the version of Kubernetes' programs."""
     major, minor, _ = versions.parse(version)
     variable = "-X k8s.io/component-base/version"
     return (
@@ -99,7 +99,7 @@ def _kubernetes_version(version: str) -> str:
 
 
 def own_module() -> str:
-    """Return the name of the module of our own programs: its version is what is in it."""
+    """Return the name of the module of Draco's own programs; its version is a hash of its files."""
     hashed = hashlib.sha256()
     folder = MODULES / "kindnode"
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -108,7 +108,7 @@ def own_module() -> str:
 
 
 def _folder_of(module: str) -> Path:
-    """Where the go.mod is by which a module's programs are built."""
+    """The folder of the go.mod with which a module's programs are built."""
     name, _, version = module.partition("-")
     return MODULES / {"kubeadm": f"kubernetes-{version}", "kindnode": name}.get(name, module)
 
@@ -122,7 +122,7 @@ def build(
     progress: Progress,
     environ: Mapping[str, str],
 ) -> None:
-    """Build `programs` of `module` into the folder `into`; raises BinariesMissing with what to do if that cannot be."""
+    """Build `programs` of `module` into the folder `into`; raises BinariesMissing, with what to do, if that fails."""
     source = _folder_of(module)
     if not (source / "go.mod").exists():
         raise BinariesMissing(
@@ -143,7 +143,7 @@ def follow(
     progress: Progress,
     environ: Mapping[str, str],
 ) -> None:
-    """Build by a recipe and the go.mod in the folder `source`; `module` is what the log and the sentences call it."""
+    """Build by a recipe and the go.mod in the folder `source`; `module` is its name in the log and the messages."""
     with gocache.shared(cache):
         go = toolchain.find_go(toolchain.go_directive(source), cache=cache, progress=progress, environ=environ)
         settings = {**environ, **_memory(), **gocache.settings(cache)}
@@ -168,7 +168,7 @@ def follow(
 
 
 def _module_folder(log: Path) -> Path:
-    """Where `go mod download` says that the module is, after what it may have said before."""
+    """The module's folder, from the JSON at the end of `go mod download`'s output."""
     said = log.read_text()
     return Path(json.loads(said[said.index("{") :])["Dir"])
 
@@ -180,7 +180,7 @@ def _copy(module: Path, folders: Sequence[str], target: Path) -> None:
 
 
 def _memory() -> Mapping[str, str]:
-    """Have the compiler use memory instead of collecting garbage, where each of its processes may have a good deal of it."""
+    """Let the compiler use memory instead of collecting garbage, where there is enough for each of its processes."""
     fields = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     available_kib = next((int(amount) for name, amount, *_ in fields if name == "MemAvailable:"), 0)
     each_mib = available_kib // 1024 // ((os.cpu_count() or 1) + 1)
@@ -201,7 +201,7 @@ def _commands(
         packages = ["."]
     if len(packages) == 1:
         output = str(into / programs[0])
-    # The same for every module, so that the standard library is compiled once: its place in Go's cache depends on them.
+    # The same flags for every module, so that the standard library is compiled once: its key in Go's cache depends on them.
     flags = ["-trimpath", "-mod=readonly", "-gcflags=all=-dwarf=false", *(("-tags", how.tags) if how.tags else ())]
     linker_flags = f"-s -w {how.linker_flags}".strip()
     listing = [go, "list", "-deps", "-f", "", *flags, *packages]
@@ -217,7 +217,7 @@ def _run(
     log: Path,
     detail: Callable[[str], None],
 ) -> int:
-    """Run the compiler and tell how far it is; when this run is interrupted, so is everything the compiler started."""
+    """Run the compiler and report its progress; an interrupt also ends everything that the compiler started."""
     with log.open("wb") as output:
         child = subprocess.Popen(
             list(map(str, command)),

@@ -1,8 +1,8 @@
-"""Fetching released programs: where they are, which are had within seconds, and nothing that SHA256SUMS does not vouch for.
+"""Downloads released programs: only those that a site offers within seconds and whose checksum SHA256SUMS has.
 
-Owns the addresses, the network and its time limits, and the sums, which come with Draco: who serves a file must not say what is
-right. What is not published for this machine, or has no sum there, is not offered. Who cannot be reached is reported in a
-sentence, for the caller to build instead; a file that is not what its sum says is an error. Sites are asked all at one time.
+Owns the addresses, the network and its time limits, and the checksums, which come with Draco and never from the site that serves
+a file. A program that is not published for this machine, or has no checksum, is not offered. A site that cannot be reached is
+reported in a sentence, and the caller builds instead; a file with a wrong checksum is an error. All sites are asked concurrently.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ SUMS: Final = Path(__file__).with_name("SHA256SUMS")
 
 
 class ReleasedFile(NamedTuple):
-    """One published file of a module. `programs` are those of interest, by name: where in the archive; "" for the file itself."""
+    """One published file of a module. `programs` maps the wanted ones to their paths in the archive; "" is the file itself."""
 
     module: str
     site: str
@@ -76,13 +76,13 @@ def url(release: ReleasedFile, *, mirror: str = "") -> str:
 
 @functools.cache
 def sums(file: Path) -> Mapping[str, str]:
-    """Read the SHA-256 of each file that may be fetched, by its origin."""
+    """Read the SHA-256 of each file that may be downloaded, by its origin."""
     lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     return {origin: sha256 for sha256, origin in lines}
 
 
 NONE = "none"
-"""Instead of a mirror: fetch nothing."""
+"""Instead of a mirror: download nothing."""
 
 _CONNECT_WITHIN_S = 2.5
 _ANSWER_WITHIN_S = 5.0
@@ -93,11 +93,11 @@ T = TypeVar("T")
 
 
 class WrongChecksum(ClusterError):
-    """What was fetched is not what SHA256SUMS says."""
+    """A downloaded file does not match its checksum in SHA256SUMS."""
 
 
 class DownloadFailed(Exception):
-    """A file cannot be fetched now; the message says why, in a few words that name the site."""
+    """A file cannot be downloaded now; the message says why, in a few words that name the site."""
 
 
 class ChecksummedFile(NamedTuple):
@@ -117,7 +117,7 @@ def check_mirror(mirror: str) -> None:
 
 
 def offers(releases: Sequence[ReleasedFile], *, mirror: str = "") -> tuple[list[ChecksummedFile], list[str]]:
-    """Find those of `releases` that are to be had, and why the others are not; takes seconds, however many sites are silent."""
+    """Find those of `releases` that can be downloaded now, and why the others cannot; takes seconds, even if sites are silent."""
     known = sums(SUMS)
     vouched = [
         ChecksummedFile(each, url(each, mirror=mirror), known[each.origin]) for each in releases if each.origin in known
@@ -128,21 +128,24 @@ def offers(releases: Sequence[ReleasedFile], *, mirror: str = "") -> tuple[list[
 
 
 def fetch(offered: Sequence[ChecksummedFile], folder: Path, detail: Callable[[str], None]) -> dict[str, Path]:
-    """Fetch the programs of `offered`, by name, in `folder`; raises NotToBeHad, or WrongChecksum and keeps nothing."""
+    """Download the programs of `offered` into `folder`, and return their paths by name.
+
+    Raises DownloadFailed, WrongChecksum, or BinariesMissing if they cannot be stored.
+    """
     try:
         _run(_fetch(offered, folder, detail))
         for offer in offered:
             _unpack(folder / offer.release.name, offer.release.programs, folder)
     except OSError as error:
         raise BinariesMissing(
-            f"What was downloaded cannot be kept in {folder.parent} ({error.strerror or error}): free 1 GB there, or "
+            f"The downloaded programs cannot be stored in {folder.parent} ({error.strerror or error}): free 1 GB there, or "
             f"name a folder that holds the programs with --bin-dir."
         ) from error
     return {program: folder / program for offer in offered for program in offer.release.programs}
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Like asyncio.run, which would wait at the end for a name server that does not answer."""
+    """Like asyncio.run, but without its wait at the end for a DNS server that does not answer."""
     loop = asyncio.new_event_loop()
     try:
         return loop.run_until_complete(work)
@@ -159,7 +162,7 @@ async def _there(offered: Sequence[ChecksummedFile], *, mirror: str) -> tuple[li
 
 
 async def _missing(session: aiohttp.ClientSession, offer: ChecksummedFile, *, mirror: str) -> str:
-    """Why a file is not to be had now; "" if its site begins to send it, which is not waited for."""
+    """Why a file cannot be downloaded now; "" as soon as its site begins to send it."""
     try:
         async with session.get(offer.url) as response:
             _check(response, offer.url)
@@ -187,7 +190,7 @@ async def _fetch(offered: Sequence[ChecksummedFile], folder: Path, detail: Calla
             async with asyncio.TaskGroup() as tasks:
                 for offer in offered:
                     tasks.create_task(_fetch_one(session, offer, folder / offer.release.name, report))
-        except ExceptionGroup as failed:  # what an `except*` raises comes in a group again, in some versions of Python
+        except ExceptionGroup as failed:  # not `except*`: some versions of Python put what it raises into a group again
             _, unexpected = failed.split((DownloadFailed, WrongChecksum, OSError))
             if unexpected:
                 raise
@@ -213,7 +216,7 @@ async def _fetch_one(
     if hashed.hexdigest() != offer.sha256:
         raise WrongChecksum(
             f"{offer.url} does not match the checksum that Draco has of it (its SHA-256 is {hashed.hexdigest()}, not "
-            f"{offer.sha256}), so it was thrown away: try again, name another --mirror, or build with --mirror {NONE}."
+            f"{offer.sha256}), so it was deleted: try again, name another --mirror, or build with --mirror {NONE}."
         )
 
 
@@ -225,7 +228,7 @@ def _check(response: aiohttp.ClientResponse, address: str) -> None:
 
 
 def _unpack(file: Path, programs: Mapping[str, str], folder: Path) -> None:
-    """Make of a file that was fetched the programs in it."""
+    """Unpack the programs in a downloaded file."""
     inside = {member: program for program, member in programs.items() if member}
     if inside:
         try:
@@ -250,7 +253,7 @@ def _why(error: Exception, where: str) -> str:
         case aiohttp.ClientConnectorDNSError():
             return f"there is no address for {where}"
         case aiohttp.ClientSSLError():
-            return f"{where} shows no certificate that is trusted here"
+            return f"{where} has no certificate that this machine trusts"
         case aiohttp.ClientConnectorError():
             return f"{where} cannot be reached ({error.strerror or error.os_error})"
         case _:

@@ -1,7 +1,7 @@
-"""Go's own caches, for the builds that we start: beside our programs while somebody builds, and gone when nobody does.
+"""Go's own caches: in Draco's cache while a build of Draco's runs, and removed afterwards.
 
-Owns the folder, its removal, and the settings with which every Go of ours runs. They are up to five gigabytes, and of no use once
-the programs are there. An interrupted build leaves them behind, so that the next one goes on where it stopped, and removes them.
+Owns the folder, its removal, and the settings with which Draco runs Go. The caches take up to five gigabytes, and are of no use
+once the programs are built. An interrupted build leaves them behind: the next one continues where it stopped, and removes them.
 """
 
 import shutil
@@ -17,16 +17,16 @@ FOLDER = "go"
 
 @contextmanager
 def shared(cache: Path) -> Iterator[None]:
-    """Keep the caches during the block; afterwards they are removed, unless it failed or somebody else uses them still.
+    """Keep the caches during the block; remove them afterwards, unless it failed or another process still uses them.
 
-    Around several builds it has the later ones find what the earlier ones downloaded and compiled.
+    Around several builds: the later ones reuse what the earlier ones downloaded and compiled.
     """
     with locks.shared(cache / f".{FOLDER}.lock", last=partial(shutil.rmtree, cache / FOLDER, ignore_errors=True)):
         yield
 
 
 def settings(cache: Path) -> dict[str, str]:
-    """Return the environment variables of a Go that builds with these caches."""
+    """Return the environment variables with which Go uses these caches."""
     folder = (cache / FOLDER).absolute()
     temporary = folder / "tmp"  # in here too, so that what a killed build leaves there goes with the rest
     temporary.mkdir(parents=True, exist_ok=True)

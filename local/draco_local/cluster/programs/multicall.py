@@ -1,7 +1,7 @@
-"""Builds one program for several of Kubernetes' programs: it acts by the name that it is run under.
+"""The source of one program that contains several of Kubernetes' programs, and acts as the one under whose name it runs.
 
-Owns its source, written for the programs that are wanted. Most of what is in each of them is in all of them, and is linked and
-stored once: four programs of 330 MB become one of 130 MB under four names. Each part does what its `main` in Kubernetes does.
+Owns that source, written for the requested programs. They share most of their code, which is then linked and stored once: four
+programs of 330 MB become one of 130 MB under four names. Each part does what its `main` in Kubernetes does.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ func main() {
 
 
 def source(programs: Sequence[str]) -> str:
-    """Return the Go file of a program that is each of `programs` under that one's name."""
+    """Return the Go file of a program that acts as each of `programs` under its name."""
     imports = set(_COMMON)
     cases = []
     for program in sorted(programs):

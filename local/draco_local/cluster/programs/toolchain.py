@@ -39,7 +39,7 @@ def go_version(go: Path) -> Version:
 
 
 def find_go(least: Version, *, cache: Path, progress: Progress, environ: Mapping[str, str] | None = None) -> Path:
-    """Find a Go of version `least` or newer; raises BinariesMissing, which says what to do, when there is none to be had."""
+    """Find a Go of version `least` or newer; raises BinariesMissing, with what to do, when there is none."""
     environ = os.environ if environ is None else environ
     on_path = shutil.which("go", path=environ.get("PATH", ""))
     if on_path and go_version(Path(on_path)) >= least:

@@ -15,7 +15,7 @@ KUBERNETES_VERSIONS = ("1.36.3", "1.37.2", "1.35.4", "1.34.4")
 
 
 Features = Literal["all", "default", "gangs"]
-"""Which feature gates and API versions: all that DRA has, those that Kubernetes has on by default, or the first and PodGroups."""
+"""Which feature gates and API versions: all of DRA, those that Kubernetes has on by default, or all of DRA and PodGroups."""
 
 
 class MinorVersion(NamedTuple):
@@ -54,7 +54,7 @@ _MINORS: Mapping[tuple[int, int], MinorVersion] = {
         gates={**_SINCE_1_34, "DRADeviceTaintRules": True},
         runtime_config=("resource.k8s.io/v1beta2=true", "resource.k8s.io/v1alpha3=true"),
     ),
-    # DeviceTaintRule is in v1 and on by default. What evicts pods on request is not DRA's, and no peer of it: Draco asks it.
+    # DeviceTaintRule is in v1 and on by default. EvictionRequest is not a feature of DRA, but Draco uses it.
     (1, 37): MinorVersion(
         gates={**_SINCE_1_34, "DRADeviceTaintRules": True, "EvictionRequestAPI": True},
         runtime_config=("resource.k8s.io/v1alpha3=true", "lifecycle.k8s.io/v1alpha1=true"),
@@ -75,7 +75,7 @@ _GANGS: Mapping[tuple[int, int], MinorVersion] = {
 
 
 def parse(version: str) -> tuple[int, int, int]:
-    """Parse the three numbers of "1.36.3" or "v1.36.3"; raises NotSupported for anything else."""
+    """Parse the three numbers of "1.36.3" or "v1.36.3"; raises MissingRequirement for anything else."""
     parts = version.removeprefix("v").split("-")[0].split("+")[0].split(".")
     if len(parts) != 3 or not all(part.isdecimal() for part in parts):
         raise MissingRequirement(f'"{version}" is not a Kubernetes version: write it like {DEFAULT_KUBERNETES}.')
@@ -83,7 +83,7 @@ def parse(version: str) -> tuple[int, int, int]:
 
 
 def minor_of(version: str, features: Features = "all") -> MinorVersion:
-    """Return the flags for `version`; raises NotSupported for a minor version that is not in the table."""
+    """Return the flags for `version`; raises MissingRequirement for a minor version that is not in the table."""
     major, minor, _ = parse(version)
     if (known := _MINORS.get((major, minor))) is not None:
         match features:
@@ -100,7 +100,7 @@ def minor_of(version: str, features: Features = "all") -> MinorVersion:
 
 
 def pod_groups_version(version: str) -> str:
-    """The version of scheduling.k8s.io that PodGroups are in with the features `gangs`; raises MissingRequirement."""
+    """The version of scheduling.k8s.io that has PodGroups with the features `gangs`; raises MissingRequirement."""
     (served,) = [each for each in minor_of(version, "gangs").runtime_config if each.startswith("scheduling.k8s.io/")]
     return served.removeprefix("scheduling.k8s.io/").removesuffix("=true")
 

@@ -31,7 +31,7 @@ class _Attached(msgspec.Struct, frozen=True):
 
 
 class ExistingCluster:
-    """A cluster that somebody else runs, and our processes beside it."""
+    """A cluster that somebody else runs, and Draco's processes beside it."""
 
     def __init__(self, record: Record, wanted: ClusterSpec) -> None:
         self._record = record
@@ -50,11 +50,11 @@ class ExistingCluster:
         return attach.simulated_node_names(self._wanted)
 
     def runs(self) -> bool:
-        """Whether one of its processes does."""
+        """Whether one of its processes runs."""
         return any(self._processes.alive(each) for each in self._processes.records())
 
     def check(self) -> None:
-        """The kubeconfig must be there."""
+        """Raise ClusterError unless the kubeconfig exists."""
         if not self.kubeconfig.is_file():
             raise ClusterError(f"There is no kubeconfig at {self.kubeconfig}, which --existing names.")
 
@@ -65,17 +65,17 @@ class ExistingCluster:
         self.attach(progress, wait_s=wait_s)
 
     def attach(self, progress: Progress, *, wait_s: float) -> None:
-        """Install what is missing and start our processes. From here on the nodes of our names are ours to delete."""
+        """Install what is missing and start Draco's processes. From here on, `destroy` may delete nodes with their names."""
         with progress.step("Installing Draco's kinds and DeviceClasses"):
             asyncio.run(self._install())
         self.start(progress, wait_s=wait_s, nodes=self.nodes)
 
     def start(self, progress: Progress, *, wait_s: float, nodes: Sequence[str]) -> None:
-        """Start our processes, and wait until `nodes`, ours and maybe others, have their GPUs."""
+        """Start Draco's processes, and wait until `nodes`, which may include others than theirs, have their GPUs."""
         if self._wanted.nodes:
             with progress.step(f"Starting {self._wanted.nodes} simulated nodes"):
                 sockets = make_sockets_folder(self._record)
-                authority = Authority.create("simulated-nodes")  # that of the cluster signs for its owner alone
+                authority = Authority.create("simulated-nodes")  # the cluster's own signs only for its owner
                 attach.start_simulated_nodes(self._processes, self.kubeconfig, self._wanted, sockets, authority)
         operator_port = ports.pick()
         if self._wanted.operator:
@@ -93,7 +93,7 @@ class ExistingCluster:
             )
 
     def destroy(self, progress: Progress) -> None:
-        """Stop our processes, and delete our nodes and our DeviceClasses from the cluster if it can be reached.
+        """Stop Draco's processes, and delete their nodes and DeviceClasses from the cluster if it can be reached.
 
         Draco's kinds stay: deleting them would delete every object of theirs, also those made by others.
         """
@@ -108,7 +108,7 @@ class ExistingCluster:
             progress.note(f"   Nodes {left} and DeviceClasses {classes} may be left in the cluster: {error}")
 
     def detach(self) -> None:
-        """Stop our processes and touch nothing in the cluster."""
+        """Stop Draco's processes and touch nothing in the cluster."""
         names = [attach.OPERATOR_PROCESS, attach.NODES_PROCESS]
         self._processes.stop_each(names, grace_s=5.0)
         self._processes.stop_strays()

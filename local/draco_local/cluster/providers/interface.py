@@ -21,10 +21,10 @@ class Cluster(Protocol):
         """The names of the nodes that Draco made, simulated ones first."""
 
     def runs(self) -> bool:
-        """Whether anything of it runs; what was started with it and has died is another matter."""
+        """Whether anything of it runs, even if some of its processes have died."""
 
     def check(self) -> None:
-        """Raise unless this machine has what the cluster needs; nothing is made, so that a refusal leaves nothing behind."""
+        """Raise unless this machine has what the cluster needs; it makes nothing, so that a refusal leaves nothing behind."""
 
     def create(self, progress: Progress, *, wait_s: float) -> None:
         """Start everything; with `wait_s` above 0 return when nodes are Ready and GPUs published, or raise."""

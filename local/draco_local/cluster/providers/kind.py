@@ -61,7 +61,7 @@ def config(wanted: ClusterSpec, *, machines: KindMachines | None = None, address
 
 
 def kubelet_config(kubernetes: str) -> dict[str, Any]:
-    """What kubelet does otherwise than by default: what failed is tried again soon, for people try things out here."""
+    """Kubelet's settings that differ from the default: it retries failures soon, as people try things out here."""
     document: dict[str, Any] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -73,7 +73,7 @@ def kubelet_config(kubernetes: str) -> dict[str, Any]:
 
 
 class KindCluster:
-    """A cluster that kind made for us."""
+    """A cluster that kind made for Draco."""
 
     def __init__(self, record: Record, wanted: ClusterSpec, *, mirror: str = "") -> None:
         self._record = record
@@ -104,7 +104,7 @@ class KindCluster:
         return self._docker().has("exec", f"{self._name}-control-plane", "true")
 
     def check(self) -> None:
-        """Some Docker must answer, or one must be startable here."""
+        """Raise MissingRequirement unless a Docker answers or a private engine can be started here."""
         if not Docker().answers():
             self._engine.check("No Docker answers here", otherwise="start Docker")
 
@@ -129,7 +129,7 @@ class KindCluster:
             self._attached().attach(progress, wait_s=wait_s)
 
     def destroy(self, progress: Progress) -> None:
-        """Stop our processes, have kind delete its cluster, and let go of the private engine: it ends with the last one."""
+        """Stop Draco's processes, let kind delete its cluster, and release the private engine, which ends with the last one."""
         self._attached().detach()
         private = self._engine.used_by(self._record.folder)
         if (self._record.folder / CONFIG).exists():
@@ -146,7 +146,7 @@ class KindCluster:
         if docker.answers():
             if docker.has_image(image_):
                 return docker, image_, self._kind(progress)
-            # Draco pulls none: it has no digest of these to compare, and a name alone is whatever the registry makes of it today.
+            # Draco pulls none: it has no digests of these images to compare, and a registry may change what a name stands for.
             unable = f"Docker has no {image_}"
             self._engine.check(
                 unable, otherwise=f"run `docker pull {image_}`, if you trust who serves it, or `docker load`"

@@ -26,7 +26,7 @@ from draco_local.cluster.state import ClusterSpec, Record
 REAL_NODES_FOLDER = "real-nodes"
 SOCKETS_LINK = "sockets"
 OPERATOR_ACCESS = "operator.kubeconfig"
-"""Of an operator that allocates: admission policies know it by its account."""
+"""The kubeconfig of an operator that allocates: admission policies know it by its account."""
 HELM_WITHIN_S = 180.0
 
 
@@ -56,11 +56,11 @@ class LocalCluster:
         return self._real
 
     def runs(self) -> bool:
-        """Whether one of its processes does."""
+        """Whether one of its processes runs."""
         return any(self._processes.alive(each) for each in self._processes.records())
 
     def check(self) -> None:
-        """Real nodes need root and some programs: said before minutes are spent on building others."""
+        """Raise MissingRequirement if real nodes lack root or a program, before minutes are spent on building others."""
         if self._wanted.real_nodes:
             check.require(self._real.folder, self._wanted.real_nodes)
 
@@ -199,7 +199,7 @@ class LocalCluster:
             await join.join(client, self._real, names, agents=not self._wanted.from_image)
 
         async with attach.client_of(self.kubeconfig) as client:
-            # On a machine that starts much at once a server may not answer for a while.
+            # On a busy machine the API server may not answer for a while.
             await retry(once, clock=SystemClock())
 
 

@@ -1,7 +1,7 @@
 """The node agent on a real node: the product's own, with a driver whose GPUs are simulated below NVML.
 
-Owns the driver that it finds, and the command lines of both. The agent connects as a pod would, by the files of a mounted service
-account; who writes the token there is in `join`. Must not start anything.
+Owns the driver that it finds, and the command lines of both. The agent connects as a pod would, with the files of a mounted
+service account; `join` writes the token there. Must not start anything.
 """
 
 import sys
@@ -37,19 +37,19 @@ def create_gpus(disk: Path, *, board: str, gpus: int, node: str) -> None:
 
 
 def install_driver(disk: Path, version: str = "") -> None:
-    """Install the simulated driver where NVIDIA's GPU operator has it: that which is loaded, or a version. Raises NotCompiled."""
+    """Install the simulated driver where NVIDIA's GPU operator has it: `version`, or the loaded one. Raises NotCompiled."""
     loaded = state.load(gpu_state_file(disk)).driver.version
     root.install(disk / "fs" / DRIVER_ROOT.lstrip("/"), version or loaded, cache=binaries.cache_folder() / "driver")
 
 
 def driver_service() -> Service:
-    """Return what answers the driver's NVML."""
+    """Return the service that answers the simulated driver's library."""
     command = [sys.executable, "-m", "draco_local.simulator.driver.service", "--state", str(state.ON_A_NODE)]
     return Service(name="driver", argv=command, environment={"PYTHONUNBUFFERED": "1"})
 
 
 def agent_service(node: str, *, api_host: str, api_port: int) -> Service:
-    """Return the agent, started once it has a token. What the kernel tells of GPUs is told by files beside their state."""
+    """Return the agent, started once it has a token. Files beside the GPUs' state stand in for the kernel's /sys and /proc."""
     kernel = (
         *("--sysfs-root", str(sysfs.tree(state.ON_A_NODE)), "--proc-root", str(procfs.tree(state.ON_A_NODE))),
         *("--driver-root", DRIVER_ROOT),

@@ -25,11 +25,11 @@ class Hierarchies:
     version: int
     roots: tuple[Path, ...]
     unified: tuple[Path, ...] = ()
-    """Beside version 1, a version 2 hierarchy without controllers: nobody has to fill it, but container runtimes do."""
+    """Beside version 1, a version 2 hierarchy without controllers: not needed, but container runtimes use it."""
 
 
 def hierarchies(mounts: str) -> Hierarchies:
-    """Read from the text of /proc/self/mounts. Raises NotSupported when nothing usable is mounted."""
+    """Read them from the text of /proc/self/mounts. Raises MissingRequirement when nothing usable is mounted."""
     found: dict[str, list[Path]] = {"cgroup": [], "cgroup2": []}
     for line in mounts.splitlines():
         _, where, kind, *_ = line.split(" ")

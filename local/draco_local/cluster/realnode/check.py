@@ -21,11 +21,11 @@ _WATCHERS: Final = Path("/proc/sys/fs/inotify/max_user_instances")
 _WATCHERS_OF_A_NODE: Final = 16
 """Inotify instances of kubelet, containerd and what starts on a node, with some to spare."""
 _HIDDEN: Final = ("/run", "/dev", "/etc", "/proc", "/sys", "/var")
-"""Folders of which a node sees its own: the cluster's state must lie outside them."""
+"""Folders that each node replaces with its own: the cluster's state must lie outside them."""
 
 
 def require(state_dir: Path, nodes: int = 1) -> None:
-    """Raise MissingRequirement with one sentence for what is missing for so many real nodes with state in `state_dir`."""
+    """Raise MissingRequirement with one sentence for what is missing for `nodes` real nodes with state in `state_dir`."""
     if platform.system() != "Linux":
         raise MissingRequirement("Real nodes run on Linux only: use simulated nodes (--nodes) here.")
     if os.geteuid() != 0:
@@ -50,7 +50,7 @@ def require(state_dir: Path, nodes: int = 1) -> None:
 
 
 def can_watch(instances: int) -> bool:
-    """Whether this user may have so many more inotify instances."""
+    """Whether this user may have this many more inotify instances."""
     libc, made = CDLL(None), list[int]()
     try:
         while len(made) < instances and (descriptor := libc.inotify_init()) >= 0:

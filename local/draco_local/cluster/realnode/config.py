@@ -203,7 +203,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
 
 
 def gpu_devices(gpus: int) -> list[str]:
-    """Return the device nodes that NVIDIA's driver makes for `gpus` GPUs, below /dev; those of all instances they could have."""
+    """Return the device nodes below /dev that NVIDIA's driver makes for `gpus` GPUs and all instances they could have."""
     return [
         *(f"nvidia{minor}" for minor in range(gpus)),
         "nvidiactl",

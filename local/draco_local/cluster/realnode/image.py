@@ -18,7 +18,7 @@ from typing import Any, Final
 BUSYBOX_IMAGE: Final = "draco.dev/busybox:1"
 PAUSE_IMAGE: Final = "draco.dev/pause:1"
 EXAMPLES_IMAGE: Final = "docker.io/library/busybox:1.37"
-"""What the examples run. On real nodes our own busybox answers to this name too, for there is no registry to pull it from."""
+"""What the examples run. Real nodes have their busybox under this name too, as they have no registry to pull it from."""
 
 BUSYBOX_PROGRAM: Final = Path("/bin/busybox")
 _PATH: Final = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -1,7 +1,7 @@
 """The first process of a real node: it makes the node's file system, starts the node's services, and keeps them running.
 
 Runs as PID 1 of fresh mount, pid, host-name and IPC namespaces inside the node's network namespace, so its death takes the
-whole node with it, like pulling a plug. Imports only the standard library, because every node carries one of these. Must
+whole node with it, like pulling a plug. Imports only the standard library, because every node runs one of these. Must
 not know Kubernetes: what to mount and what to run is in the node's plan, a JSON file.
 """
 
@@ -69,7 +69,7 @@ class NodePlan:
 
     @classmethod
     def from_json(cls, text: str) -> "NodePlan":
-        """Read what `to_json` wrote."""
+        """Read what `config.plan_json` wrote."""
         document: dict[str, Any] = json.loads(text)
         document["runtime"] = Service(**document["runtime"])
         document["services"] = [Service(**service) for service in document["services"]]
@@ -233,7 +233,7 @@ def _mount_devices(devices: Sequence[str]) -> None:
 
 
 def _take_new_boot_id() -> None:
-    """A power cycle changes a machine's boot id; kubelet and the agent tell a reboot by it."""
+    """Give the node a new boot id, as a power cycle does: kubelet and the agent recognise a reboot by it."""
     boot_id = RUN_FOLDER / "boot_id"
     boot_id.write_text(f"{uuid.uuid4()}\n")
     _mount("--bind", str(boot_id), "/proc/sys/kernel/random/boot_id")

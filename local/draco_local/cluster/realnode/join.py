@@ -1,8 +1,8 @@
 """Waiting until real nodes are part of the cluster, and giving each node's agent its identity.
 
-Owns the token in each node. The agent's service account, rights and the policy that holds each agent to its own node are the
-ones that the installation has. The token is bound to the Node object, so the API server sees which node its holder speaks
-for, exactly as with the token of a DaemonSet's pod. Source: KEP-4193.
+Owns the token in each node. The agent's service account and rights, and the policy that limits each agent to its own node, come
+from the installation. The token is bound to the Node object, so the API server sees which node its holder speaks for, exactly as
+with the token of a DaemonSet's pod. Source: KEP-4193.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _AGENT_KINDS: Final[Sequence[Kind[Any]]] = (
         type=dict,
     ),
 )
-"""What the installation has for the agent beside the pods that run it, in the order in which it is applied."""
+"""The agent's objects in the installation except its DaemonSet, in the order in which they are applied."""
 
 
 async def join(
@@ -66,7 +66,7 @@ async def join(
 
 
 async def install_account(client: Client) -> None:
-    """Install what the installation gives the agent: its account, its rights, and the policy on top of them."""
+    """Apply the agent's objects of the installation: its account, its rights, and its admission policy."""
     for kind, document in agent_manifests(data.install().read_text()):
         metadata = document["metadata"]
         key = ObjectKey(metadata.get("namespace", ""), metadata["name"])

@@ -57,7 +57,7 @@ class NetworkNames:
 
     @property
     def namespace_prefix(self) -> str:
-        """What the names of all the cluster's namespaces begin with, and of no other cluster's."""
+        """The prefix of the names of this cluster's namespaces, and of no other cluster's."""
         return f"draco-{self.mark}-{self.cluster}-"
 
     @property
@@ -107,7 +107,7 @@ class AddressPlan:
 
 
 def choose_addresses(names: NetworkNames, taken: Iterable[IPv4Network]) -> AddressPlan:
-    """Addresses that overlap nothing in `taken` (the host's routes). Raises NetworkError when none is free."""
+    """Choose addresses that overlap nothing in `taken` (the host's routes). Raises NetworkError when none is free."""
     occupied = [*taken, IPv4Network(SERVICE_CIDR)]
     start = int(names.mark, 16)
 
@@ -215,7 +215,7 @@ def create_control(names: NetworkNames, plan: AddressPlan) -> None:
 
 
 def create_node(names: NetworkNames, plan: AddressPlan, node: str, index: int, *, others: Iterable[int]) -> None:
-    """Make one node's namespace, plug it into the bridge, and tell it and its peers `others` where each other's pods are."""
+    """Make one node's namespace, plug it into the bridge, and give it routes to the pods of `others`."""
     control, own = names.control_namespace, names.node_namespace(node)
     _ip("netns", "add", own)
     _ip("-n", own, "link", "set", "lo", "up")
@@ -278,7 +278,7 @@ def _is_link(name: str) -> bool:
 
 
 def _delete(exists: Callable[[], bool], *command: str) -> None:
-    """Delete what the kernel, which takes its time, or another process may delete at any moment."""
+    """Delete something that the kernel or another process may delete at the same time."""
     try:
         if exists():
             _ip(*command)

@@ -120,7 +120,7 @@ class RealNodes:
     def prepare_network(self) -> None:
         """Make the cluster's network, after removing what a crash may have left of an older one.
 
-        Raises NotSupported when this machine cannot host real nodes, NetworkError when no network can be made.
+        Raises MissingRequirement when this machine cannot host real nodes, NetworkError when no network can be made.
         """
         require(self.folder)
         self.destroy()
@@ -131,7 +131,7 @@ class RealNodes:
             network.create_control(self.names, plan)
 
     def boot(self, count: int, control_plane: ControlPlaneAccess, settings: RealNodeSettings) -> list[str]:
-        """Boot `count` further nodes and return their names at once; `membership.join` waits for them."""
+        """Boot `count` further nodes and return their names at once; `join.join` waits for them."""
         self._write_images(settings.images)
         record = self._record()
         first = len(record.nodes) + 1
@@ -148,9 +148,9 @@ class RealNodes:
         return [node.name for node in added]
 
     def power_on(self, node: str) -> None:
-        """Boot a node that is off: its disk is as it was, its containers are gone. Nothing happens when it is on.
+        """Boot a node that is off: its disk is unchanged, its containers are gone. Does nothing if it is on.
 
-        Its GPUs are booted with it: what was made of them is gone.
+        Its GPUs are booted with it: their instances are gone.
         """
         self._known(node)
         if self._first_process(node):
@@ -167,7 +167,7 @@ class RealNodes:
         )
 
     def power_off(self, node: str) -> None:
-        """Take the node's power: everything on it ends at once. Nothing happens when it is off."""
+        """Cut the node's power: everything on it ends at once. Does nothing if it is off."""
         self._known(node)
         self._cut_power(node)
 
@@ -202,7 +202,7 @@ class RealNodes:
         write_atomically(self._disk(node) / "fs" / AGENT_MOUNT.lstrip("/") / "token", token.encode())
 
     def destroy(self) -> None:
-        """Remove everything: processes, mounts, links, namespaces, cgroups, files. Nothing happens when there is nothing."""
+        """Remove everything: processes, mounts, links, namespaces, cgroups, files. Does nothing if there is nothing."""
         namespaces = network.cluster_namespaces(self.names)
         _end_all(namespaces)
         self.processes.stop_each([record.name for record in self.processes.records()], grace_s=0.0)
@@ -218,7 +218,7 @@ class RealNodes:
     def _cut_power(self, node: str) -> None:
         _end_all([self.names.node_namespace(node)])
         self.processes.stop(_console(node), grace_s=0.0)
-        # A machine that comes back has no cgroups of containers that are gone; with them kubelet waits 12 s at its start.
+        # A rebooted machine has no cgroups of old containers; with them kubelet would wait 12 s at its start.
         cgroup.remove(cgroup.mounted(), self.names.cgroup, node)
 
     def _first_process(self, node: str) -> int | None:
@@ -316,7 +316,7 @@ def _console(node: str) -> str:
 
 
 def _ids_in_namespaces(pid: str) -> list[int]:
-    """The process's ids in its pid namespace and those around it, the outermost that we see first."""
+    """The process's ids in its pid namespace and those around it, the outermost visible one first."""
     for line in Path("/proc", pid, "status").read_text().splitlines():
         if line.startswith("NSpid:"):
             return [int(value) for value in line.split()[1:]]
