@@ -1,8 +1,8 @@
-"""An agent on simulated GPUs: `python -m draco_local.simulator.agent --state FILE`, otherwise with the options of `draco agent`.
+"""An agent on simulated GPUs: `python -m draco_local.simulator.agent --state FILE`, and the options of `draco agent`.
 
-Owns putting simulated NVML under the agent; the product has no switch for it. Where the node has the simulated driver installed,
-the agent loads its library as on hardware; elsewhere the simulator is in the agent's own process. The node's sysfs and its part
-of /proc are written beside the state file.
+Owns giving the agent simulated NVML; the product has no switch for it. Where the node has the simulated driver installed, the
+agent loads its library as on hardware; elsewhere the simulator runs in the agent's own process. The node's sysfs and its part of
+/proc are written beside the state file.
 """
 
 from pathlib import Path

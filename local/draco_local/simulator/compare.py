@@ -1,7 +1,7 @@
-"""Hold the simulator's boards against real NVML: `python -m draco_local.simulator.compare`, on a node whose GPUs are idle.
+"""Compare the simulator's boards with real NVML: `python -m draco_local.simulator.compare`, on a node whose GPUs are idle.
 
-Owns the comparison of a survey with one of a simulated board in the same place, and of the instances that exist (ids, names,
-sizes and engines) with the same ones made on a simulated GPU. It changes nothing on the hardware.
+Owns the comparison of a survey with that of a simulated board in the same place, and of the existing instances (ids, names, sizes
+and engines) with the same ones made on a simulated GPU. It changes nothing on the hardware.
 """
 
 import ctypes
@@ -86,12 +86,12 @@ def survey_of(library: Any, index: int = 0) -> dict[str, Any]:
 
 
 def simulated_survey(folder: Path, board: str, real: Mapping[str, Any]) -> dict[str, Any]:
-    """The survey of a simulated board where the real one was: with its driver, its MIG mode, and in a virtual machine as that."""
+    """The survey of a simulated board in the place of the real one: with its driver, MIG mode, NVLink and virtualization mode."""
     return survey_of(_twin(folder, board, real).nvml)
 
 
 def differing(gpu: int, real: Mapping[str, Any], simulated: Mapping[str, Any]) -> Iterator[Difference]:
-    """Where answers differ, of those that the simulator has and the driver too."""
+    """The answers that differ, of the compared questions that the driver knows."""
     for what, theirs in real.items():
         ours = simulated.get(what, "no answer")
         if is_compared(what) and theirs not in (ours, _NOT_IN_THE_DRIVER):
@@ -99,14 +99,14 @@ def differing(gpu: int, real: Mapping[str, Any], simulated: Mapping[str, Any]) -
 
 
 def is_compared(question: str) -> bool:
-    """Neither what is another number each time is, nor field values that nothing reads: the simulator has none of them."""
+    """Whether to compare a question: no number that changes each time, and no field value that nothing reads."""
     name, _, which = question.partition(" ")
     unread = name == FIELD_VALUES and which.isdecimal() and int(which) not in FIELDS
     return not unread and question not in _CHANGES_BY_ITSELF and name != "nvmlDeviceGetClockInfo"
 
 
 def _beside(answer: Any, other: Any) -> str:
-    """An answer, as text; of two that have the same fields, those that differ."""
+    """An answer as text; if both have the same fields, only those that differ."""
     if isinstance(answer, dict) and isinstance(other, dict) and answer.keys() == other.keys():
         answer = {name: value for name, value in answer.items() if value != other[name]}
     return answer if isinstance(answer, str) else json.dumps(answer)
@@ -158,7 +158,7 @@ def main(library: Any = pynvml) -> int:
 
 
 def copy_instances(library: Any, handle: Any, twin: _Twin) -> None:
-    """Make on a simulated GPU what exists on the real one; what it refuses shows as a missing answer."""
+    """Make the real GPU's instances on the simulated one; what that refuses shows as a missing answer."""
     for instance, info in _gpu_instances(library, handle):
         placement = pynvml.c_nvmlGpuInstancePlacement_t(info.placement.start, info.placement.size)
         create = twin.nvml.nvmlDeviceCreateGpuInstanceWithPlacement

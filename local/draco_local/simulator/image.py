@@ -1,6 +1,6 @@
-"""What the test image runs: `draco`, on simulated GPUs.
+"""What the test image runs: `draco`, with an agent on simulated GPUs.
 
-Owns that choice. The GPUs are those of the state file that the node has where `draco cluster` puts it.
+Owns that choice. The GPUs are those of the node's state file, which `draco cluster` puts there.
 """
 
 import sys

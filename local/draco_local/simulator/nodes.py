@@ -1,7 +1,7 @@
 """Simulated GPU nodes, hundreds in one process: `python -m draco_local.simulator.nodes`.
 
-Owns putting one node together (simulated NVML, a real agent, a stand-in for kubelet) and running many side by side, so that
-trouble on one stays there. What each part does is its own module's business.
+Owns putting one node together (simulated NVML, a real agent, a stand-in for kubelet) and running many side by side, so that a
+failure on one stays there.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from draco_local.simulator.nvml.library import SimulatedNvml
 log = structlog.get_logger(__name__)
 
 LONGEST_SOCKET_PATH = 107
-"""Bytes, without the closing zero: what Linux takes as the address of a Unix socket."""
+"""The longest address of a Unix socket on Linux, in bytes without the final zero."""
 _LONGEST_FOLDER = 40
 AGENT_RESTART_S = 5.0
 NODE_RESTART_S = 5.0
@@ -49,9 +49,9 @@ class TooLongForSockets(DracoError):
 
 
 class SimulatedNodes(msgspec.Struct, frozen=True, kw_only=True):
-    """Which nodes to run: `<prefix>-<first>` and so on, `count` of them, alike, each with a folder of its own below `root`.
+    """Which nodes to run: `count` identical ones from `<prefix>-<first>` on, each with a folder of its own below `root`.
 
-    `starting_at_once` bounds how many are on their way up at one time. Without `serving` nobody answers on kubelet's port.
+    At most `starting_at_once` nodes start at the same time. Without `serving` nothing answers on kubelet's port.
     """
 
     root: Path
@@ -89,7 +89,7 @@ class SimulatedNodes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def folder_of(node: str) -> str:
-    """What the folder of a node is called: as the node, but for names that leave no room for the addresses of sockets."""
+    """The name of a node's folder: the node's name, shortened where it would make socket paths too long."""
     if len(node) <= _LONGEST_FOLDER:
         return node
     return f"{node[:23].rstrip('.-')}-{hashlib.sha256(node.encode()).hexdigest()[:16]}"
@@ -115,7 +115,7 @@ async def run_nodes(nodes: SimulatedNodes, client: Client, *, clock: Clock) -> N
 
 
 async def _keep(make: Callable[[], "SimulatedNode"], starting: asyncio.Semaphore, clock: Clock) -> None:
-    """Run one node, and set it up again from its files when something on it fails: the others must not end with it."""
+    """Run one node, and set it up again from its files when it fails: the others must not end with it."""
     while True:
         node = make()
         try:
@@ -130,7 +130,7 @@ async def _keep(make: Callable[[], "SimulatedNode"], starting: asyncio.Semaphore
 class SimulatedNode:
     """One node: its files below `root`/<name>, its kubelet stand-in and its agent. Run it once.
 
-    The agent uses `agent_client` where it is to have other rights than the node.
+    The agent uses `agent_client`, if given: so it can have other rights than the node.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class SimulatedNode:
             await self._clock.sleep(AGENT_RESTART_S)
 
     def agent_settings(self) -> AgentSettings:
-        """How the node's agent works."""
+        """The settings of the node's agent."""
         return AgentSettings(
             node_name=self.name,
             driver=self._nodes.driver,
@@ -220,7 +220,7 @@ class SimulatedNode:
 @click.option(
     "--kubeconfig", type=click.Path(path_type=Path, dir_okay=False), help="Kubeconfig of the cluster to join."
 )
-@click.option("--nodes", "count", type=click.IntRange(min=0), default=3, show_default=True, help="How many nodes.")
+@click.option("--nodes", "count", type=click.IntRange(min=0), default=3, show_default=True, help="Number of nodes.")
 @click.option("--gpus", type=click.IntRange(min=0), default=8, show_default=True, help="GPUs of each node.")
 @click.option("--board", default="H100-80GB", show_default=True, help="Model of the GPUs.")
 @click.option(

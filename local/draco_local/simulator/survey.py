@@ -1,8 +1,8 @@
-"""Write down what NVML answers about a GPU, as JSON: what simulated NVML is compared with.
+"""Write NVML's answers about a GPU as JSON, with which simulated NVML is compared.
 
-Only asks: it changes no setting and makes no instance. What tells one board from others of its kind (UUID, serial number,
-revision), and where its node has it, is masked. It needs nothing but pynvml, so this file alone runs on any node with a GPU, best
-an idle one:
+Only asks: it changes no setting and makes no instance. What identifies a board among others of its kind (UUID, serial number,
+revision), and its place in the node, is masked. It needs nothing but pynvml, so this file alone runs on any node with a GPU,
+preferably an idle one:
 
     python survey.py > tests/unit/simulator/surveys/h100-80gb.json
 """
@@ -16,7 +16,7 @@ from typing import Any
 import pynvml
 
 LINKS = 19
-"""One more than any board of these years has."""
+"""One more than any current board has."""
 MASKED = "masked"
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
 _MASKS = frozenset({
@@ -28,7 +28,7 @@ _MASKED_FIELDS = frozenset({
 })  # fmt: skip
 
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Of NVML's union of values, by nvmlValueType_t."""
+"""Members of NVML's union of values, by nvmlValueType_t."""
 
 
 class Survey:
@@ -234,7 +234,7 @@ class Survey:
 
 
 def plain(answer: Any) -> Any:
-    """An answer of pynvml's as JSON has it."""
+    """An answer of pynvml's as a JSON value."""
     if answer is None or isinstance(answer, str | int | float):
         return answer
     if isinstance(answer, ctypes.Array | list | tuple):
@@ -252,7 +252,7 @@ def _fields(answer: Any) -> dict[str, Any]:
 
 
 def _masked(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What is not about one board alone; bytes are names."""
+    """Mask what identifies one board; bytes are names."""
     fields = {name: value.decode() if isinstance(value, bytes) else value for name, value in fields.items()}
     return {name: MASKED if name in _MASKED_FIELDS else plain(value) for name, value in fields.items()}
 

@@ -79,7 +79,7 @@ async def test_a_call_to_a_plugin_that_leaves_fails_so_that_it_is_made_again(
     call = asyncio.create_task(plugins.prepare(DRIVER, [CLAIM]))
     await plugin.asked.wait()
     plugin.socket.unlink()
-    with pytest.raises(PluginError, match="left while it was asked"):
+    with pytest.raises(PluginError, match="unregistered during the call"):
         await asyncio.wait_for(call, 20)
 
 

@@ -85,7 +85,7 @@ def _created(nvml: Any, device: Any, profile: Profile, start: int | None) -> Any
 
 
 def _beside(gpu: GpuState) -> str:
-    """What takes the room."""
+    """The instances that take the room, as the end of a sentence."""
     table = board_of(gpu).mig
     names = {each.id: each.name for each in table.profiles} if table else {}
     there = [

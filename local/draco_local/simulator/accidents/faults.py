@@ -1,8 +1,7 @@
 """Faults: break a simulated GPU or its driver on purpose, from any process.
 
 Owns the translation of a fault into state: which answers change and which NVML events are sent. A GPU is named by its
-index or its UUID. What a person does to MIG without breaking anything is in `by_hand`, and
-to boards in `hotplug`.
+index or its UUID. What a person does to MIG without breaking anything is in `by_hand`, and to boards in `hotplug`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,9 +32,7 @@ WHOLE_GPU = 0xFFFFFFFF  # NVML's instance id for "not one instance"
 XID_ROWS_REMAPPED = 63
 XID_REMAP_FAILED = 64
 XID_NVLINK = 74
-XID_NVLINK_5 = (
-    149  # one of 144 to 150, which tell the parts of a link apart; which of them a lost link is, is estimated
-)
+XID_NVLINK_5 = 149  # one of 144 to 150, one for each part of a link; that a lost link sends this one is estimated
 XID_FALLEN_OFF_THE_BUS = 79
 XID_RECOVERY_ACTION_CHANGED = 154
 
@@ -57,7 +54,7 @@ RECOVERY_ACTIONS: Mapping[str, int] = MappingProxyType(
         "drain-and-reset": pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET,
     }
 )
-"""NVML's recovery actions by the same."""
+"""NVML's recovery actions by the names that people write."""
 
 
 def xid(path: Path, gpu: int | str, code: int, *, gi: int = WHOLE_GPU, ci: int = WHOLE_GPU) -> None:
@@ -87,10 +84,10 @@ def sram_threshold_exceeded(path: Path, gpu: int | str) -> None:
 
 
 def remap(path: Path, gpu: int | str, *, correctable: int = 0, uncorrectable: int = 0, failed: bool = False) -> None:
-    """Let memory rows be remapped, with the next reset, because of errors of each kind; `failed`: no spare row was left for one.
+    """Remap memory rows at the next reset, because of errors of each kind; `failed`: no spare row was left for one.
 
-    Sends the XIDs that say so. NVML tells the counts of no GPU that has GPU instances. StateError for a board that has no row
-    remapper.
+    Sends the XIDs of both. NVML does not report the counts while the GPU has GPU instances. StateError for a board that cannot
+    remap rows.
     """
     with mutate(path) as state:
         target = gpu_named(state, gpu)
@@ -111,7 +108,7 @@ def nvlink(
 ) -> None:
     """Take an NVLink of the GPU down, which sends an XID, or up again, and count errors of it; None leaves it as it is.
 
-    The other end says nothing. StateError for a link that the board does not have.
+    The other end reports nothing. StateError for a link that the board does not have.
     """
     with mutate(path) as state:
         target = gpu_named(state, gpu)
@@ -131,7 +128,7 @@ def nvlink(
 
 
 def fabric(path: Path, gpu: int | str, state: FabricState) -> None:
-    """Let the GPU be registering with its NVLink fabric, have joined it, or have failed to. NVML sends no event of it.
+    """Set whether the GPU is joining its NVLink fabric, has joined it, or failed to. NVML sends no event for this.
 
     StateError for a board that is not behind NVSwitches of a fabric manager.
     """
@@ -150,7 +147,7 @@ def remapped_rows(path: Path, gpu: int | str, rows: RemappedRows) -> None:
 
 
 def recovery_action(path: Path, gpu: int | str, action: int) -> None:
-    """Set NVML's recovery action (0 takes it back) and send the events that announce it."""
+    """Set NVML's recovery action (0 clears it) and send the events that announce it."""
     with mutate(path) as state:
         target = gpu_named(state, gpu)
         target.recovery_action = action
@@ -167,7 +164,7 @@ def temperature(path: Path, gpu: int | str, degrees_c: int) -> None:
 def lose(path: Path, gpu: int | str) -> None:
     """Let the GPU fall off the bus: XID 79 first, then GPU_IS_LOST to everything.
 
-    It is dead: no reset brings it back, and the next driver does not find it. A person has to (`hotplug`, `heal`).
+    No reset brings it back, and the driver does not find it when it is loaded again. A repair does (`heal`, `hotplug`).
     """
     with mutate(path) as state:
         target = gpu_named(state, gpu)
@@ -204,19 +201,19 @@ def reset(path: Path, gpu: int | str) -> None:
 def reload_driver(path: Path, *, version: str | None = None) -> None:
     """Unload and load the driver: every session is UNINITIALIZED until it starts again.
 
-    All instances are gone, and every process that held a GPU, without which the driver could not have been unloaded. MIG
-    mode is kept on Ampere, where it is stored on the board; on newer boards it ends with the driver. A lost GPU is not
-    found any more; the minor numbers of the others close the gap.
+    All instances are gone, and all processes that held a GPU: the driver cannot be unloaded before they end. MIG mode is kept
+    on Ampere, where it is stored on the board; on newer boards it ends with the driver. A lost GPU is not found any more; the
+    minor numbers of the others close the gap.
     """
     with mutate(path) as state:
         _start_driver(state, version, None)
 
 
 def reboot(path: Path, *, minors: Sequence[int] | None = None, first_capability: int | None = None) -> None:
-    """Reboot the node: as a reload of the driver, in another boot.
+    """Reboot the node: reload the driver in a new boot.
 
-    `minors` are the new minor numbers of the GPUs that are found, which no boot promises to keep, and `first_capability` is
-    where those of the capabilities begin.
+    `minors` are the new minor numbers of the GPUs that are found, which no boot promises to keep; `first_capability` is the
+    first minor number of their capabilities.
     """
     with mutate(path) as state:
         state.boot += 1
@@ -272,8 +269,8 @@ def fail(
 ) -> None:
     """Let calls of an NVML function ("" is any) fail with `error`: for one GPU, GPU instance or compute instance, or for all.
 
-    Instances are recognised by the handle that the call gets. After so many `times` it works again; None is never. With
-    effect "done" the call does its work, and fails nevertheless, as when its answer is lost.
+    Instances are recognised by the handle that the call gets. After `times` failures it works again; None means never. With
+    effect "done" the call does its work and still fails, as if its answer were lost.
     """
     if function and not hasattr(pynvml, function):
         near = get_close_matches(function, [each for each in dir(pynvml) if each.startswith("nvml")], n=1, cutoff=0.8)
@@ -301,7 +298,7 @@ def hang(path: Path, function: str, *, gpu: int | str | None = None) -> None:
 
 
 def stop_failing(path: Path, function: str = "") -> None:
-    """End the chosen failures of a function, or all of them; calls that hang go on."""
+    """End the chosen failures of a function, or all of them; hanging calls go on."""
     with mutate(path) as state:
         state.failures[:] = [failure for failure in state.failures if function and failure.function != function]
 
@@ -313,7 +310,7 @@ def break_driver(path: Path, code: int = pynvml.NVML_ERROR_DRIVER_NOT_LOADED) ->
 
 
 def latency(path: Path, seconds: float, function: str = "*") -> None:
-    """Let an NVML function (or all of them) take that much longer; 0 ends it, and for all of them whatever was chosen for one."""
+    """Delay an NVML function, or all of them; 0 ends the delay, and for all of them also those of single functions."""
     with mutate(path) as state:
         if seconds:
             state.latency_s[function] = seconds
@@ -324,7 +321,7 @@ def latency(path: Path, seconds: float, function: str = "*") -> None:
 
 
 def heal(path: Path, gpu: int | str) -> None:
-    """End every fault of a GPU that the driver has, as a repair does; events already sent stay sent."""
+    """End every fault of a GPU that the driver has, as a repair does; events already sent remain."""
     with mutate(path) as state:
         target = gpu_named(state, gpu)
         state.failures[:] = [failure for failure in state.failures if failure.gpu_uuid != target.uuid]

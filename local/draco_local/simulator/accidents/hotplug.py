@@ -28,7 +28,7 @@ def remove(path: Path, gpu: int | str) -> None:
 
 
 def reseat(path: Path, gpu: int | str) -> None:
-    """Take a board out, if it is in, and put the same one back: what was wrong with it is over."""
+    """Take a board out, if it is in, and put the same one back, healthy."""
     with mutate(path) as state:
         target = board_named(state, gpu)
         _take_out(state, target)
@@ -37,7 +37,7 @@ def reseat(path: Path, gpu: int | str) -> None:
 
 
 def replace(path: Path, gpu: int | str) -> str:
-    """Put another board of the same kind in the place of one: the same PCI address, another UUID, which is returned."""
+    """Replace a board with another of the same kind: the same PCI address, and another UUID, which is returned."""
     with mutate(path) as state:
         old = board_named(state, gpu)
         _take_out(state, old)
@@ -62,9 +62,9 @@ def replace(path: Path, gpu: int | str) -> str:
 
 
 def probe(state: SimulatedNodeState, minors: Sequence[int] | None) -> None:
-    """The driver is loaded: it finds every board that is in and alive, and numbers them from 0 in the order it finds them.
+    """Load the driver: it finds every board that is in and alive, and numbers them from 0 in the order it finds them.
 
-    `minors` says another order, once and for the loads that follow.
+    `minors` sets another order, for this load and those that follow.
     """
     for gpu in [gpu for gpu in state.gpus if gpu.error == pynvml.NVML_ERROR_GPU_IS_LOST]:
         _take_out(state, gpu)
@@ -93,7 +93,7 @@ def fresh(gpu: GpuState) -> None:
 
 
 def cure(gpu: GpuState) -> None:
-    """Do what a repair does: also what a reset does not."""
+    """Do to a GPU what a repair does, which is more than a reset."""
     gpu.error = 0
     gpu.recovery_action = 0
     gpu.temperature_c = 32
@@ -108,18 +108,18 @@ def gpu_named(state: SimulatedNodeState, gpu: int | str) -> GpuState:
     for index, candidate in enumerate(state.gpus):
         if gpu in (index, candidate.uuid):
             return candidate
-    out = f" (not there: {', '.join(each.uuid for each in state.missing)})" if state.missing else ""
+    out = f" (missing: {', '.join(each.uuid for each in state.missing)})" if state.missing else ""
     raise StateError(f"Node {state.node_name} has no GPU {gpu}; it has 0 to {len(state.gpus) - 1}{out}.")
 
 
 def board_named(state: SimulatedNodeState, gpu: int | str) -> GpuState:
-    """Return the same, also a board that the driver does not have, by its UUID."""
+    """Return a GPU like `gpu_named`, or a board that the driver does not have, by its UUID."""
     found = next((each for each in state.missing if each.uuid == gpu), None)
     return gpu_named(state, gpu) if found is None else found
 
 
 def _take_out(state: SimulatedNodeState, gpu: GpuState) -> None:
-    """No instance outlives that, and on boards since Hopper no MIG mode."""
+    """Take a board out. Its instances are gone, and on boards from Hopper on its MIG mode."""
     if gpu not in state.gpus:
         return
     behind = state.gpus.index(gpu) + 1
@@ -134,7 +134,10 @@ def _take_out(state: SimulatedNodeState, gpu: GpuState) -> None:
 
 
 def _put_in(state: SimulatedNodeState, gpu: GpuState) -> None:
-    """The driver finds it at once. "All device handles are no longer guaranteed to be valid" (nvmlDeviceDiscoverGpus)."""
+    """Put a board in; the driver finds it at once.
+
+    "All device handles are no longer guaranteed to be valid" (nvmlDeviceDiscoverGpus).
+    """
     if gpu in state.missing:
         state.missing.remove(gpu)
     taken = {each.minor for each in state.gpus}

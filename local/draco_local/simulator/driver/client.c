@@ -1,8 +1,8 @@
 /* The simulated libnvidia-ml: every function sends its arguments to the service and copies back what comes behind its pointers.
  *
  * A request is a length, a number for this process, the function's name, and its arguments; an answer is a length, the return
- * code, and for each pointer the bytes to write there. `functions.h` stands for what is generated: the table, and one function for each entry.
- * A connection serves one call at a time, so that one thread may wait for events while others ask.
+ * code, and for each pointer the bytes to write there. `functions.h` stands for the generated code: the table, and one function
+ * for each entry. A connection serves one call at a time, so that one thread may wait for events while others ask.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -189,7 +189,7 @@ static int call(const struct function *function, const uint64_t *values) {
             return code;
         }
         close(connection);
-        if (!reused) return UNKNOWN; /* else the service was started again meanwhile: with it the session is over */
+        if (!reused) return UNKNOWN; /* a reused one breaks when the service restarts, which ends the session */
     }
 }
 

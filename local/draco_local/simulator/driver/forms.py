@@ -1,6 +1,6 @@
-"""The forms that NVML's C functions have: what one takes, and how SimulatedNvml's answer gets behind its pointers.
+"""The forms of NVML's C functions: their arguments, and how SimulatedNvml's answer is written behind their pointers.
 
-Owns how an answer of Python becomes what C expects, with C's own errors: NULL, a short buffer, a struct of another version. Which
+Owns how a Python answer becomes what C expects, with C's own errors: NULL, a short buffer, a struct of another version. Which
 function has which form is in `signatures`.
 """
 
@@ -17,11 +17,11 @@ Answer = Callable[[SimulatedNvml, Sequence[Any]], int | None]
 
 
 class Parameter(NamedTuple):
-    """One argument. Of pointers: how many bytes are behind it, both before and after the call.
+    """One argument; for a pointer, also how many bytes are behind it, both before and after the call.
 
     A `handle` has 64 bits, as masks have, and a `number` 32; `text` is a string. A `struct` has `size` bytes; one that is
     `versioned` begins with its version, whose lower bytes are its size. An `array` has as many items of `size` bytes as argument
-    number `counted_by` says. Nothing is read from what is `written`, and as much is written into it as there is.
+    number `counted_by` says. A `written` one is never read, and the answer decides how much is written there.
     """
 
     kind: Kind
@@ -89,7 +89,7 @@ def _write(target: Any, value: Any) -> None:
 
 
 def says(symbol: str, given: str = "h") -> Signature:
-    """A function that writes a string into a buffer of a length that it is told."""
+    """A function that writes a string into a buffer of a given length."""
 
     def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
         *values, buffer, length = arguments
@@ -112,7 +112,7 @@ def does(symbol: str, given: str = "h", by: str = "") -> Signature:
 
 
 def fills(symbol: str, kind: Any, given: str = "h") -> Signature:
-    """A function that fills a struct which its caller has versioned."""
+    """A function that fills a struct whose version its caller has set."""
 
     def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
         getattr(nvml, symbol)(*arguments[:-1], ctypes.byref(_as(kind, arguments[-1])))
@@ -122,7 +122,7 @@ def fills(symbol: str, kind: Any, given: str = "h") -> Signature:
 
 
 def _as(kind: Any, given: Any) -> Any:
-    """A versioned struct as the kind that its version says, which has to be this one."""
+    """The caller's struct as `kind`; ARGUMENT_VERSION_MISMATCH if it is too short for that."""
     if isinstance(there(given), kind):
         return given
     if len(given) < ctypes.sizeof(kind):
@@ -131,7 +131,7 @@ def _as(kind: Any, given: Any) -> Any:
 
 
 def profile(symbol: str, function: str, kind: Any, given: str, **options: int) -> Signature:
-    """A profile in the versioned struct."""
+    """A function that writes a profile into a versioned struct."""
 
     def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
         target = _as(kind, arguments[-1])
@@ -143,7 +143,7 @@ def profile(symbol: str, function: str, kind: Any, given: str, **options: int) -
 
 
 def lists(symbol: str, kind: Any, given: str = "hn") -> Signature:
-    """Handles, as many as there are: nobody says for how many there is room."""
+    """Handles, as many as there are: the caller does not say how many have room."""
 
     def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
         *values, target, count = arguments
@@ -212,19 +212,19 @@ def field_values(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
 
 
 def memory_v2(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
-    """Memory, with a version."""
+    """Memory, in a versioned struct."""
     target = _as(pynvml.c_nvmlMemory_v2_t, arguments[1])
     _write(target, nvml.nvmlDeviceGetMemoryInfo(arguments[0], target.version))
 
 
 def temperature(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
-    """Of the sensor that the struct names."""
+    """The temperature of the sensor that the struct names."""
     target = _as(pynvml.c_nvmlTemperature_v1_t, arguments[1])
     target.temperature = nvml.nvmlDeviceGetTemperatureV(arguments[0], target.sensorType, target.version)
 
 
 def addressing_mode(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
-    """In a versioned struct."""
+    """The addressing mode, in a versioned struct."""
     target = _as(pynvml.c_nvmlDeviceAddressingMode_t, arguments[1])
     target.value = nvml.nvmlDeviceGetAddressingMode(arguments[0])
 
@@ -244,7 +244,7 @@ def fabric(symbol: str) -> Callable[[SimulatedNvml, Sequence[Any]], None]:
 
 
 def created(symbol: str) -> Signature:
-    """An instance at a placement that is passed by its address."""
+    """A function that makes an instance at a placement, which is passed by its address."""
 
     def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
         around, profile, placement, target = arguments
@@ -255,7 +255,7 @@ def created(symbol: str) -> Signature:
 
 
 def next_event(symbol: str) -> Signature:
-    """An event, waited for."""
+    """A function that waits for an event."""
 
     def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
         events, target, timeout_ms = arguments

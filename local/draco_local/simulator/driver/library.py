@@ -59,7 +59,7 @@ def make_other(soname: str, source: str, cache: Path) -> Path:
                 f"The simulated driver's {soname} could not be compiled: {done.stderr.strip()} "
                 "If a header is missing, run `apt-get install --no-install-recommends gcc libc6-dev`."
             )
-        os.replace(made, target)  # noqa: PTH105 - one step, for several that make it at a time
+        os.replace(made, target)  # noqa: PTH105 - one step: several processes may make it at once
     return target
 
 
@@ -91,7 +91,7 @@ def _function(index: int, signature: Signature) -> str:
 
 
 def _error_string() -> Iterator[str]:
-    """What return codes are called; it needs neither a session nor a driver."""
+    """The function that names return codes; it needs neither a session nor a driver."""
     yield "const char *nvmlErrorString(int code) {"
     yield "    switch (code) {"
     yield '    case 0: return "Success";'

@@ -1,4 +1,4 @@
-"""A driver as it is installed on a node: a folder with libraries, programs and firmware under the names that NVIDIA's have.
+"""A driver as it is installed on a node: a folder with libraries, programs and firmware under NVIDIA's names.
 
 Owns which files there are. NVML is the simulated one; libcuda is a library that can be loaded and finds no device; all others are
 empty, since nothing that runs on simulated GPUs opens them.
@@ -35,7 +35,7 @@ int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
 
 
 def install(root: Path, version: str, *, cache: Path) -> None:
-    """Put the driver's files below `root`; what is there of another version goes. NotCompiled without a C compiler."""
+    """Put the driver's files below `root`, and remove those of another version. NotCompiled without a C compiler."""
     shutil.rmtree(root / LIBRARIES, ignore_errors=True)
     shutil.rmtree(root / "lib/firmware", ignore_errors=True)
     for file, content in _files(version):

@@ -1,7 +1,7 @@
-"""What the simulated library asks: `python -m draco_local.simulator.driver.service --state FILE`.
+"""The service that answers the simulated library: `python -m draco_local.simulator.driver.service --state FILE`.
 
-Owns the socket and how calls travel over it. One SimulatedNvml for each process that calls, as on hardware: it lasts as long as
-the process has a connection open. What is answered is SimulatedNvml's business.
+Owns the socket and how calls travel over it. Each calling process has a SimulatedNvml of its own, as on hardware, for as long as
+it has a connection open. SimulatedNvml decides what to answer.
 """
 
 import signal
@@ -38,14 +38,14 @@ class _Sessions:
         self._open: dict[int, tuple[SimulatedNvml, int]] = {}
 
     def joined(self, process: int) -> SimulatedNvml:
-        """One connection more."""
+        """Count one more connection of a process, and return its SimulatedNvml."""
         with self._lock:
             nvml, count = self._open.get(process) or (self._make(), 0)
             self._open[process] = (nvml, count + 1)
             return nvml
 
     def left(self, process: int) -> None:
-        """One connection less."""
+        """Count one connection less of a process."""
         with self._lock:
             nvml, count = self._open.pop(process)
             if count > 1:
@@ -66,7 +66,7 @@ class DriverService(socketserver.ThreadingUnixStreamServer):
         self.connections: set[socket.socket] = set()
 
     def server_close(self) -> None:
-        """Hang up on everybody: with the service every session is over."""
+        """Close every connection: the sessions end with the service."""
         super().server_close()
         for connection in self.connections.copy():
             with suppress(OSError):
@@ -97,7 +97,7 @@ class _Connection(socketserver.StreamRequestHandler):
 
 
 def answered(nvml: SimulatedNvml, request: bytes) -> bytes:
-    """What a call comes to: return code, and what is written behind each pointer."""
+    """Answer a call: its return code, and what to write behind each pointer."""
     (length,) = struct.unpack_from("<I", request)
     signature = BY_SYMBOL[request[4 : 4 + length].decode()]
     arguments = list(_arguments(signature.parameters, request, 4 + length))
@@ -163,7 +163,7 @@ def serving(state_file: Path, path: Path) -> Iterator[DriverService]:
 @click.option("--state", "state_file", type=click.Path(dir_okay=False, path_type=Path), required=True)
 @click.option("--socket", "path", type=click.Path(dir_okay=False, path_type=Path), default=SOCKET, show_default=True)
 def main(state_file: Path, path: Path) -> None:
-    """Answer the simulated libnvidia-ml from a state file, and keep what /sys and /proc tell of its GPUs beside that file."""
+    """Answer the simulated libnvidia-ml from a state file, and keep its GPUs' part of /sys and /proc beside that file."""
     gpus = state.load(state_file)
     sysfs.build(sysfs.tree(state_file), gpus)
     procfs.build(state_file, gpus)

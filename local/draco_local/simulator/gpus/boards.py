@@ -111,7 +111,7 @@ _PCIE_SERVER = _slots(
 )  # fmt: skip
 
 # H100-80GB and H200-141GB answer as the boards of tests/unit/simulator/surveys did. Published `nvidia-smi -q` output shows
-# everything said here of A100-40GB, A100-80GB and T4, but their NVSwitches' buses. Of the other boards it shows name, memory,
+# everything said here of A100-40GB, A100-80GB and T4, except their NVSwitches' buses. Of the other boards it shows name, memory,
 # power and device id; the rest of their numbers is not confirmed.
 _BOARDS = (
     SimulatedBoard(

@@ -1,4 +1,4 @@
-"""Doorbell: how one process wakes those of another that wait for a file to change.
+"""Doorbell: wakes threads of other processes that wait for a file to change.
 
 Owns named pipes in a folder beside the file, one per waiter. A waiter costs nothing while nothing happens, so that
 hundreds of simulated GPU nodes can wait for events on a small machine. Knows nothing of what is in the file.
@@ -65,7 +65,7 @@ class Doorbell:
         return True
 
     def ring_own(self) -> None:
-        """Wake the thread that waits on this very bell."""
+        """Wake the thread that waits on this bell."""
         with suppress(BlockingIOError):
             os.write(self._descriptor, b"!")
 

@@ -1,6 +1,6 @@
 """What simulated NVML knows of one node: its driver, its GPUs, their instances, who holds them, and what fails.
 
-Owns the shapes. Where they are kept is `state`; what they make NVML answer is in the `nvml_*` modules.
+Owns the shapes. Where they are kept is `state`; what they make NVML answer is in `nvml`.
 """
 
 import uuid
@@ -43,13 +43,13 @@ class RemappedRows(msgspec.Struct):
 
 
 class NvLinkFaults(msgspec.Struct):
-    """What is wrong with one NVLink of a GPU, and its errors since they were last counted from 0."""
+    """What is wrong with one NVLink of a GPU, and its errors since its counters were last reset."""
 
     down: bool = False
     replay: int = 0
     recovery: int = 0
     crc: int = 0
-    """Of flits; NVML counts those of data apart."""
+    """Errors of flits; NVML counts those of data separately."""
 
 
 class ComputeInstance(msgspec.Struct):
@@ -93,7 +93,7 @@ class GpuProcess(msgspec.Struct):
 
 
 class Failure(msgspec.Struct):
-    """Calls that fail: of one function, on one GPU and instance, so many times. Empty and None mean any, or always."""
+    """Calls that fail: of one function, on one GPU and instance, `times` times. Empty and None mean any, or always."""
 
     error: int  # what the call raises; of one that hangs, nothing
     function: str = ""
@@ -102,11 +102,11 @@ class Failure(msgspec.Struct):
     compute_instance: int | None = None
     times: int | None = None
     effect: Literal["none", "done", "hang"] = "none"
-    """done: the call does its work, and fails nevertheless; hang: it waits until this failure is taken back, and works then."""
+    """done: the call does its work and still fails; hang: it waits until this failure is removed, and then works."""
 
 
 class GpuState(msgspec.Struct, kw_only=True):
-    """One GPU: who it is, how it is doing, and which faults it shows."""
+    """One GPU: its identity, its state, and its faults."""
 
     uuid: str
     board: str
@@ -127,7 +127,7 @@ class GpuState(msgspec.Struct, kw_only=True):
     bridged_to: str = ""  # UUID of the card at the other end of its NVLink bridge
     cluster: str = ""  # UUID of the NVLink fabric of several nodes that it is part of
     clique: int = 0
-    joined: bool = True  # done with registering with the fabric manager; else it is still at it
+    joined: bool = True  # registered with the fabric manager; else it is still registering
     fabric_status: int = 0  # how that ended: a return code of NVML
     temperature_c: int = 32
     recovery_action: int = 0
@@ -135,7 +135,7 @@ class GpuState(msgspec.Struct, kw_only=True):
     passthrough: bool = False  # belongs to a virtual machine, which cannot reset it
     error: int = 0  # what every function answers for this GPU, e.g. 15 when it is lost, 999 when it is unreadable
     probed: int = -1  # when the driver finds it, compared with the others: minor numbers follow this order
-    seat: int = -1  # what handles of it carry: another one when NVML's enumeration changes before it
+    seat: int = -1  # what its handles carry: a new one when NVML's enumeration changes before it
 
     @property
     def bus_id(self) -> str:
@@ -161,7 +161,7 @@ class SimulatedNodeState(msgspec.Struct, kw_only=True):
     node_name: str
     driver: Driver = msgspec.field(default_factory=Driver)
     gpus: list[GpuState] = []
-    missing: list[GpuState] = []  # dead when the driver was loaded, or taken out: until a person does something
+    missing: list[GpuState] = []  # dead when the driver was loaded, or taken out: until `hotplug` puts them in
     events: list[NvmlEvent] = []
     next_event: int = 1
     latency_s: dict[str, float] = {}  # by NVML function name; "*" is every function
@@ -173,7 +173,7 @@ class SimulatedNodeState(msgspec.Struct, kw_only=True):
 
     @property
     def boot_id(self) -> str:
-        """As the kernel writes it: another one after every boot."""
+        """As the kernel writes it: a new one after every boot."""
         return str(uuid.uuid5(NAMESPACE, f"{self.node_name} boot {self.boot}"))
 
     def add_event(self, gpu_uuid: str, kind: int, data: int, *, gi: int = 0xFFFFFFFF, ci: int = 0xFFFFFFFF) -> None:

@@ -1,4 +1,4 @@
-"""The part of a simulated node's /proc that tells of GPUs: a folder beside its state file, kept up with it.
+"""The part of a simulated node's /proc that tells of GPUs: a folder beside its state file, updated with it.
 
 Owns the tree: the boot id, the loaded driver's version and capability files, by which a container is given a GPU instance or
 a compute instance, and the open device files of processes that hold GPUs. Shapes and numbers are those of Linux and of NVIDIA's
@@ -18,7 +18,7 @@ from draco_local.simulator.gpus.gpu_state import GpuProcess, GpuState, Simulated
 _VERSION = Path("driver/nvidia/version")
 _CONFIG, _MONITOR = 1, 2
 FIRST = 3  # minor number of the first GPU's instance 0
-_INSTANCES, _COMPUTE = 15, 8  # what the driver sets numbers aside for, per GPU and per GPU instance
+_INSTANCES, _COMPUTE = 15, 8  # how many the driver reserves numbers for, per GPU and per GPU instance
 
 
 def tree(state_file: Path) -> Path:
@@ -42,7 +42,7 @@ def refresh(state_file: Path, state: SimulatedNodeState) -> None:
     wanted = dict(_entries(state))
     folders = {parent for entry in wanted for parent in entry.parents}
     for found in [*(root / "driver" / "nvidia" / "capabilities").rglob("*"), *root.glob("[0-9]*")]:
-        # Parents come first, so most of what has to go is gone when its turn comes.
+        # Parents come first, so most of what has to go goes with them.
         relative = found.relative_to(root)
         if found.is_dir() and relative not in folders:
             shutil.rmtree(found)
@@ -63,7 +63,7 @@ def refresh(state_file: Path, state: SimulatedNodeState) -> None:
 
 
 def capability(minor: int, gpu_instance: int, compute_instance: int | None = None, *, first: int = FIRST) -> int:
-    """Minor number of /dev/nvidia-caps/nvidia-cap<N> for an instance: it follows from who it is, made or not.
+    """Minor number of /dev/nvidia-caps/nvidia-cap<N> for an instance: it depends only on the ids, made or not.
 
     `first` is that of the first GPU's instance 0.
     """
@@ -72,7 +72,7 @@ def capability(minor: int, gpu_instance: int, compute_instance: int | None = Non
 
 
 def capability_nodes(gpus: int) -> list[str]:
-    """Return the device nodes below /dev of every instance that so many GPUs could have, with minor numbers from 0."""
+    """Return the device nodes below /dev of every instance that `gpus` GPUs with minor numbers from 0 could have."""
     return [f"nvidia-caps/nvidia-cap{number}" for number in range(_CONFIG, capability(gpus, 0))]
 
 

@@ -175,7 +175,7 @@ def _replace(path: Path, state: SimulatedNodeState) -> None:
     fresh = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)  # not forced to the disk: it has to outlive processes, not this machine
+            file.write(content)  # not synced to disk: it has to outlive processes, not this machine
         fresh.replace(path)
     except OSError as error:
         fresh.unlink(missing_ok=True)

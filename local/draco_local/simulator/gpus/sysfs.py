@@ -10,12 +10,12 @@ from draco_local.simulator.gpus.state import GpuState, SimulatedNodeState
 
 
 def tree(state_file: Path) -> Path:
-    """Return where the tree of a node is whose GPUs that state file has."""
+    """Return where the tree is that belongs to a state file."""
     return state_file.with_name(state_file.name + ".sysfs")
 
 
 def build(sysfs_root: Path, state: SimulatedNodeState) -> None:
-    """Write the tree for all GPUs of a node; writing it again changes nothing but which load of the driver it is."""
+    """Write the tree for all GPUs of a node; writing it again changes only which load of the driver it is."""
     links = sysfs_root / "bus" / "pci" / "devices"
     links.mkdir(parents=True, exist_ok=True)
     for gpu in state.gpus:

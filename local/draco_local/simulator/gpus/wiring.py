@@ -32,7 +32,7 @@ def bridge_pairs(path: Path) -> None:
 
 
 def join_fabric(path: Path, *, cluster: uuid.UUID, clique: int, joined: bool = True) -> None:
-    """Make the node's GPUs part of an NVLink fabric of several nodes. Those that are not `joined` are still at it."""
+    """Make the node's GPUs part of an NVLink fabric of several nodes. Unless `joined`, they are still joining."""
     with mutate(path) as state:
         for gpu in state.gpus:
             gpu.cluster, gpu.clique, gpu.joined = str(cluster), clique, joined

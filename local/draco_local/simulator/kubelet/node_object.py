@@ -86,7 +86,7 @@ class NodeObject:
     async def run(self) -> None:
         """Renew the Lease until cancelled, and register again when someone deleted it (or the Node, which takes it along)."""
         while True:
-            # Spread over the period: hundreds of nodes that started together must not beat together.
+            # Spread over the period: hundreds of nodes that started together must not send heartbeats together.
             await self._clock.sleep(self._renew_s * (0.8 + 0.4 * self._clock.jitter()))
             try:
                 await self._client.patch(

@@ -87,7 +87,7 @@ class Plugins:
         return {instance.driver for instance in self._instances.values()}
 
     def gone_for(self, seconds: float) -> list[str]:
-        """Return the drivers that were registered once and have had no live instance for so long; each is named once."""
+        """Return the drivers that were registered and have had no live instance for `seconds`; each is named once."""
         now = self._clock.monotonic()
         gone = [driver for driver, since in self._missing_since.items() if now - since >= seconds]
         for driver in gone:
@@ -104,7 +104,7 @@ class Plugins:
         return _failures(claims, answers)
 
     async def unprepare(self, driver: str, claims: Iterable[ClaimRecord]) -> dict[str, str]:
-        """Ask the driver to give the claims up: as `prepare`."""
+        """Ask the driver to unprepare the claims; answers and errors as in `prepare`."""
         claims = list(claims)
         answers = await self._call(driver, "NodeUnprepareResources", claims)
         return _failures(claims, answers)
@@ -121,11 +121,11 @@ class Plugins:
             response = await unary(instance.channel, DRA_V1, method)(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise PluginError(f"DRA driver {driver} failed: {error.details() or error.code().name}") from error
-        except asyncio.CancelledError:  # so ends a call whose channel is closed, too
+        except asyncio.CancelledError:  # a call whose channel is closed ends with this, too
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise PluginError(f"DRA driver {driver} left while it was asked") from None
+            raise PluginError(f"DRA driver {driver} unregistered during the call") from None
         return {uid: answer.error for uid, answer in response.claims.items()}
 
     async def _look(self) -> None:
@@ -209,7 +209,7 @@ def _sockets(folder: Path) -> dict[str, SocketIdentity]:
     for path in sorted(folder.iterdir()):
         try:
             stat = path.stat()
-        except FileNotFoundError:  # removed while we looked
+        except FileNotFoundError:  # removed meanwhile
             continue
         if S_ISSOCK(stat.st_mode) and not path.name.startswith("."):
             found[path.name] = (stat.st_ino, stat.st_ctime_ns)

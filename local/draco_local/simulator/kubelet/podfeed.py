@@ -64,7 +64,7 @@ class PodFeed:
             self.wake(kubelet.name, key)
 
     def remove(self, kubelet: Kubelet) -> None:
-        """Stop doing so. A sync that is under way ends on its own."""
+        """Stop handing it pods. A sync that is running completes."""
         if self._kubelets.get(kubelet.name) is kubelet:
             del self._kubelets[kubelet.name]
 
@@ -95,7 +95,7 @@ class PodFeed:
         pod = self._pods.store.get(key.pod)
         try:
             again_s = await kubelet.sync(key.pod, pod if pod and pod.spec.node_name == key.node else None)
-        except PodBlocked:  # said where it happened, and no fault of ours
+        except PodBlocked:  # already reported, and no error here
             backoff = self._backoffs.setdefault(key, Backoff(self._clock, base_s=BLOCKED_BASE_S, cap_s=BLOCKED_CAP_S))
             return backoff.next()
         self._backoffs.pop(key, None)

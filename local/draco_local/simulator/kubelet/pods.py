@@ -60,7 +60,7 @@ def claim_uses(pod: Pod) -> list[ClaimUse]:
 def check_usable(claim: ResourceClaim, pod: Pod, *, generated: bool) -> None:
     """PodBlocked unless the claim is allocated and reserved for this very pod (and owned by it, if made for it).
 
-    Its PodGroup stands for it in both, as far as kubelet goes: by its name.
+    As in kubelet, its PodGroup, matched by name, may be the owner or the consumer instead.
     """
     name = claim.metadata.key
     group = pod.spec.scheduling_group.pod_group_name if pod.spec.scheduling_group else ""
@@ -86,7 +86,7 @@ def drivers_of(claim: ResourceClaim) -> list[str]:
 
 
 def run_seconds(pod: Pod) -> float | None:
-    """Return how long the pod wants to run, in seconds; None when it runs until deleted, or asks in a way that makes no sense."""
+    """Return how long the pod wants to run, in seconds; None when it runs until deleted, or the annotation is no valid number."""
     try:
         wanted = float(pod.metadata.annotations.get(ANNOTATION_RUN_SECONDS, ""))
     except ValueError:
@@ -142,15 +142,15 @@ def blocked_status(pod: Pod, blocked: PodBlocked, *, node_ip: str, at: datetime)
 
 
 def pod_ip(uid: str) -> str:
-    """Return an address for a pod that has no network: stable for its uid, in the range that is reserved and nobody's.
+    """Return an address for a pod that has no network: stable for its uid, in a reserved range that nobody uses.
 
-    Not one of loopback: Kubernetes lets no EndpointSlice have these.
+    No loopback address: Kubernetes allows none in an EndpointSlice.
     """
     return _address("240.0.0.0/5", uid)
 
 
 def node_ip(name: str) -> str:
-    """Return an address for a node, stable for its name: one of loopback, where what answers for it can listen."""
+    """Return an address for a node, stable for its name: a loopback address, so that `port` can listen there."""
     return _address("127.64.0.0/10", name)
 
 

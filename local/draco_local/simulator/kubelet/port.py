@@ -1,8 +1,8 @@
-"""What answers on the kubelet port of simulated nodes: one sentence, at once, to `kubectl logs`, `exec` and their kin.
+"""Answers on the kubelet port of simulated nodes: one sentence, at once, to `kubectl logs`, `exec` and the like.
 
 Owns the listening sockets of all nodes of one process, on loopback. The API server connects to a node's address to fetch logs
-or to run something in a container; where nobody listened, it would wait until it gives up. Nothing is served here, so nobody
-is asked who he is.
+or to run something in a container; if nothing listened there, it would wait for its timeout. Nothing is served here, so no
+client is authenticated.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ async def answering(addresses: Iterable[str], serving: ServingCertificate) -> As
 
 
 async def _answer(_request: web.BaseRequest) -> web.Response:
-    # As a bad request: that is the status whose text the API server hands on as it is.
+    # A bad request: for this status the API server passes the text on unchanged.
     answer = web.Response(status=400, text=SENTENCE)
     answer.force_close()
     return answer

@@ -1,7 +1,7 @@
 """A stand-in for kubelet on one simulated node: no containers, everything else for real.
 
 Owns the life of the pods bound to its node: claims resolved and checked, drivers called over their real Unix sockets, pod
-status, teardown. Never allocates and never talks to NVML. Where pods come from is `podfeed`'s business.
+status, teardown. Never allocates and never talks to NVML. Pods come from `podfeed`.
 Source: kubelet's DRA manager and plugin contract (KEP-4381).
 """
 
@@ -54,8 +54,8 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Kubelet:
     """One simulated node's kubelet.
 
-    `run` keeps the node alive; `sync` brings one pod to where it should be and may be called for different pods at once.
-    `wake` asks the caller of `sync` to do so again soon for a pod. `complain(pod, reason, sentence)` records an Event.
+    `run` keeps the node alive; `sync` brings one pod to its wanted state and may be called for different pods at once.
+    `wake` asks the caller of `sync` to call it again soon for a pod. `complain(pod, reason, sentence)` records an Event.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class Kubelet:
         self._ledger = Ledger(settings.root / "dra_manager_state")
         self._plugins = Plugins(settings.root, clock=clock, registered=self._driver_registered)
         self._prepared: set[str] = set()  # uids of pods whose drivers have answered since this process started
-        self._blocked: dict[ObjectKey, str] = {}  # what was said last of a pod that does not get on
+        self._blocked: dict[ObjectKey, str] = {}  # the last reason that was reported of a blocked pod
         self._locks: WeakValueDictionary[ClaimUid, asyncio.Lock] = (
             WeakValueDictionary()
         )  # a lock lives while it is held
 
     async def run(self) -> None:
-        """Register the node, then keep it Ready and its plugins registered, until cancelled. `ready` is set when it stands."""
+        """Register the node, then keep it Ready and its plugins registered until cancelled. Sets `ready` once registered."""
         await self._register()
         self.ready.set()
         async with asyncio.TaskGroup() as tasks:
@@ -242,7 +242,7 @@ class Kubelet:
             await self._client.apply(PODS, pod.metadata.key, manifest, manager=FIELD_MANAGER, subresource="status")
 
     async def _say(self, key: ObjectKey, pod: Pod | None, blocked: PodBlocked) -> None:
-        """Say once why a pod does not get on, whenever the reason changes."""
+        """Report why a pod is blocked, whenever the reason changes."""
         if self._blocked.get(key) == str(blocked):
             return
         self._blocked[key] = str(blocked)
@@ -256,7 +256,7 @@ class Kubelet:
             await self._report(pod, status)
 
     def _driver_registered(self, driver: str) -> None:
-        """A driver is back: what waited for it need not wait out its backoff."""
+        """A driver is back: wake the pods that wait for it, whatever their backoff."""
         for key, sentence in self._blocked.items():
             if driver in sentence:
                 self._wake(key)

@@ -1,4 +1,4 @@
-"""Simulated NVML: event sets, and waiting for what another process makes happen."""
+"""Simulated NVML: event sets, and waiting for events that another process causes."""
 # ruff: noqa: N802, N803 - the names are pynvml's
 
 import ctypes
@@ -95,7 +95,7 @@ class EventCalls:
         with self._lock:
             events = self._sets.get(_token(handle))
         if events is None:
-            self._session.live_state()  # a set that a shutdown in another thread has taken away is no wrong argument
+            self._session.live_state()  # UNINITIALIZED if a shutdown in another thread freed the set
             raise invalid_argument()
         return events
 

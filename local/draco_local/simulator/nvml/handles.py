@@ -15,12 +15,12 @@ import pynvml
 class ProcessKilled(BaseException):
     """Here the real library crashes the whole process: it was given something that is not the pointer it follows.
 
-    Not an NVMLError and not even an Exception, so that nothing which handles NVML's refusals can swallow it.
+    Not an NVMLError and not even an Exception, so that no handler of NVML's errors can swallow it.
     """
 
 
 class HandleKind(IntEnum):
-    """What a handle is of. No heap address of a real process has these in front."""
+    """What a handle leads to. No heap address of a real process begins with these."""
 
     MIG_DEVICE = 0x5A
     COMPUTE_INSTANCE = 0x5B

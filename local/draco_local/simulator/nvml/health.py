@@ -28,11 +28,11 @@ class HealthCalls:
         return [pynvml.NVML_FEATURE_ENABLED, pynvml.NVML_FEATURE_ENABLED]
 
     def nvmlDeviceGetCurrentEccMode(self, handle: Any) -> int:
-        """The first of both."""
+        """The current mode."""
         return self.nvmlDeviceGetEccMode(handle)[0]
 
     def nvmlDeviceGetPendingEccMode(self, handle: Any) -> int:
-        """The second of both."""
+        """The pending mode."""
         return self.nvmlDeviceGetEccMode(handle)[1]
 
     def nvmlDeviceGetTotalEccErrors(self, handle: Any, errorType: int, counterType: int) -> int:
@@ -93,7 +93,7 @@ class HealthCalls:
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetRowRemapperHistogram(self, device: Any) -> Any:
-        """Memory banks by what they have left for remapping; all have everything until rows were remapped."""
+        """Memory banks by the spare rows that they have left; all have all of them until a row is remapped."""
         gpu = self._session.gpu(device)
         rows, banks = _remapped(gpu), board_of(gpu).remap_banks
         used = min(rows.uncorrectable, banks)
@@ -227,7 +227,7 @@ class HealthCalls:
 
 
 def _read_of(field: int, scope: int) -> Callable[[GpuState], int] | None:
-    """What reads a field; of a few `scope` says of which part."""
+    """The function that reads a field; for a few fields `scope` selects the part."""
     if field == pynvml.NVML_FI_DEV_NVLINK_GET_STATE:
         return lambda gpu: _link_state(gpu, scope)
     return FIELDS.get(field)
@@ -253,7 +253,7 @@ def _needs(gpu: GpuState, oldest: Architecture) -> None:
 
 
 def _link_count(gpu: GpuState) -> int:
-    """NOT_SUPPORTED without links: so it is where they are off, and estimated for boards that have none."""
+    """NOT_SUPPORTED without links: observed where they are off, and estimated for boards that have none."""
     if not links_of(gpu):
         raise not_supported()
     return links_of(gpu)
@@ -265,7 +265,7 @@ def _of_links(gpu: GpuState, kind: str) -> int:
 
 
 def _mig_query_capable(gpu: GpuState) -> int:
-    """Whether profiles can be read with MIG off. H100 and H200 say yes; the other boards that have MIG are taken to."""
+    """Whether profiles can be read with MIG off. H100 and H200 say yes; for the other boards with MIG it is estimated."""
     return int(board_of(gpu).mig_capable)
 
 

@@ -26,7 +26,7 @@ class InstanceCalls:
         self._session = session
 
     def nvmlDeviceCreateGpuInstance(self, device: Any, profileId: int) -> Any:
-        """Make an instance where the driver likes: from the end of the board, for small profiles then from its start.
+        """Make an instance at the driver's choice: from the end of the board, for small profiles then from its start.
 
         INSUFFICIENT_RESOURCES when there is no room.
         """
@@ -236,12 +236,12 @@ class InstanceCalls:
 
 
 def instance_id(units: int, size: int, start: int) -> int:
-    """The id of a GPU instance: on hardware its place in the tree of halves, so the same place has the same id again."""
+    """The id of a GPU instance: as on hardware its position in a binary tree, so the same placement has the same id again."""
     return units // size - 1 + start // size
 
 
 def driver_choice(gpu: GpuState, profile: Profile) -> int:
-    """Where the driver puts an instance when nobody says: where it takes the fewest other profiles' places.
+    """Where the driver puts an instance without a placement: where it takes the fewest placements of other profiles.
 
     Seen on A100: a 3g and the first 2g at 4, the first 1g at 6, then 0, 1, 2, 3. Not a promise of NVML's.
     """

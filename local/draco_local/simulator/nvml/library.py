@@ -1,7 +1,7 @@
 """SimulatedNvml: pynvml's functions, answered from a state file instead of a driver.
 
 Owns the one object that stands in for the module `pynvml`: names, arguments, return values and exceptions are pynvml's
-own. What the functions answer is in the `nvml_*` modules beside this one, by area. It keeps no module-level state, so
+own. What the functions answer is in the modules beside this one, by area. It keeps no module-level state, so
 that hundreds of nodes fit into one process; every instance behaves like a process of its own.
 """
 
@@ -28,7 +28,7 @@ Step = Callable[[str], None]
 
 
 def _no_step(_point: str) -> None:
-    """Go on: nobody looks."""
+    """Do nothing."""
 
 
 class SimulatedNvml:

@@ -12,8 +12,8 @@ from draco_local.simulator.gpus.wiring import links_of
 from draco_local.simulator.nvml.handles import pointed
 from draco_local.simulator.nvml.session import Session, board_of, invalid_argument, not_supported
 
-# No degraded bandwidth, no route recovery, no unhealthy route, no access timeout, no wrong configuration.
 _MOST_LINKS = 18  # NVML_NVLINK_MAX_LINKS of the 580 drivers; newer pynvml has more
+# No degraded bandwidth, no route recovery, no unhealthy route, no access timeout, no wrong configuration.
 _HEALTHY_MASK = (
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_FALSE << pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW
     | pynvml.NVML_GPU_FABRIC_HEALTH_MASK_ROUTE_RECOVERY_FALSE << pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY
@@ -59,7 +59,7 @@ class LinkCalls:
         return int(pynvml.NVML_FEATURE_DISABLED if down else pynvml.NVML_FEATURE_ENABLED)
 
     def nvmlDeviceGetNvLinkErrorCounter(self, device: Any, link: int, counter: int) -> int:
-        """Errors of one kind since they were last counted from 0; of lanes and ECC there are none."""
+        """Errors of one kind since the counters were last reset; of lanes and ECC there are none."""
         self._linked(device, link)
         if not 0 <= counter < pynvml.NVML_NVLINK_ERROR_COUNT:
             raise invalid_argument()
@@ -72,7 +72,7 @@ class LinkCalls:
         return counts.get(counter, 0)
 
     def nvmlDeviceResetNvLinkErrorCounters(self, device: Any, link: int) -> None:
-        """Count the errors of a link from 0 on; a link that is down stays so."""
+        """Reset the error counters of a link; a link that is down stays down."""
         self._linked(device, link)
 
         def reset(state: SimulatedNodeState) -> None:
@@ -114,7 +114,7 @@ class LinkCalls:
         return info
 
     def nvmlDeviceGetTopologyCommonAncestor(self, device1: Any, device2: Any) -> int:
-        """nvmlGpuTopologyLevel_t: how far up the PCIe tree two GPUs meet; NOT_SUPPORTED of one with itself."""
+        """nvmlGpuTopologyLevel_t: how far up the PCIe tree two GPUs meet; NOT_SUPPORTED for a GPU with itself."""
         one, other = self._session.gpu(device1), self._session.gpu(device2)
         if one.uuid == other.uuid:
             raise not_supported()

@@ -18,7 +18,7 @@ from draco_local.simulator.nvml.session import Session, board_of, invalid_argume
 
 
 class MigCalls:
-    """MIG mode and everything about instances that reads."""
+    """MIG mode, and all calls that read instances."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -214,7 +214,7 @@ def _filled(info: Any, profile: Profile) -> Any:
 
 
 def filled_placements(starts: Sequence[int], size: int, array_ref: Any, count_ref: Any) -> int:
-    """Write placements into the caller's array, of which `count_ref` says the length; None asks for their number only."""
+    """Write placements into the caller's array, whose length is in `count_ref`; None asks for their number only."""
     count = pointed(count_ref)
     if array_ref is not None:
         if count.value < len(starts):

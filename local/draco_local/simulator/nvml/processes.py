@@ -1,6 +1,6 @@
 """Simulated NVML: which processes run on a GPU or on a MIG device.
 
-A process that only keeps a handle open is in no list of NVML's, and still in the way of a destroy.
+A process that only keeps a handle open is in no list of NVML's, but still prevents a destroy.
 """
 # ruff: noqa: N802 - the names are pynvml's
 
@@ -12,7 +12,7 @@ from draco_local.simulator.nvml.session import Session
 
 
 class ProcessCalls:
-    """Programs that compute; nobody draws and nobody shares a GPU through MPS here."""
+    """Compute processes; here no process draws, and none shares a GPU through MPS."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

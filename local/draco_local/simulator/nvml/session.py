@@ -77,14 +77,14 @@ class Session:
             function()
 
     def delay(self, function: str) -> None:
-        """Take the latency that was chosen for a function."""
+        """Wait for the latency that was chosen for a function."""
         latency_s = self.state().latency_s
         seconds = latency_s.get(function, latency_s.get("*", 0.0))
         if seconds > 0:
             self._sleep(seconds)
 
     def hang(self, function: str, given: Any, hangs: Callable[[], None]) -> None:
-        """Wait until no failure says any more that such a call hangs; `hangs` is called first if one does."""
+        """Wait while a chosen failure lets such a call hang; if one does, call `hangs` first."""
         handle = handle_of(given)
         if _failure_of(self.state(), function, handle, hangs=True) is None:
             return
@@ -94,7 +94,7 @@ class Session:
             bell.wait(_LOOK_AGAIN_S)
 
     def take_failure(self, function: str, given: Any) -> Failure | None:
-        """The first failure chosen for such a call, one time less to come; `given` is the handle it is given, if any."""
+        """Take the first failure chosen for such a call, and count it; `given` is the call's handle, if it has one."""
         state = self.state()
         if not state.failures:
             return None
@@ -115,7 +115,7 @@ class Session:
             return failure
 
     def live_state(self) -> SimulatedNodeState:
-        """The current state; raises unless initialised, with the driver still the one it was initialised with."""
+        """The current state; raises NVMLError unless initialised since the driver was last loaded, and the driver works."""
         if not self._inits:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
         state = self.state()
@@ -169,7 +169,7 @@ class Session:
         return found.gpu
 
     def check_gpu(self, handle: Any) -> None:
-        """Raise for what is no handle of a GPU, whatever the state of that GPU."""
+        """INVALID_ARGUMENT for anything but a handle of a GPU, whatever the state of that GPU."""
         self._checked(handle, HandleKind.GPU)
 
     def device(self, handle: Any, state: SimulatedNodeState | None = None) -> "HandleTarget":
@@ -206,7 +206,7 @@ class HandleTarget(msgspec.Struct, frozen=True):
 
 
 def located(handle: Handle, state: SimulatedNodeState) -> HandleTarget:
-    """What a handle leads to, whatever is wrong with the GPU. INVALID_ARGUMENT without it, NOT_FOUND after its end."""
+    """What a handle leads to, even on a faulty GPU. INVALID_ARGUMENT if the GPU is gone, NOT_FOUND if the instance is."""
     if handle.kind == HandleKind.GPU:
         for index, gpu in enumerate(state.gpus):
             if gpu.seat == handle.number:
@@ -223,7 +223,7 @@ def located(handle: Handle, state: SimulatedNodeState) -> HandleTarget:
 
 
 def _failure_of(state: SimulatedNodeState, function: str, handle: Handle | None, *, hangs: bool = False) -> int | None:
-    """Position of the first failure chosen for a call, or what hangs it. One chosen for a GPU fails no call that names none."""
+    """Position of the first failure, or hang, chosen for a call. One chosen for a GPU matches no call without a GPU."""
     try:
         target = None if handle is None else located(handle, state)
     except pynvml.NVMLError:
