@@ -1,4 +1,4 @@
-"""Archives of images as `docker save` writes them, for images that are made here and nowhere else.
+"""Archives of images as `docker save` writes them, for images that are made here.
 
 Owns the layout. Layers are files, so that large ones need no memory; images of one archive may share them. Must not know what is
 in a layer.
@@ -21,19 +21,19 @@ _PATH: Final = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A tar file, and what it hashes to."""
+    """A tar file and its SHA-256."""
 
     path: Path
     digest: str
 
     @property
     def name(self) -> str:
-        """Where it is in an archive."""
+        """Its path in an archive."""
         return f"{self.digest}/layer.tar"
 
     @classmethod
     def of(cls, path: Path) -> "Layer":
-        """A tar file that is written already."""
+        """Make the layer of an existing tar file."""
         with path.open("rb") as file:
             return cls(path, hashlib.file_digest(file, "sha256").hexdigest())
 
@@ -68,7 +68,7 @@ class Image:
 
 
 def layer_of(programs: Mapping[str, Path], target: Path, *, links: Mapping[str, str] | None = None) -> Layer:
-    """Write a layer with programs by the path that they have in it; one that has several names is stored once."""
+    """Write a layer with programs by their paths in it; a program with several paths is stored once."""
     with tarfile.open(target, "w") as tar:
         folders = {str(parent) for name in programs for parent in Path(name).parents if str(parent) != "."}
         for folder in (*sorted(folders), "tmp"):
@@ -98,7 +98,7 @@ def layer_of(programs: Mapping[str, Path], target: Path, *, links: Mapping[str, 
 def write(path: Path, images: Sequence[Image]) -> None:
     """Write images as one archive.
 
-    `repositories`, the table of names, comes first: kind learns all names from it, but from manifest.json those of one image.
+    `repositories`, the table of names, comes first: kind reads all names from it, but from manifest.json only those of one image.
     """
     repositories: dict[str, dict[str, str]] = {}
     manifest, configs = [], {}

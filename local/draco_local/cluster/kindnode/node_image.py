@@ -1,7 +1,7 @@
-"""Kind's node image, made of our own programs where none can be pulled.
+"""Kind's node image, made of Draco's own programs where none can be pulled.
 
-Owns what is in it. Kind itself puts it together, offline, from a base image and from an archive laid out as a release of
-Kubernetes. Must not know which images an engine has already: that is in `images`.
+Owns what is in it. Kind itself builds it, offline, from a base image and from an archive laid out as a release of Kubernetes.
+Must not know which images an engine has already: that is in `images`.
 """
 
 import gzip
@@ -24,19 +24,19 @@ PROGRAMS: Final = (
     *("etcd", "coredns", "containerd", "containerd-shim-runc-v2", "ctr"),
     *("crictl", "kindnetd", "pause", "kind", binaries.KIND_FILES),
 )
-"""What an image is made of, and what makes it."""
+"""The programs in an image, and those that build it."""
 
 _SERVERS: Final = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy")
 _ON_THE_NODE: Final = ("kubelet", "kubeadm", "kubectl")
 _NEED_TOOLS: Final = frozenset({"kube-proxy", "kindnetd"})
 _BASE: Final = "localhost/draco-kind-base:made"
-"""Kind tries to pull its base image first; there is nothing behind this name to wait for."""
+"""Kind tries to pull its base image first; for this name that fails at once."""
 
 
 def make(
     docker: Docker, name: str, kubernetes: str, *, programs: Mapping[str, Path], folder: Path, progress: Progress
 ) -> None:
-    """Have the engine have the image under this name; `folder` is for this alone."""
+    """Build the image under this name in the engine; `folder` is for this alone."""
     with progress.step(f"Making the files of a node from Debian packages ({rootfs.DEBIAN}; usually a minute, once)"):
         files = programs[binaries.KIND_FILES] / "images/base/files"
         rootfs.write_node(folder / "node.tar", files=files, programs=programs, folder=folder)
@@ -70,7 +70,7 @@ def _load_base(docker: Docker, folder: Path) -> None:
         layers=[Layer.of(folder / "node.tar")],
         entrypoint=["/usr/local/bin/entrypoint", "/sbin/init"],
         stop_signal="SIGRTMIN+3",  # systemd takes SIGTERM for something else
-        variables=["container=docker"],  # and asks where it runs
+        variables=["container=docker"],  # by this systemd knows that it runs in a container
     )
     file = folder / "base.tar"
     archive.write(file, [base])
@@ -80,7 +80,7 @@ def _load_base(docker: Docker, folder: Path) -> None:
 
 
 def _write_release(target: Path, kubernetes: str, programs: Mapping[str, Path], tools: Layer, folder: Path) -> None:
-    """Write what kind takes for a release of Kubernetes: its version, three programs, and the images of four others.
+    """Write what kind accepts as a release of Kubernetes: its version, three programs, and the images of four others.
 
     Every image that a cluster needs is in the first of the four archives; the others repeat a small one.
     """
@@ -99,7 +99,7 @@ def _write_release(target: Path, kubernetes: str, programs: Mapping[str, Path], 
             [archive.layer_of({"usr/bin/kindnetd": programs["kindnetd"]}, folder / "kindnetd.tar")],
             ["/usr/bin/kindnetd"],
         ),
-        # Volumes are nobody's business here: the provisioner only waits, and its helper never runs.
+        # Nothing here provisions volumes: the provisioner only waits, and its helper never runs.
         "local-path-provisioner": ([pause], []),
         "local-path-helper": ([pause], ["/bin/sh"]),
     }
@@ -119,7 +119,7 @@ def _write_release(target: Path, kubernetes: str, programs: Mapping[str, Path], 
         for index, program in enumerate(_SERVERS):
             tar.add(small if index else all_of_them, f"kubernetes/server/bin/{program}.tar")
         for program in _ON_THE_NODE:
-            entry = tarfile.TarInfo(f"kubernetes/server/bin/{program}")  # a file each, though they may be one
+            entry = tarfile.TarInfo(f"kubernetes/server/bin/{program}")  # a file for each, even if they are one program
             entry.size, entry.mode = programs[program].stat().st_size, 0o755
             with programs[program].open("rb") as file:
                 tar.addfile(entry, file)
@@ -137,7 +137,7 @@ def _server_layer(program: str, programs: Mapping[str, Path], folder: Path) -> L
 
 
 def image_names(kubernetes: str, programs: Mapping[str, Path]) -> dict[str, str]:
-    """Return the full names of all images that a cluster needs, by what they are: as kubeadm and kind's module name them."""
+    """Return the full names of all images that a cluster needs, by their short names, from kubeadm and kind's module."""
     asked: list[str | Path] = [
         programs["kubeadm"],
         "config",

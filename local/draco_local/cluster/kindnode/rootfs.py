@@ -1,4 +1,4 @@
-"""The files of a node image: Debian packages, what kind's own Dockerfile adds to them, and our programs.
+"""The files of a node image: Debian packages, what kind's own Dockerfile adds to them, and Draco's programs.
 
 Owns which packages, and what is changed for machines like this one. Kind's files come from its module, with the modes that its
 Dockerfile gives them. Must not know about images: it writes tar files.
@@ -86,7 +86,7 @@ def write_node(target: Path, *, files: Path, programs: Mapping[str, Path], folde
 
 
 def write_tools(target: Path, *, folder: Path) -> None:
-    """Write what kube-proxy and the pod network run beside themselves: the firewall's and the network's commands."""
+    """Write the commands that kube-proxy and the pod network run: those of the firewall and the network."""
     root = folder / "tools"
     _debian(root, _TOOLS, variant="extract")
     for name in (f"{tool}{suffix}" for tool in _FIREWALL_TOOLS for suffix in ("", "-save", "-restore")):
@@ -109,7 +109,7 @@ def _add_kinds_files(files: Path, root: Path) -> None:
 
 
 def _allow_this_machine(root: Path) -> None:
-    """Where cgroups are of version 1, or root may not lower an out-of-memory score, kubelet and pods start all the same."""
+    """Let kubelet and pods start where cgroups are of version 1, or root may not lower an out-of-memory score."""
     settings = root / "etc/default/kubelet"
     settings.write_text(f"{settings.read_text().rstrip()} --fail-cgroupv1=false\n")
     runtime = root / "etc/containerd/config.toml"
@@ -145,7 +145,7 @@ def _copy(source: Path, target: Path, *, mode: int) -> None:
 
 
 def _write(root: Path, target: Path) -> None:
-    """Write the tree, and forget it; device nodes, owners and links as they are."""
+    """Write the tree with its device nodes, owners and links, and remove it."""
     for folder in _UNWANTED:
         shutil.rmtree(root / folder, ignore_errors=True)
     with tarfile.open(target, "w") as tar:

@@ -1,5 +1,5 @@
-// Command runc-bounded is runc for a machine whose root lacks capabilities. Docker gives a privileged container all that it has
-// heard of, and runc refuses to set one that is not in the bounding set: those are struck out first.
+// Command runc-bounded is runc for a machine whose root lacks capabilities. Docker gives a privileged container all that it knows
+// of, and runc refuses to set one that is not in the bounding set: this program strikes those out first.
 package main
 
 import (
