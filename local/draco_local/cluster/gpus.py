@@ -1,6 +1,6 @@
 """Finds the state file of a node's simulated GPUs, for commands that change it.
 
-Owns finding the file, and installing the node's driver again when its version changes. The changes themselves are in `faults`,
+Owns finding the file, and installing the node's driver again when its version changes. The changes are in `faults`,
 `hotplug` and `by_hand` of `draco_local.simulator.accidents`.
 """
 

@@ -1,6 +1,6 @@
 """The `local` provider: a control plane of plain processes, simulated nodes, and real nodes in namespaces.
 
-Owns the order in which these start and stop. The parts themselves are in `controlplane`, `attach` and `realnode`.
+Owns the order in which these start and stop. The parts are in `controlplane`, `attach` and `realnode`.
 """
 
 import asyncio

@@ -130,7 +130,7 @@ def kubelet_config(facts: RealNodeFacts) -> dict[str, Any]:
         "enforceNodeAllocatable": [],
         "failCgroupV1": False,
         "failSwapOn": False,
-        "evictionHard": {"memory.available": "50Mi"},  # the disk is the host's: its fill is not this node's business
+        "evictionHard": {"memory.available": "50Mi"},  # no limit for the disk: it is the host's
         "imageGCHighThresholdPercent": 100,
         "resolvConf": "",
         "nodeStatusUpdateFrequency": "2s",
