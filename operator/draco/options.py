@@ -110,7 +110,7 @@ def with_metrics(function: Callable[..., Any]) -> Callable[..., Any]:
         "--metrics-listen",
         show_envvar=True,
         type=ListenAddress(),
-        help="Address of /metrics over TLS, for those whose token lets them get it; by default anyone reads it at --listen.",
+        help="Address of /metrics over TLS, for clients whose token may get it. Default: --listen serves it to anyone.",
     )
     @option(
         "--metrics-certificates",
@@ -122,7 +122,7 @@ def with_metrics(function: Callable[..., Any]) -> Callable[..., Any]:
         "--metrics-name",
         show_envvar=True,
         default="",
-        help="DNS name that scrapers expect in that certificate; the log says where it is another.",
+        help="DNS name that scrapers expect in that certificate; a mismatch is logged.",
     )
     @wraps(function)
     def command(

@@ -31,7 +31,7 @@ class AgentMetrics:
         )
         self._events_dropped = Counter(
             "draco_agent_events_dropped_total",
-            "Events that were not posted: full (their namespace has as many as it may), or refused by the API server.",
+            "Events not posted, by reason: full (their namespace has its maximum), or refused by the API server.",
             ["why"],
             registry=self.registry,
         )

@@ -50,7 +50,10 @@ OPTIONS = (
     _option("--node-name", required=True, help="This node's name in Kubernetes."),
     _option("--driver", type=DriverName(), default=NVIDIA_DRIVER, help="Name of the DRA driver to serve."),
     _option(
-        "--kubelet-dir", type=_FOLDER, default=Path("/var/lib/kubelet"), help="Kubelet's folder, as kubelet names it."
+        "--kubelet-dir",
+        type=_FOLDER,
+        default=Path("/var/lib/kubelet"),
+        help="Kubelet's --root-dir, at the same path for the agent.",
     ),
     _option("--cdi-dir", type=_FOLDER, default=Path("/var/run/cdi"), help="Where the runtime looks for CDI specs."),
     _option(
@@ -62,10 +65,10 @@ OPTIONS = (
     _option(
         "--driver-root",
         type=_FOLDER,
-        help="The host's folder below which the NVIDIA driver is searched, for NVML and for what containers get of it; / "
-        "finds it everywhere. Default: NVML is found by the linker, and containers get nothing of the driver.",
+        help="Host folder below which the agent looks for the NVIDIA driver, for NVML and for the driver files that containers "
+        "get; / includes all usual places. Default: the linker finds NVML, and containers get no driver files.",
     ),
-    _option("--driver-root-view", type=_FOLDER, help="The same folder as the agent sees it, if that differs."),
+    _option("--driver-root-view", type=_FOLDER, help="Path of --driver-root as the agent sees it, if different."),
     _option("--sysfs-root", type=_FOLDER, default=Path("/sys"), help="Where the host's /sys is seen."),
     _option("--proc-root", type=_FOLDER, default=Path("/proc"), help="Where the host's /proc is seen."),
     _option(
@@ -85,14 +88,14 @@ OPTIONS = (
         "--take-over",
         "takes_over",
         is_flag=True,
-        help="Where another agent of Draco serves the node, stand by until it ends, instead of refusing to start: for "
-        "upgrades during which kubelet always has a plugin.",
+        help="If another Draco agent serves the node, stand by until it ends instead of refusing to start, so that kubelet "
+        "always has a plugin during upgrades.",
     ),
     _option(
         "--namespace",
         default="",
-        help="Where the agent renews the Lease draco-agent-<node>; the operator keeps new claims off the GPUs of an agent that "
-        "does not. Default: the agent renews none, and is not fenced.",
+        help="Namespace of the Lease draco-agent-<node>, which the agent renews; if it stops, the operator keeps new claims "
+        "off the node's GPUs. Default: no Lease, and the node is never fenced.",
     ),
     _option(
         "--agent-lease-duration",

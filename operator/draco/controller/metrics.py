@@ -44,20 +44,20 @@ class OperatorMetrics:
         )
         self.admission_reviews = counter(
             "draco_admission_reviews_total",
-            "Objects that the webhook was asked about: clean, warned, denied, gated (a pod that got Draco's scheduling gate), "
-            "or unseen (allowed without a look).",
+            "Objects sent to the webhook, by outcome: clean, warned, denied, gated (a pod that got Draco's scheduling gate), "
+            "or unseen (allowed unchecked).",
             ["outcome"],
         )
         self.events_dropped = counter(
             "draco_events_dropped_total",
-            "Events that were not posted: full (their namespace has as many as it may), or refused by the API server.",
+            "Events not posted, by reason: full (their namespace has its maximum), or refused by the API server.",
             ["why"],
         )
         self.claims_allocated = counter("draco_claims_allocated_total", "Claims that Draco allocated.")
         self.late_decisions = counter(
             "draco_allocation_late_decisions_total",
-            "Times that Draco found something to allocate only because it looks again after a minute without a reason: 0 unless "
-            "Draco has a fault, which its log tells of.",
+            "Times that the periodic check found something to allocate that no event had triggered: more than 0 means a bug in "
+            "Draco (see its log).",
         )
         self.preemptions = counter(
             "draco_preemption_evictions_total",
@@ -66,7 +66,7 @@ class OperatorMetrics:
         )
         self.losses = counter(
             "draco_partial_loss_evictions_total",
-            "Pods of groups that lost a pod, that were to leave as MigPolicies say: evicted, or refused (and tried again).",
+            "Evictions from groups that lost a pod (spec.gangs.onPartialLoss): evicted, or refused (and tried again).",
             ["outcome"],
         )
         self.claims_released = counter(
@@ -76,7 +76,7 @@ class OperatorMetrics:
         )
         self.leaks_released = counter(
             "draco_leaked_claims_released_total",
-            "Claims that Draco took back from PodGroups without a pod, as MigPolicies permit it.",
+            "Claims released from PodGroups without a pod (spec.gangs.releaseLeakedAfter of MigPolicies).",
         )
         self.remediations_opened = counter(
             "draco_health_remediations_opened_total",
@@ -85,8 +85,8 @@ class OperatorMetrics:
         )
         self.evictions = counter(
             "draco_pod_evictions_total",
-            "Pods on devices under maintenance that were asked to leave: evicted, refused (and asked again later), or "
-            "requested of the cluster by EvictionRequest.",
+            "Evictions of pods from devices in maintenance, by outcome: evicted, refused (and tried again later), or requested "
+            "with an EvictionRequest.",
             ["outcome"],
         )
         Gauge("draco_build_info", "The version of Draco.", ["version"], registry=registry).labels(__version__).set(1)
@@ -126,8 +126,8 @@ def register_workers(metrics: OperatorMetrics, workers: Workers) -> None:
     counts = workers.counts
     metrics.on_scrape(
         "draco_worker_questions_total",
-        "Questions about claims that workers were asked: answered, too costly, remembered as too costly (or failed) "
-        "without being asked again, failed, or refused, as too many of the namespace were waiting.",
+        "Questions about claims to workers, by outcome: answered, too costly, remembered (was too costly or failed, so not "
+        "asked again), failed, or refused (too many questions of the namespace are waiting).",
         ["outcome"],
         lambda: {
             "answered": counts.answered,

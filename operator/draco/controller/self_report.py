@@ -115,7 +115,7 @@ class SelfReport:
         )
         metrics.on_scrape(
             "draco_claim_unmet_devices",
-            "Devices that waiting claims want and no node could give even if nobody used it: what to add. On the leader only.",
+            "Devices that waiting claims need and no node could provide even if unused: what to add. On the leader only.",
             ["class", "product", "profile"],
             made.pending.unmet,
         )

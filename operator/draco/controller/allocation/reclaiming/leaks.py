@@ -81,7 +81,7 @@ class LeakedClaims:
         view.claims.store.add_index(_BY_KEEPER, lambda claim: [each.key for each in keepers(claim)])
         metrics.on_scrape(
             "draco_leaked_claims",
-            "Claims of Draco's that PodGroups without a pod keep, once that has been said. On the leader only.",
+            "Claims that PodGroups without a pod keep on GPUs that Draco allocates, once reported. On the leader only.",
             [],
             lambda: sum(len(self._since_s.get(key, ())) for key in self._notes.said),
         )
