@@ -325,7 +325,9 @@ async def test_while_the_api_server_cannot_say_the_names_claims_are_given_up_and
     proxy.fault(lambda request: "resourceslices" in request.path, answer(503), times=10_000)
     async with node.running_through(proxy):
         other = await node.claim("gpu-1")
-        assert "does not know yet under which names" in (await node.prepare(other))[other.metadata.uid].error
+        assert (
+            "has not read this node's published device names" in (await node.prepare(other))[other.metadata.uid].error
+        )
         assert (await node.unprepare(claim))[claim.metadata.uid].error == ""
         assert node.specs() == []
         proxy.heal()

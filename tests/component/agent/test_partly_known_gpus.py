@@ -234,7 +234,7 @@ async def test_a_driver_without_events_is_read_at_intervals_and_that_is_said(nod
     faults.fail(node.gpus, "nvmlEventSetCreate", faults.ERRORS["NOT_SUPPORTED"])
     async with node.running(rescan_s=0.2):
         await node.published(2)
-        await reported(node, lambda one: complete(one).startswith("XIDs are not heard of") and readable(one))
+        await reported(node, lambda one: complete(one).startswith("The agent receives no XIDs") and readable(one))
         assert await prepares(node, "gpu-0") == ""
         faults.recovery_action(node.gpus, 1, 1)
 

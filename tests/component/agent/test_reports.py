@@ -371,8 +371,8 @@ async def test_a_claim_that_is_gone_is_given_up_at_the_second_look_while_somebod
     assert await looking.look_after(CONFIRM_S) == []
     [left] = looking.state.facts.leftovers.values()
     assert str(left) == (
-        f"Claim {node.namespace}/gone is gone; it stays prepared while NVML does not answer and nobody can say who uses its "
-        "devices."
+        f"Claim {node.namespace}/gone is gone; it stays prepared while NVML does not answer, so the users of its devices are "
+        "unknown."
     )
     looking.running = []
     await looking.leftovers.look(looking.claims)

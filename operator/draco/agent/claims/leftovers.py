@@ -122,7 +122,7 @@ class Leftovers:
         """Unprepare a claim if no process of it runs; log and report its state once."""
         processes = await self._work.running(claim)
         if processes is None:
-            hindrance = "NVML does not answer and nobody can say who uses its devices"
+            hindrance = "NVML does not answer, so the users of its devices are unknown"
         else:
             hindrance = f"its devices are in use by {sentence(processes)}" if processes else ""
         leftover = Leftover(claim, why, hindrance)

@@ -77,7 +77,7 @@ class CommonEdits:
         if self._root is None:
             return ""
         if self._driver() is None:
-            why = f"The node has no NVIDIA driver below {self._root.host} now, as while another one is installed."
+            why = f"The node has no NVIDIA driver below {self._root.host} now; perhaps another one is being installed."
         else:
             why = self.mismatch(self._loaded())
         return why and f"{why} Kubelet tries again."
@@ -111,8 +111,8 @@ class CommonEdits:
         except ToolkitFailed as error:
             found, why = driver_files.edits(driver, hook), str(error)
         self.problem = why and (
-            f"NVIDIA's container toolkit could not be asked what containers need: {why}. They get what the agent finds of the "
-            "driver on its own; install the NVIDIA Container Toolkit on the node, or repair it."
+            f"NVIDIA's container toolkit cannot say which driver files containers need: {why}. They get those that the agent "
+            "finds itself; install the NVIDIA Container Toolkit on the node, or repair it."
         )
         self._found = _Found(driver, driver_version, programs, found)  # atomic: `current` reads it in other threads
         log.info("edits.found", driver=driver_version, mounts=len(found.mounts), problem=self.problem)

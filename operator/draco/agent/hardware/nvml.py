@@ -250,7 +250,7 @@ class Nvml:
                 self.call("nvmlDeviceRegisterEvents", handle, types, events.handle)
                 self._unheard.pop(uuid, None)
             except CallError as error:
-                self._unheard[uuid] = UnreadFact("events", f"its XIDs are not heard of: {error}")
+                self._unheard[uuid] = UnreadFact("events", f"its XIDs cannot be received: {error}")
                 if error.blames_gpu:
                     continue  # retried at the next wait; other errors last until another driver is loaded
             events.watched[index] = uuid

@@ -144,7 +144,7 @@ class _Facts:
 
     def not_looked_for(self, family: FaultFamily, error: CallError) -> None:
         """Note a family of faults of which nothing is known now."""
-        self.unread.append(UnreadFact(family.value, f"faults of family {family} are not looked for: {error}"))
+        self.unread.append(UnreadFact(family.value, f"faults of family {family} cannot be detected: {error}"))
 
     def blame(self, error: CallError) -> None:
         self._signs.append(Sign(error.fault or UNREADABLE, str(error)))

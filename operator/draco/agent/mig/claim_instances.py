@@ -169,7 +169,7 @@ class ClaimInstances:
             if seen is not None and seen.mode is not None and not seen.mode.enabled:
                 continue
             divided = seen is not None and seen.mode is not None
-            why = "it was in MIG mode when it was last read" if divided else "nobody knows whether it is in MIG mode"
+            why = "it was in MIG mode when it was last read" if divided else "its MIG mode is unknown"
             raise PrepareError(
                 f"Claim {intent} cannot get the whole of {device.device}: {why}, and NVML does not answer now. Kubelet tries "
                 "again."

@@ -46,6 +46,6 @@ class Failures:
         if series is None or self._monotonic() >= series.until_s:
             return ""
         return (
-            f"Making instances on it failed {series.number} times in a row; look into the node's kernel log, and reset the GPU "
-            f"if that helps. The last failure: {series.last} It is tried again after a while."
+            f"Creating instances on it failed {series.number} times in a row. Last failure: {series.last} The agent tries again "
+            "later; look into the node's kernel log, and reset the GPU if necessary."
         )

@@ -45,7 +45,7 @@ from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.resources.texts import counted
 
-UNREPORTED = "The agent does not know yet under which names it published this node's GPUs; it waits for the API server."
+UNREPORTED = "The agent has not read this node's published device names from the API server yet."
 
 
 def given(claims: Iterable[PreparedClaim]) -> list[KnownGpu]:

@@ -192,7 +192,7 @@ def _complete(view: HardwareView, gpus: Sequence[GpuStatus]) -> list[Condition]:
             by_note.setdefault(note, []).append(gpu.device)
     of_node = [*(one.message for one in view.driver.unread), *unpublishable(view.driver)]
     if view.deaf:
-        of_node.append(f"XIDs are not heard of, and the GPUs are read at intervals only: {view.deaf}")
+        of_node.append(f"the agent receives no XIDs and reads the GPUs only at intervals: {view.deaf}")
     said = [f"{sentence[0].upper()}{sentence[1:]}" for sentence in of_node]
     said += [f"{listed(devices)}: {note}" for note, devices in by_note.items()]
     return [_condition(CONDITION_COMPLETE, not said, "AllPublished", "NotAllPublished", "\n".join(said))]

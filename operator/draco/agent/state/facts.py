@@ -51,8 +51,8 @@ class OtherAllocator(msgspec.Struct, frozen=True):
             return ""
         what = f"gives out {listed(self.resources)}" if self.resources else f"listens on {listed(self.sockets)}"
         return (
-            f"A device plugin {what} on this node: it and Draco would give the same GPU to two pods, so claims get none of what "
-            "both give out. Remove the device plugin from the node, or Draco's agent."
+            f"A device plugin {what} on this node. It and Draco could give the same GPU to two pods, so claims get no device "
+            "that both give out. Remove the device plugin from the node, or Draco's agent."
         )
 
 
@@ -69,7 +69,7 @@ class Leftover(msgspec.Struct, frozen=True):
     @property
     def clause(self) -> str:
         """Its sentence as a clause after a semicolon."""
-        then = f"it stays prepared while {self.hindrance}" if self.hindrance else "the agent gives it up in a moment"
+        then = f"it stays prepared while {self.hindrance}" if self.hindrance else "the agent will unprepare it soon"
         return f"claim {self.claim} is {self.why}; {then}."
 
 

@@ -38,7 +38,7 @@ def test_a_gpu_on_which_making_fails_twice_in_a_row_gets_nothing_new_for_a_while
     fail_to_prepare(node)
     assert dirty(node)
     message = node.mig.divisions[node.uuid].message
-    assert message.startswith("Making instances on it failed 2 times in a row")
+    assert message.startswith("Creating instances on it failed 2 times in a row")
     assert CREATE in message
     node.now_s += 59
     assert dirty(node)

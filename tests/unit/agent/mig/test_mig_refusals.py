@@ -106,7 +106,7 @@ def test_the_whole_of_a_gpu_is_prepared_only_when_it_is_known_not_to_be_in_mig_m
     claim = a_claim("whole", on=[f"node-0/gpu-{node.gpus[0].minor}"])
     with pytest.raises(PrepareError, match="nvmlDeviceGetMigMode answered Unknown Error"):
         node.prepare(claim)
-    with pytest.raises(PrepareError, match="nobody knows whether it is in MIG mode"):
+    with pytest.raises(PrepareError, match="its MIG mode is unknown"):
         node.desk.prepare_unasked(claim, node.named)
     assert (node.specs(), dict(node.record.claims)) == ({}, {})
     faults.stop_failing(path)

@@ -204,7 +204,7 @@ async def test_a_name_is_on_record_before_anybody_is_told_of_it(tmp_path: Path) 
 async def test_without_names_there_are_no_gpus(tmp_path: Path) -> None:
     view = await KnownGpus(a_record(tmp_path / "checkpoint.json"), NodeState(), in_thread=at_once).view(a_view(A))
     assert (view.driver, view.gpus) == (None, ())
-    assert "does not know yet under which names" in view.fault
+    assert "has not read this node's published device names" in view.fault
 
 
 async def test_nothing_is_written_over_a_record_that_is_being_rebuilt(tmp_path: Path) -> None:

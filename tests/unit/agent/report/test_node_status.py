@@ -194,7 +194,7 @@ def test_what_is_not_known_of_the_driver_is_said() -> None:
     assert state == "False"
     assert lines[0] == "Published without cudaDriverVersion: it is too old."
     assert lines[1].startswith("Published without driverVersion: r590-beta is no version of three numbers")
-    assert lines[2] == "XIDs are not heard of, and the GPUs are read at intervals only: It has no events."
+    assert lines[2] == "The agent receives no XIDs and reads the GPUs only at intervals: It has no events."
     assert status(node_report(HardwareView(driver=DriverInfo("r590-beta", "", ""))), generation=1).driver_version == (
         "r590-beta"
     )
