@@ -28,8 +28,8 @@ _NO_CHECK_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, to read the dates of an expired certificate too."""
 
 _RENEW = (
-    "have it renewed: where cert-manager issues it, its Certificate says why it did not; one that the chart made is made again "
-    "by `helm upgrade` once its Secret was deleted"
+    "renew it: if cert-manager issues it, its Certificate says what failed; if the chart made it, delete its Secret and run "
+    "`helm upgrade`"
 )
 
 
@@ -214,7 +214,9 @@ def examine(file: Path, key: Path, *, name: str) -> Validity:
     try:
         _shown(server, client, name)
     except ssl.SSLCertVerificationError:
-        sentence = f"{file} is not for the name {name}, under which it is asked for: put one with that DNS name there"
+        sentence = (
+            f"{file} is not valid for {name}, the name that clients use: put a certificate with that DNS name there"
+        )
         return Validity(file, starts, ends, CertificateFault(CertificateProblem.OTHER_NAME, sentence))
     return Validity(file, starts, ends, None)
 

@@ -161,7 +161,7 @@ def test_work_and_verification_by_jobs_bring_a_gpu_back_by_themselves(clean: Kub
         work={"fromCronJob": "reset-gpu"},
         verification={"mode": "Job", "fromCronJob": "probe-gpu"},
     )
-    says(kube, "reset", "There is no CronJob reset-gpu in draco-jobs")
+    says(kube, "reset", "CronJob reset-gpu, the template of the work Jobs, does not exist in draco-jobs")
     kube.apply_objects(a_cron_job("reset-gpu"), a_cron_job("probe-gpu", seconds="2"))
     reaches(kube, "reset", "Verifying", within_s=90)
     seen = eventually(

@@ -165,8 +165,8 @@ async def test_the_end_of_a_certificate_is_said_before_and_when_it_comes_each_da
     said = [(each["problem"], each["error"]) for each in logs if each["event"] == "certificate.unfit"]
     assert [problem for problem, _ in said] == ["Expiring"] * 14 + ["Expired"] * 3
     assert said[-1][1] == (
-        f"{tmp_path}/tls.crt expired at 2026-01-16 00:00 UTC; have it renewed: where cert-manager issues it, its Certificate "
-        "says why it did not; one that the chart made is made again by `helm upgrade` once its Secret was deleted"
+        f"{tmp_path}/tls.crt expired at 2026-01-16 00:00 UTC; renew it: if cert-manager issues it, its Certificate says what "
+        "failed; if the chart made it, delete its Secret and run `helm upgrade`"
     )
 
 
@@ -174,7 +174,7 @@ async def test_the_end_of_a_certificate_is_said_before_and_when_it_comes_each_da
     ("name", "made", "problem", "said"),
     [
         ("draco.svc", NOW, None, ""),
-        ("other.svc", NOW, "OtherName", "is not for the name draco.svc, under which it is asked for"),
+        ("other.svc", NOW, "OtherName", "is not valid for draco.svc, the name that clients use"),
         (
             "draco.svc",
             NOW + timedelta(days=1),

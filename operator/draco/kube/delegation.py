@@ -25,7 +25,7 @@ from draco.resources.kinds import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS
 
 log = structlog.get_logger(__name__)
 
-_ANONYMOUS = Refusal(401, "send a bearer token of the cluster: metrics are for those who may get /metrics")
+_ANONYMOUS = Refusal(401, "send a bearer token of the cluster that may get /metrics")
 _UNKNOWN = Refusal(401, "the cluster does not know this token, or no longer")
 _SAID_EVERY_S = 60.0
 
@@ -130,10 +130,9 @@ class DelegatedAccess:
         if isinstance(error, Forbidden | Unauthorized):
             return Refusal(
                 500,
-                "this program may not ask the API server who you are: its role needs create on tokenreviews and "
-                "subjectaccessreviews",
+                "Draco may not check your token: its role needs create on tokenreviews and subjectaccessreviews",
             )
-        return Refusal(503, "the API server does not answer who you are; try again", retry_after_s=5)
+        return Refusal(503, "the API server could not check your token; try again", retry_after_s=5)
 
 
 @asynccontextmanager

@@ -392,4 +392,4 @@ async def test_without_the_leader_in_the_definition_draco_allocates_and_says_wha
         await make_claim(handed_over, namespace, "claim")
         await until_allocated(handed_over, namespace, "claim")
         assert await leader(handed_over) is None
-        assert any("does not keep who leads" in each for each in operator.report.troubles())
+        assert any("does not record the leader" in each for each in operator.report.troubles())

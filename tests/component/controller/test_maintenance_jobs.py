@@ -292,7 +292,7 @@ async def test_what_the_administrator_has_to_put_right_is_said_and_then_goes_on(
 ) -> None:
     async with an_operator(served, lab.operator):
         key = await lab.work()
-        await lab.says(key, f"There is no CronJob reset in {lab.namespace}")
+        await lab.says(key, f"CronJob reset, the template of the work Jobs, does not exist in {lab.namespace}")
         await lab.template(suspend=False)
         await lab.says(key, "is not suspended")
         assert await lab.client.list(JOBS, namespace=lab.namespace) == []

@@ -37,8 +37,8 @@ AGENTS = "agents"
 AGENT_BACK = "AgentBack"
 EVENT_ACTION = "Fence"
 _LOST = (
-    "The agent has not renewed its lease, so nobody knows how the GPUs are: what is reported of them is from before. See the "
-    "agent's pod on the node; if none is to run there any more, delete this GpuNode."
+    "The agent has not renewed its lease, so its report about the GPUs may be out of date. See the agent's pod on the node; if "
+    "no agent should run there any more, delete this GpuNode."
 )
 _AT_ONCE = 8
 _MARGIN_S = 0.01
@@ -104,7 +104,7 @@ class FencingReconciler:
             return []
         said = (
             f"{len(plan.overdue)} of {plan.agents} agents do not renew their leases. That many at a time point to the network or "
-            "the API server, so no further node is fenced. Find out what the agents' logs say (lease.not_renewed)."
+            "the API server, so no further node is fenced. See lease.not_renewed in the agents' logs."
         )
         return [said]
 
@@ -127,8 +127,8 @@ class FencingReconciler:
             node,
             "Warning",
             REASON_AGENT_LOST,
-            "The agent has not renewed its lease, so no new claim gets a GPU of this node until it does. Pods that run keep "
-            f"running. See the agent's pod on node {node}; if none is to run there any more, delete GpuNode {node}.",
+            "The agent has not renewed its lease, so no new claim gets a GPU of this node until it does. Running pods continue. "
+            f"See the agent's pod on node {node}; if no agent should run there any more, delete GpuNode {node}.",
         )
 
     async def _call_lost(self, node: NodeName) -> None:
@@ -217,11 +217,14 @@ def register_fencing(metrics: OperatorMetrics, fences: FencingReconciler) -> Non
         lambda: float(len(fences.plan.stale)),
     )
     metrics.on_scrape(
-        "draco_agents_fenced", "Nodes whose GPUs are kept from new claims for that.", [], lambda: fences.fenced
+        "draco_agents_fenced",
+        "Fenced nodes: new claims get none of their GPUs, because the agent is lost.",
+        [],
+        lambda: fences.fenced,
     )
     metrics.on_scrape(
         "draco_fencing_suspended",
-        "1 while so many agents are silent at a time that no further node is fenced. On the leader only.",
+        "1 while fencing is suspended because too many agents are silent. On the leader only.",
         [],
         lambda: float(fences.plan.suspended),
     )

@@ -195,4 +195,4 @@ class LimitRound:
 
 def _unknown(namespace: str) -> str:
     # Its labels decide which limits apply, so nothing is allocated before they are known.
-    return f"Namespace {namespace} is not known yet, nor are its limits."
+    return f"Namespace {namespace} has not been read yet, so its limits are unknown."

@@ -268,7 +268,7 @@ class MaintenanceJobs:
         try:
             template = await self._client.get(CRON_JOBS, key)
         except NotFound:
-            return f"There is no CronJob {key.name} in {self._namespace}, which the {purpose} Jobs are made from: create it."
+            return f"CronJob {key.name}, the template of the {purpose} Jobs, does not exist in {self._namespace}: create it."
         except Forbidden as error:
             return _refused(error)
         except msgspec.ValidationError as error:
@@ -321,7 +321,7 @@ class MaintenanceJobs:
         """Create one Job. Return why that is impossible, or ""."""
         node = self._node_of(target)
         if not node:
-            return f"{target.device} is not published, so it is not known on which node its Job would run."
+            return f"{target.device} is not published, so the node for its Job is unknown."
         body = job_manifest(request, purpose, target, template, namespace=self._namespace, node=node)
         try:
             if await self._create(JOBS, body):

@@ -175,7 +175,7 @@ def test_nothing_is_allocated_in_a_namespace_that_is_not_known() -> None:
     world = World(a_limit(devices=9))
     world.delete(a_namespace("default"))
     group, placement = asked(on(0))
-    assert "not known yet" in world.guard.begin([]).foreseen(group)
+    assert "has not been read yet" in world.guard.begin([]).foreseen(group)
     assert world.guard.begin([]).within(group, placement).results == []
     before = world.guard.version
     world.put(a_namespace("default"))

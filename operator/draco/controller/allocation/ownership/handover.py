@@ -53,7 +53,7 @@ _BEHIND_S = 0.2
 _NOT_LEADING_S = 2.0
 """Retry interval while the Lease is not ours; usually this process exits first."""
 _NOT_KEPT = (
-    "The AllocationRegister does not keep who leads, so an operator that led before is not kept from allocating: apply Draco's "
+    "The AllocationRegister does not record the leader, so a former leader could still allocate: apply Draco's "
     "CustomResourceDefinitions (crds/), or set the chart's value crds.enabled to true."
 )
 

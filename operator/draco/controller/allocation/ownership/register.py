@@ -30,8 +30,8 @@ log = structlog.get_logger(__name__)
 _KEY = ObjectKey("", ALLOCATION_REGISTER)
 _POD_UID = "authentication.kubernetes.io/pod-uid"
 NOT_TOLD = (
-    "The API server does not tell the operator which pod it is, so an operator that led before is not kept from allocating: let "
-    "it create selfsubjectreviews, as Kubernetes' ClusterRole system:basic-user does."
+    "The API server does not tell the operator which pod it is, so a former leader could still allocate: let it "
+    "create selfsubjectreviews, as Kubernetes' ClusterRole system:basic-user does."
 )
 
 
@@ -60,7 +60,7 @@ class RegisterStore:
         try:
             return _register(await self._client.get(ALLOCATION_REGISTERS, _KEY))
         except NotFound as error:
-            raise RegisterMissing(f"AllocationRegister {ALLOCATION_REGISTER} is not there.") from error
+            raise RegisterMissing(f"AllocationRegister {ALLOCATION_REGISTER} does not exist.") from error
 
     async def make(self) -> Register:
         """Create it empty. Raises RegisterMissing if the kind is not served, or another ApiError."""

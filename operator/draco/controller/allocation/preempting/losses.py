@@ -42,8 +42,8 @@ AFTER_S = 300.0
 _AGAIN_S, _LONGEST_S = 10.0, 300.0
 """Backoff after refused evictions."""
 _STAYS = (
-    "a static pod, or one that does not end after its grace period, is among them, or one that shares a claim with pods of "
-    "another group: delete what is in the way yourself"
+    "one of them is a static pod, has not ended after its grace period, or shares a claim with pods of another group: delete "
+    "it yourself"
 )
 
 
@@ -227,8 +227,8 @@ class PartialLosses:
         names = [str(pod.metadata.key) for pod, _ in staying]
         log.info("loss.refused", group=str(gang), pods=names, why=why)
         note = (
-            f"{gang} has been short of {counted(missing, 'pod')} for {_minutes()} min, and Draco cannot evict the rest, as "
-            f"the MigPolicy says (spec.gangs.onPartialLoss). Pod {first.metadata.name}: {sentence(why)}"
+            f"{gang} has been short of {counted(missing, 'pod')} for {_minutes()} min, and Draco cannot evict the rest "
+            f"(MigPolicy spec.gangs.onPartialLoss). Pod {first.metadata.name}: {sentence(why)}"
         )
         self._record(self._pod_group(gang) or PODS.reference(first.metadata), "Warning", KEPT_REASON, note)
 
