@@ -124,7 +124,7 @@ def test_a_sick_gpu_is_tainted_emptied_reset_verified_and_given_back_by_itself(c
     accident("reset", number)  # what the Job's container would have done
     reaches(kube, "Completed", within_s=120)
     eventually(lambda: taints(kube)[device] == [], what="the GPU is offered again")
-    eventually(lambda: "has a fault that a rule is about" in said(kube), what="the policy has nothing left to do")
+    eventually(lambda: "has a fault that a rule matches" in said(kube), what="the policy has nothing left to do")
     assert kube.get("gpunode", NODE).get("spec", {}).get("health", []) == []
 
 

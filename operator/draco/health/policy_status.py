@@ -60,7 +60,7 @@ def status_of(
 
 def _message(policy: ReadyPolicy, totals: PolicyTotals, notes: Sequence[RemedyNote]) -> str:
     if policy.problem:
-        return f"{policy.problem} Until that is corrected Draco treats faults of these GPUs by its own table."
+        return f"{policy.problem} Until this is corrected, Draco applies its defaults to faults of these GPUs."
     return " ".join(_sentences(policy, totals, notes))
 
 
@@ -72,13 +72,13 @@ def _sentences(policy: ReadyPolicy, totals: PolicyTotals, notes: Sequence[Remedy
         yield totals.error
     if totals.withheld[0]:
         yield (
-            f"Of {counted(totals.withheld[1], 'node')} it is not asked about some GPUs: HealthPolicy {totals.withheld[0]} comes "
-            "first, and is not accepted."
+            f"It does not apply to some GPUs of {counted(totals.withheld[1], 'node')}: HealthPolicy {totals.withheld[0]} comes "
+            "first there, and is not accepted."
         )
     if not totals.gpus:
         yield "It selects no GPU."
     elif totals.first is None:
-        yield f"None of {counted(totals.gpus, 'GPU')} has a fault that a rule is about."
+        yield f"None of {counted(totals.gpus, 'GPU')} has a fault that a rule matches."
     else:
         more = f", and {counted(totals.matches - 1, 'other fault')}" if totals.matches > 1 else ""
         yield f"{would(totals.first) if policy.policy.spec.dry_run else totals.first}{more}."

@@ -156,7 +156,7 @@ def test_a_policy_that_cannot_be_understood_is_not_accepted_and_keeps_its_gpus_f
     (condition,) = status(broken, health).conditions
     assert (condition.type, condition.status, condition.reason) == ("Accepted", "False", reason)
     assert text in condition.message
-    assert "HealthPolicy broken comes first, and is not accepted" in status(behind, health).message
+    assert "HealthPolicy broken comes first there, and is not accepted" in status(behind, health).message
 
 
 def test_a_rule_without_an_answer_matches_nothing_and_is_said() -> None:
@@ -235,5 +235,5 @@ def test_a_status_counts_gpus_and_names_the_first_fault() -> None:
     assert (summed.gpus, summed.faulty) == (3, 2)
     assert summed.message == "Xid79 of gpu-0 of n1 → NoSchedule (rule all), and 2 other faults."
     assert status(policy, decided(a_sick_node("n1", []), policy)).message == (
-        "None of 1 GPU has a fault that a rule is about."
+        "None of 1 GPU has a fault that a rule matches."
     )
