@@ -155,7 +155,7 @@ def _sharing(kind: str, sharing: Mapping[str, Any]) -> Iterator[str]:
     elif strategy != "TimeSlicing":
         yield f"sharing.strategy is {_said(strategy)}: there are TimeSlicing and MPS"
     elif sharing.get("mpsConfig") is not None:
-        yield "sharing.strategy is TimeSlicing, so that sharing.mpsConfig means nothing"
+        yield "sharing.strategy is TimeSlicing, so sharing.mpsConfig has no effect"
     elif interval not in INTERVALS:
         yield f"there is no interval {_said(interval)}: there are {', '.join(INTERVALS)}"
     elif interval != DEFAULT_INTERVAL:

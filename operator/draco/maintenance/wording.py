@@ -28,9 +28,9 @@ def no_devices(selector: MaintenanceSelector) -> str:
         "class": selector.device_class_name,
     }
     asked = [f"{field} {value}" for field, value in fields.items() if value]
-    asked += [f"what {counted(len(selector.selectors), 'selector')} asks for"] if selector.selectors else []
+    asked += [counted(len(selector.selectors), "CEL selector")] if selector.selectors else []
     compare = "compare the names with `kubectl get resourceslices -o yaml`"
-    return f"No published device has {', '.join(asked)}; {compare}."
+    return f"No published device matches {', '.join(asked)}; {compare}."
 
 
 def incomplete(pools: Sequence[PoolKey]) -> str:
@@ -83,7 +83,7 @@ def verifying(jobs: JobsState) -> str:
 
 def stopping(jobs: Sequence[str]) -> str:
     """Jobs still run."""
-    return f"Stopping {counted(len(jobs), 'Job')} before the devices are given back: {listed(jobs)}."
+    return f"Stopping {counted(len(jobs), 'Job')} before the devices return to service: {listed(jobs)}."
 
 
 def not_good(bad: Sequence[str]) -> str:
@@ -116,8 +116,8 @@ def silent(nodes: Sequence[str]) -> str:
 
 
 _NOT_SEEN_TO_END: Final = (
-    "What ends it has not been seen: a HealthPolicy's Job that began after it and succeeded, a reset that NVML asked for "
-    "(drivers before 565 ask for none), a new load of the driver, or, after some, only a boot."
+    "The fault ends with a HealthPolicy's Job that began after it and succeeded, a reset that NVML asked for (drivers before "
+    "565 ask for none), a driver reload, or, for some faults, only a reboot; none has been seen."
 )
 
 

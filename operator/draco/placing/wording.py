@@ -58,8 +58,8 @@ def _chosen(
     held = [(each.pool, each.device) for claim in ours for each in claim.results]
     chosen = [(each.pool, each.device) for result in found.results for each in result.devices.results]
     if sorted(held) == sorted(chosen):
-        return f"As things are now, Draco would choose the same place again: {found}."
-    return f"As things are now, which is not as they were then, Draco would choose: {found}."
+        return f"Now Draco would choose the same place again: {found}."
+    return f"The cluster has changed since then; now Draco would choose: {found}."
 
 
 def _runner_up(found: BestPlacement) -> list[str]:

@@ -100,6 +100,6 @@ def published_twice(driver: str, device: Device) -> list[str]:
 def twice_text(who: str, domain: str, name: str) -> str:
     """The text about such a name, as a sentence without its end."""
     return (
-        f"{who} published with {name} and with {domain}/{name}, whose values differ: up to Kubernetes 1.37 chance decides which "
-        "of them a selector meets, and here it is the one with the domain"
+        f"{who} published with different values of {name} and {domain}/{name}: up to Kubernetes 1.37 a selector reads either at "
+        "random, and here it reads the one with the domain"
     )

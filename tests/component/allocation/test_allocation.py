@@ -217,7 +217,7 @@ async def test_where_a_policy_wants_it_claims_are_spread_over_the_nodes_and_expl
         assert sorted(at) == ["sim-0", "sim-1", "sim-2"]
         asked = ["--kubeconfig", str(guarded.kubeconfig), "-n", namespace, "claim", "third"]
         shown = await asyncio.to_thread(CliRunner().invoke, explain_command, asked)
-        assert f"As things are now, Draco would choose the same place again: gpu-0 on {at[-1]} " in shown.stdout
+        assert f"Now Draco would choose the same place again: gpu-0 on {at[-1]} " in shown.stdout
 
 
 async def test_a_claim_whose_allocation_the_api_server_refuses_keeps_no_other_waiting(

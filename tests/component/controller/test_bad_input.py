@@ -85,8 +85,8 @@ async def deleted(lab: Lab, key: ObjectKey) -> None:
 @pytest.mark.parametrize(
     ("selector", "spec", "reason", "sentence"),
     [
-        ({"device": "gpu-99"}, {}, "NoDevices", "No published device has driver node-"),
-        ({"selectors": [{"cel": {"expression": "false"}}]}, {}, "NoDevices", "what 1 selector asks for"),
+        ({"device": "gpu-99"}, {}, "NoDevices", "No published device matches driver node-"),
+        ({"selectors": [{"cel": {"expression": "false"}}]}, {}, "NoDevices", "1 CEL selector"),
         ({"selectors": [{"cel": {"expression": "true"}}]}, {}, "MostOfClass", "set spec.allowMostOfClass to true"),
         ({}, {}, "MostOfClass", "This takes 8 of 8 GPUs of DeviceClass class-node-"),
         (

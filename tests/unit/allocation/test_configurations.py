@@ -72,7 +72,7 @@ def test_what_devices_do_anyway_may_be_asked_for(parameters: Any, is_partition: 
             True,
             "there is no field sharing.timeSlicingConfig",
         ),
-        (gpu_config(strategy="TimeSlicing", mpsConfig={}), False, "so that sharing.mpsConfig means nothing"),
+        (gpu_config(strategy="TimeSlicing", mpsConfig={}), False, "so sharing.mpsConfig has no effect"),
         (gpu_config(strategy="timeslicing"), False, "sharing.strategy is timeslicing: there are TimeSlicing and MPS"),
         ({**gpu_config(), "sharing": {}}, False, "sharing.strategy is missing"),
         ({**SLICES, "sharring": {}}, False, "there is no field sharring; did you mean sharing?"),

@@ -229,7 +229,7 @@ def test_claims_of_one_namespace_are_said_to_be() -> None:
 def test_a_request_that_cannot_begin_says_why() -> None:
     request = a_maintenance("swap-fan", device="gpu-9")
     stuck = msgspec.structs.replace(
-        request, status=msgspec.structs.replace(request.status, message="No published device has device gpu-9.")
+        request, status=msgspec.structs.replace(request.status, message="No published device matches device gpu-9.")
     )
     assert rows(screen(Snapshot(maintenances=[stuck])), "MAINTENANCE")[:1] == [
         [
@@ -240,7 +240,7 @@ def test_a_request_that_cannot_begin_says_why() -> None:
             "0",
             "the operator",
             "fan replacement",
-            "No published device has device gpu-9.",
+            "No published device matches device gpu-9.",
         ]
     ]
 

@@ -229,5 +229,5 @@ def test_a_name_that_is_published_twice_is_told_where_the_values_differ() -> Non
     both = "{numa: {int: 1}, gpu.example.com/numa: {int: 2}}"
     [told] = checked(SLICE.replace("{numa: {int: 1}}", both)).findings
     assert (told.rule, told.severity, told.line) == ("published-twice", "warning", 11)
-    assert "gpu-0 is published with numa and with gpu.example.com/numa" in told.message
+    assert "gpu-0 is published with different values of numa and gpu.example.com/numa" in told.message
     assert rules(SLICE.replace("{numa: {int: 1}}", both.replace("2", "1"))) == set()

@@ -145,7 +145,7 @@ def test_it_tolerates_no_more_than_the_api_server_takes_and_first_of_all_what_st
         ((taint("example.com/by-hand", "None"),), ""),
         (
             (taint("example.com/by-hand"),),
-            "gpu-0 of node-0 has the taint example.com/by-hand:NoSchedule, which is of no",
+            "gpu-0 of node-0 has the taint example.com/by-hand:NoSchedule, which belongs to no",
         ),
         ((taint("draco.dev/agent-lost"),), "no Job can use it yet"),
         ((taint("draco.dev/unsettled"),), "no Job can use it yet"),

@@ -249,7 +249,7 @@ def test_without_a_matching_device_the_message_says_what_was_looked_for() -> Non
     assert request.status.phase == MaintenancePhase.PENDING
     assert condition(request, CONDITION_ISOLATED).reason == "NoDevices"
     assert request.status.message == (
-        "No published device has driver gpu.nvidia.com, pool node-1, device gpu-3; "
+        "No published device matches driver gpu.nvidia.com, pool node-1, device gpu-3; "
         "compare the names with `kubectl get resourceslices -o yaml`."
     )
 

@@ -59,7 +59,7 @@ def test_no_text_has_two_full_stops(how: str, said: str) -> None:
 
 def test_a_fault_that_nvml_told_only_once_says_what_ends_it() -> None:
     fault = GpuFaultStatus(family=FaultFamily.XID, name="Xid95", message="It is broken")
-    ends = "What ends it has not been seen: a HealthPolicy's Job that began after it and succeeded, a reset that NVML asked for"
+    ends = "The fault ends with a HealthPolicy's Job that began after it and succeeded, a reset that NVML asked for"
     assert ends not in wording.gpu_faulty(GPU, DEVICE, fault)
     assert f"Xid95: It is broken. {ends}" in wording.gpu_faulty(
         GPU, DEVICE, msgspec.structs.replace(fault, latched=True)

@@ -32,10 +32,10 @@ def test_an_allocated_claim_is_judged_as_things_are_now_and_keeps_its_devices() 
     claim = a_claim("a", device_class=CLASS, on=["gpu.nvidia.com/node-1/gpu-0"])
     fleet = a_fleet(claim)
     chosen, _ = placement_lines(fleet, [claim])
-    assert chosen.startswith("As things are now, which is not as they were then, Draco would choose: gpu-0 on node-0 (")
+    assert chosen.startswith("The cluster has changed since then; now Draco would choose: gpu-0 on node-0 (")
     assert list(fleet.state.devices()) == [each.key for each in claim.results]
     same = a_claim("a", device_class=CLASS, on=["gpu.nvidia.com/node-0/gpu-0"])
-    assert placement_lines(a_fleet(same), [same])[0].startswith("As things are now, Draco would choose the same place")
+    assert placement_lines(a_fleet(same), [same])[0].startswith("Now Draco would choose the same place")
 
 
 def test_of_a_pod_in_a_group_only_what_holds_without_the_group_is_told() -> None:

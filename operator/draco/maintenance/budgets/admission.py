@@ -183,7 +183,7 @@ def paused_by(budget: str) -> str:
 def _too_many_failed(budget: str, failed: Collection[str], most: int) -> str:
     return (
         f"{counted(len(failed), 'request')} failed ({listed(failed)}), more than the {most} of MaintenanceBudget {budget}: "
-        "see to them, then cancel or delete them."
+        "look into them, then cancel or delete them."
     )
 
 

@@ -39,7 +39,7 @@ def why_refused(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> str:
         return ""
     if len(found) > 1:
         names = listed([each.metadata.key for each in found])
-        return f"PodDisruptionBudgets {names} cover it, and the Eviction API takes no pod of several: leave only one"
+        return f"PodDisruptionBudgets {names} cover it, and the Eviction API evicts no pod with more than one: leave only one"
     budget, status, name = found[0], found[0].status, found[0].metadata.key
     if never_allows(budget):
         return f"PodDisruptionBudget {name} can never be met, {_wants(budget)}: change it, or delete the pod"

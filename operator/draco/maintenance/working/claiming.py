@@ -82,8 +82,8 @@ def no_class(gpu: ProbedGpu, cron_job: str) -> str:
             f"has it: create {OPERATOR_DEVICE_CLASS} and {OPERATOR_MIG_DEVICE_CLASS}, as the chart does."
         )
     return (
-        f"It is not known by which DeviceClass {name} is claimed: name one that has it in the annotation "
-        f"draco.dev/device-class of CronJob {cron_job}."
+        f"No DeviceClass is known for {name}: name one that selects it in the annotation draco.dev/device-class of CronJob "
+        f"{cron_job}."
     )
 
 
@@ -108,9 +108,7 @@ def obstacle(gpu: ProbedGpu) -> str:
     has = f"{_named(gpu)} has the taint {first.identity}"
     if first.key.startswith(f"{DRACO_DOMAIN}/"):
         return f"{has}, so no Job can use it yet; this goes on when that is over."
-    return (
-        f"{has}, which is of no maintenance and no fault, so no Job gets it: remove the taint, or cancel this request."
-    )
+    return f"{has}, which belongs to no maintenance and no fault, so no Job can use it: remove the taint, or cancel this request."
 
 
 def is_outdated(claim: ResourceClaim, gpu: ProbedGpu, classes: Mapping[str, DeviceClass]) -> bool:
