@@ -1,6 +1,6 @@
 """`python -m tests.adversary`: look for trouble for as long as you like; `make adversary` starts it.
 
-Owns options and the choice of a machine. Ends with status 1 when something was found.
+Owns options and the choice of a machine. Exits with status 1 if a machine found something.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from tests.adversary.cluster.rivalry import Rivalry
 
 
 class Machine(NamedTuple):
-    """One adversary: what it does, and how it is run for so many seconds with a seed. It says whether it found nothing."""
+    """One adversary: a description, and `run(seconds, seed)`, which returns True if it found nothing."""
 
     does: str
     run: Callable[[float, int], bool]
@@ -53,7 +53,7 @@ MACHINES = {
 
 
 def main() -> None:
-    """Run the machines that were asked for, each for its share of the time."""
+    """Run the chosen machines, each for an equal share of the time."""
     parser = argparse.ArgumentParser(prog="python -m tests.adversary", description="Look for trouble.")
     parser.add_argument("machine", nargs="*", metavar="machine", help=f"one of {', '.join(MACHINES)}; without any, all")
     parser.add_argument("--seconds", type=float, default=60.0, help="time for all machines together")

@@ -1,6 +1,6 @@
-"""The agent machine's fourth layer: what happens to hardware, what people do by hand, and what the agent lives on.
+"""The agent machine's fourth layer: accidents to hardware, manual changes, and outages of what the agent depends on.
 
-Owns these steps. The agent is blamed for none of what they do.
+Owns these steps. Their own effects are never held against the agent.
 """
 
 import shutil
@@ -26,27 +26,27 @@ from tests.adversary.agent.surroundings import DRIVER, NODE
 PROFILES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb")
 CODES = ("UNKNOWN", "IN_USE", "INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NOT_FOUND", "GPU_IS_LOST", "NO_PERMISSION")
 XIDS = (79, 95, 119, 48, 31, 64, 74)
-"""Some end the work of a GPU, some that of a process only."""
+"""Some affect a whole GPU, some only a process."""
 SPREADING = (79, 95, 119)
-"""Also when they are reported for one instance, the whole GPU is hit."""
+"""They affect the whole GPU even if they are reported for one instance."""
 REFUSALS = ("INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NO_PERMISSION")
-"""Answers by which NVML says that it did nothing: hardware does not say so of what it did."""
+"""Error codes that mean NVML changed nothing. A call that took effect never returns one."""
 
 
 class Accidents(HandingOver):
-    """Hardware, people, and the rest of the world."""
+    """Steps for hardware, people, the disk, the API server and other plugins."""
 
     # Hardware
 
     def _happens(self, what: str, event: Callable[[], Any], *, moves: bool, disturbs: bool = True) -> bool:
-        """Hardware or a person does something: what that ends is not the agent's fault. Whether it was done.
+        """Apply `event` and excuse the agent for its effects. Returns whether it happened.
 
-        `moves`: what was where it was may be elsewhere. `disturbs`: an agent that listens may have lost its session.
+        `moves`: minor numbers and instances may have changed. `disturbs`: the agent may have lost its NVML event session.
         """
         before = observer.look(self.folder)
         try:
             event()
-        except StateError:  # hardware refuses, as it does when somebody holds it
+        except StateError:  # hardware refuses, for example while a process holds it
             if observer.look(self.folder).gpus == before.gpus:
                 return False
         fired[what] += 1
@@ -54,7 +54,7 @@ class Accidents(HandingOver):
             self.sickness.disturbed()
         seen = observer.look(self.folder)
         self.foreign &= seen.serials()
-        # One that lost its compute instance to somebody is of no use: it may go.
+        # An instance that lost its compute instance is useless: the agent may destroy it.
         self.alive &= frozenset(instance["serial"] for _, instance in seen.instances() if instance["compute"])
         self.left |= {_place(*each) for each in before.instances() if each[1]["serial"] not in seen.serials()}
         self._bare_ones(seen)
@@ -62,7 +62,10 @@ class Accidents(HandingOver):
         return True
 
     def _bare_ones(self, seen: observer.Seen) -> None:
-        """A bare one with the same number in the same place might be what is left of one of ours: nothing tells them apart."""
+        """A foreign instance without a compute instance, at the ID and placement of one that is gone, may count as Draco's.
+
+        NVML cannot tell the two apart, so nothing is demanded about it.
+        """
         bare = {one["serial"] for gpu, one in seen.instances() if not one["compute"] and _place(gpu, one) in self.left}
         self.unclaimed |= self.foreign & bare
         self.foreign -= bare
@@ -71,14 +74,14 @@ class Accidents(HandingOver):
         order=st.permutations((0, 1, 2)), keep_specs=st.booleans(), capabilities=st.sampled_from((None, None, 5, 700))
     )
     def reboot(self, order: list[int], keep_specs: bool, capabilities: int | None) -> None:
-        """The node boots: minor numbers are as the kernel likes. The specs' folder may be on a disk."""
+        """The node boots: minor numbers are assigned in any order. CDI specs survive if their folder is on a disk."""
         self._bury_all()
         there = sum(gpu.error != 15 for gpu in state.load(self.path).gpus)
         minors = [number for number in order if number < there]
         self._happens(
             "reboot", partial(faults.reboot, self.path, minors=minors, first_capability=capabilities), moves=True
         )
-        self.left = frozenset()  # what there was before a boot is known to be gone
+        self.left = frozenset()  # no instance survives a boot
         self._make_nodes()
         self.sickness.rebooted()
         self.rivals.all_go(cleanly=False)
@@ -92,7 +95,7 @@ class Accidents(HandingOver):
 
     @accident(pick=NUMBERS, back=st.booleans())
     def device_nodes(self, pick: int, back: bool) -> None:
-        """A device node vanishes, or somebody makes all of them. The kernel lists none, so the agent can make none."""
+        """A device node vanishes, or somebody creates all of them. The kernel lists none, so the agent cannot create any."""
         if back:
             fired["device nodes made"] += 1
             self._make_nodes()
@@ -110,7 +113,7 @@ class Accidents(HandingOver):
         ),
     )
     def hardware(self, pick: int, what: str) -> None:
-        """An accident, or somebody who resets, unplugs or reloads."""
+        """A GPU fails, or somebody resets or removes it or reloads the driver."""
         gpu = self._gpu(pick)
         uuid = self._uuid(gpu)
         match what:
@@ -137,7 +140,7 @@ class Accidents(HandingOver):
 
     @accident(pick=NUMBERS, state=st.sampled_from(("joining", "joined", "failed")), seen=st.booleans())
     def fabric(self, pick: int, state: faults.FabricState, seen: bool = False) -> None:
-        """The fabric manager begins with a GPU, is done with it, or gives up."""
+        """The fabric manager starts or finishes registering a GPU, or fails to."""
         gpu = self._gpu(pick)
         if self._uuid(gpu):
             event = partial(faults.fabric, self.path, gpu, state)
@@ -147,7 +150,7 @@ class Accidents(HandingOver):
     @precondition(lambda self: not self.hanging)
     @accident(pick=NUMBERS, lacks=LACKS)
     def older_driver(self, pick: int, lacks: tuple[str, str]) -> None:
-        """A driver is loaded that lacks something for a board."""
+        """A driver is loaded that does not support an NVML call for one board."""
         gpu = self._gpu(pick)
         if self._uuid(gpu) and self._happens("older driver", lambda: faults.reload_driver(self.path), moves=True):
             self.sickness.reset()
@@ -159,9 +162,9 @@ class Accidents(HandingOver):
         pick=NUMBERS, code=st.sampled_from(XIDS), of_part=st.booleans(), seen=st.sampled_from((True, True, False))
     )
     def xid(self, pick: int, code: int, of_part: bool = False, seen: bool = False) -> None:
-        """The driver reports an error of a GPU; of a part of it, where the error is one that reaches all of it.
+        """The driver reports an XID of a GPU, or of one instance if the XID affects the whole GPU anyway.
 
-        `seen`: the agent has the time to listen, and to do something about it.
+        `seen`: the agent gets time to hear it and to react.
         """
         self._time_passes(seen)
         gpu = self._gpu(pick)
@@ -188,7 +191,7 @@ class Accidents(HandingOver):
 
     @accident(pick=NUMBERS, same=st.booleans())
     def bring_back(self, pick: int, same: bool) -> None:
-        """A person comes, for a board that is out or dead."""
+        """A person reseats or replaces a removed or dead board."""
         node = state.load(self.path)
         out = [gpu.uuid for gpu in [*node.missing, *node.gpus] if gpu in node.missing or gpu.error]
         if out:
@@ -205,14 +208,14 @@ class Accidents(HandingOver):
         compute=st.sampled_from(("whole", "whole", "none")),
     )
     def make_by_hand(self, pick: int, profile: str, start: int | None, compute: Literal["whole", "none"]) -> None:
-        """Somebody else makes an instance."""
+        """Somebody else creates an instance."""
         if self.hanging:  # theirs would hang, too
             return
         self._make(self._gpu(pick), profile, start, compute)
 
     @accident(pick=NUMBERS)
     def replace_by_hand(self, pick: int) -> None:
-        """Somebody destroys an instance of a claim, and makes one of theirs in its place that is just like it."""
+        """Somebody destroys a claim's instance and creates their own with the same profile and placement."""
         if self.hanging:
             return
         found = [each for each in observer.look(self.folder).instances() if each[1]["serial"] in self.alive]
@@ -234,7 +237,7 @@ class Accidents(HandingOver):
 
     @accident(pick=NUMBERS, mode=st.sampled_from((None, None, 0, 1)))
     def undo_by_hand(self, pick: int, mode: int | None) -> None:
-        """Somebody destroys an instance, whoever made it; or switches MIG mode."""
+        """Somebody destroys any instance, or switches MIG mode."""
         if self.hanging:
             return
         if mode is not None:
@@ -255,7 +258,7 @@ class Accidents(HandingOver):
         times=st.integers(1, 3),
     )
     def fail(self, function: str, code: str, pick: int | None, effect: Literal["none", "done"], times: int) -> None:
-        """Calls of NVML fail."""
+        """NVML calls fail."""
         gpu = None if pick is None else self._gpu(pick)
         if effect == "done" and code in REFUSALS:
             code = "UNKNOWN"
@@ -271,7 +274,7 @@ class Accidents(HandingOver):
         )
     )
     def world(self, what: str) -> None:
-        """What the agent lives on comes and goes."""
+        """The disk fills or gets room, the API server goes or comes back, or everything is repaired."""
         fired[what] += 1
         match what:
             case "disk fills":
@@ -290,7 +293,7 @@ class Accidents(HandingOver):
 
     @accident(pick=NUMBERS, key=st.sampled_from(KEYS), seen=st.booleans())
     def decide(self, pick: int, key: str, seen: bool = False) -> None:
-        """An operator decides that a GPU is to have a taint, or is not to have it any more."""
+        """An operator adds a taint to a GPU or removes it."""
         boards = self._boards()
         uuid = boards[pick % len(boards)]
         self.decisions.now[uuid] = self.decisions.now.get(uuid, set()) ^ {key}
@@ -303,7 +306,7 @@ class Accidents(HandingOver):
         what=st.sampled_from(("deleted", "deleted", "empty", "unreadable", "readable", "decided")), seen=st.booleans()
     )
     def gpu_node(self, what: str, seen: bool = False) -> None:
-        """The GpuNode is deleted or emptied, or its agent may not read it; or it says again what is decided."""
+        """The GpuNode is deleted or emptied, its agent loses or regains access to it, or the operator writes its decisions."""
         fired[f"GpuNode {what}"] += 1
         match what:
             case "deleted":
@@ -321,7 +324,7 @@ class Accidents(HandingOver):
     @precondition(lambda self: self.agent is None)
     @accident()
     def lose_decisions(self) -> None:
-        """The agent's record of what was wanted is lost: what was published tells of hand-overs and maintenance alone."""
+        """The agent loses its record of the GpuNode's spec. The slices still show only hand-overs and maintenance."""
         fired["lost what was wanted"] += 1
         (self.folder / "agent" / "wanted.json").unlink(missing_ok=True)
         self.decisions.lost({HEALTH})
@@ -336,7 +339,7 @@ class Accidents(HandingOver):
         seen=st.booleans(),
     )
     def another_plugin(self, where: str, speaks: bool, ours: bool, seen: bool = False) -> None:
-        """Somebody else serves the driver, or another one: by a socket of its own, or by ours. It may not answer at first."""
+        """Another plugin serves this driver or another one, on its own socket or in place of ours. It may not answer at first."""
         fired[f"another plugin, {where}"] += 1
         registry, driver = self.rivals.registry, "fpga.example.com" if where == "other driver" else DRIVER
         name = f"{driver}-{self.rivals.born}" if where == "beside" else driver
@@ -351,7 +354,7 @@ class Accidents(HandingOver):
     @precondition(lambda self: bool(self.rivals.live))
     @rule(pick=NUMBERS, what=st.sampled_from(("speaks", "speaks", "ends", "is killed")), seen=st.booleans())
     def of_another_plugin(self, pick: int, what: str, seen: bool = False) -> None:
-        """It answers now, or ends."""
+        """The other plugin starts to answer, ends or is killed."""
         fired[f"another plugin {what}"] += 1
         rival = self.rivals.live[pick % len(self.rivals.live)]
         if what == "speaks":
@@ -362,7 +365,7 @@ class Accidents(HandingOver):
         self._time_passes(seen)
 
     def _all_is_well(self) -> None:
-        """Whatever can be repaired is."""
+        """Repair everything that can be repaired, except hanging calls."""
         self.disk.free = None
         self.source.gone = False
         node = state.load(self.path)
@@ -373,16 +376,16 @@ class Accidents(HandingOver):
 
     @accident(pick=NUMBERS, mode=st.sampled_from(("none", "dynamic", "dynamic", "dynamic", "static", "disabled")))
     def policy(self, pick: int, mode: str) -> None:
-        """What is wanted of a GPU changes."""
+        """The MIG mode that the operator wants for a GPU changes."""
         self._policy(pick, mode)
 
 
 def _place(gpu: Mapping[str, Any], instance: Mapping[str, Any]) -> tuple[object, ...]:
-    """All that NVML tells of a GPU instance without a compute instance."""
+    """Everything by which NVML identifies a GPU instance without a compute instance."""
     return gpu["uuid"], instance["id"], instance["profile_id"], instance["start"]
 
 
 def _profile(board: str, number: int) -> str:
-    """The name by which people know a profile."""
+    """The profile's name, such as 1g.10gb."""
     table = BOARDS[board].mig
     return next(one.name for one in table.profiles if one.id == number) if table else ""

@@ -1,6 +1,6 @@
-"""The agent machine's third layer: claims that come, are prepared, asked for again, and go; and pods that use them.
+"""The agent machine's third layer: claims that are allocated, prepared, prepared again and unprepared, and their pods.
 
-Owns these steps, and what must be true of an answer at the moment at which kubelet gets it.
+Owns these steps, and what must be true of an answer at the moment kubelet gets it.
 """
 
 import re
@@ -21,7 +21,7 @@ from tests.adversary.agent.surroundings import NODE
 
 KINDS = st.sampled_from(("whole", "part", "part"))
 OTHERS = ("3g.40gb-9-0", "3g.40gb-9-4", "1g.10gb-19-0", "1g.10gb-19-3", "1g.10gb-19-4", "2g.20gb-14-2", "7g.80gb-0-0")
-"""Partitions as somebody could name them who has not read what is published."""
+"""Valid partition names that the node need not have published."""
 
 
 class LifeOfClaims(LifeOfAgent):
@@ -36,7 +36,7 @@ class LifeOfClaims(LifeOfAgent):
         asked=st.sampled_from((True, True, False)),
     )
     def allocate(self, picks: list[tuple[str, int]], age: int, tolerant: bool, admin: bool, asked: bool) -> None:
-        """The scheduler allocates a claim from what is published, or was a moment ago."""
+        """The scheduler allocates a claim from the published slices or from outdated ones."""
         published = self.past[max(0, len(self.past) - 1 - age)]
         claim = Claim(name=self._name(), results=[])
         for kind, pick in picks:
@@ -53,14 +53,14 @@ class LifeOfClaims(LifeOfAgent):
     @precondition(lambda self: self._served() and bool(self.past) and len(self.claims) < 8)
     @rule(kind=KINDS, pick=st.integers(0, 40), admin=st.sampled_from((False, False, False, False, True)))
     def pod(self, kind: str, pick: int, admin: bool = False) -> None:
-        """A pod like most: its claim is for one device, and is prepared as soon as it is allocated."""
+        """A typical pod: its claim is for one device and is prepared right after allocation."""
         if self._served():
             self.allocate([(kind, pick)], age=0, tolerant=False, admin=admin, asked=True)
 
     @precondition(lambda self: self._served() and bool(self.past) and len(self.claims) < 8 and bool(self._sick()))
     @rule(pick=st.integers(0, 40))
     def pod_for_the_sick(self, pick: int) -> None:
-        """A pod whose claim tolerates whatever is wrong with what it gets."""
+        """A pod whose claim tolerates the fault of its device."""
         sick = self._sick()
         if sick:
             device = sick[pick % len(sick)]
@@ -68,7 +68,7 @@ class LifeOfClaims(LifeOfAgent):
             self._add(claim, "allocate what is sick", asked=True)
 
     def _sick(self) -> list[str]:
-        """Devices that are free but for a fault."""
+        """Free devices that have a fault."""
         if not self.past or not (self.sickness.known or self.sickness.seen):
             return []
         hardware, published = self._hardware(), self.past[-1]
@@ -78,7 +78,7 @@ class LifeOfClaims(LifeOfAgent):
     @precondition(lambda self: self._served() and bool(self.past) and len(self.claims) < 6)
     @rule(several=st.lists(st.tuples(KINDS, st.integers(0, 40)), min_size=2, max_size=4))
     def pods(self, several: list[tuple[str, int]]) -> None:
-        """Several of them."""
+        """Several typical pods."""
         for kind, pick in several:
             self.pod(kind, pick)
 
@@ -89,7 +89,7 @@ class LifeOfClaims(LifeOfAgent):
         asked=st.booleans(),
     )
     def allocate_blindly(self, devices: list[tuple[int, int, bool]], share: bool, asked: bool) -> None:
-        """Somebody writes an allocation who does not care what is free."""
+        """Somebody writes an allocation without checking what is free."""
         known = sorted({name for published in self.past for name in published.names()})
         names = [*known, *(f"gpu-{gpu}-mig-{other.replace('.', '')}" for gpu in range(3) for other in OTHERS)]
         names += [one.device for claim in self.claims.values() for one in claim.results] * 4
@@ -106,7 +106,7 @@ class LifeOfClaims(LifeOfAgent):
         return f"c{self.number}"
 
     def _add(self, claim: Claim, what: str, *, asked: bool) -> None:
-        """A claim is allocated; and its pod starts at once, if it is `asked` for."""
+        """Add an allocated claim; with `asked`, kubelet prepares it at once."""
         fired[what] += 1
         self.claims[claim.name] = claim
         self.source.put(CLAIMS, claim.object(NODE))
@@ -116,7 +116,7 @@ class LifeOfClaims(LifeOfAgent):
     @precondition(lambda self: self._served() and bool(self.claims))
     @rule(pick=NUMBERS)
     def prepare(self, pick: int) -> None:
-        """Kubelet asks, for the first time or again."""
+        """Kubelet asks to prepare a claim, for the first time or again."""
         claim = self._pick(pick)
         if not claim.leaving:
             self._ask(claim)
@@ -130,7 +130,7 @@ class LifeOfClaims(LifeOfAgent):
             assert error or not self.gave_way, "prepared, though another plugin was there first"
             fired[f"prepare{' again' if again else ''}: {'refused' if error else 'done'}"] += 1
             if error:
-                claim.unsure = before  # a refusal is an answer; an attempt without one may still go on
+                claim.unsure = before  # this attempt was answered, but an earlier unanswered one may still be running
                 self._kubelet_records()
                 if not again and not before:
                     given = observer.look(self.folder).given
@@ -145,7 +145,7 @@ class LifeOfClaims(LifeOfAgent):
                 assert not why, f"{claim.name} was given {part}, which has had {why}"
 
     def _check_answer(self, claim: Claim) -> None:
-        """What kubelet was just told is so."""
+        """Check that the answer kubelet just got is true."""
         seen = observer.look(self.folder)
         mine = [one for one in seen.given if one.claim == claim.uid]
         assert {one.device for one in mine} == {one.device for one in claim.results}, (
@@ -153,7 +153,7 @@ class LifeOfClaims(LifeOfAgent):
         )
         for one in mine:
             why = observer.wrong(one, seen)
-            # Hardware that changes while the driver hangs: there is nobody who could tell.
+            # If the hardware changed while the driver hangs, the agent cannot know.
             assert not why or (self.hanging and not self.current), f"just answered, {why}"
         others = {one.claim for one in seen.given} - {claim.uid}
         for other in others:
@@ -165,18 +165,18 @@ class LifeOfClaims(LifeOfAgent):
         for part in claim.exclusive:
             gpu = next(each for each in seen.gpus if each["uuid"] == part.gpu)
             if self.hanging and self.modes.get(part.gpu) != gpu["mig_current"]:
-                continue  # somebody has switched it, and now there is nobody who could tell
+                continue  # it was switched before the driver hung, so the agent cannot know
             assert bool(gpu["mig_current"]) is not part.whole, "just answered, the GPU's MIG mode makes it useless"
 
     def _take_up(self, claim: Claim) -> None:
-        """Its pod starts: what it has now must stay."""
+        """Record what the starting pod has: from now on it must stay."""
         seen = observer.look(self.folder)
         mine = [one for one in seen.given if one.claim == claim.uid]
         claim.parts = {one.device: part for one in mine if (part := seen.part(one.uuid)) is not None}
         self.alive |= {serial for one in mine if (serial := seen.serial(one.uuid)) is not None}
 
     def _check_refusal(self, claim: Claim, error: str) -> None:
-        """Where nothing else is in the way, the fault is what kubelet is told."""
+        """If only the fault can be the cause, the refusal must name it."""
         device = claim.results[0]
         hardware = self._hardware()
         why = self.sickness.why(claim.boards.get(device.device, ""), hardware)
@@ -200,7 +200,7 @@ class LifeOfClaims(LifeOfAgent):
             )
 
     def _check_boards(self, claim: Claim, mine: list[observer.Given], seen: observer.Seen) -> None:
-        """A name stands for the board for which it stood when it was chosen."""
+        """A device name must stand for the same board as when the scheduler chose it."""
         for one in mine:
             part, board = seen.part(one.uuid), claim.boards.get(one.device)
             assert part is None or board is None or part.gpu == board, f"{one.device} was {board} and is now {part.gpu}"
@@ -208,7 +208,7 @@ class LifeOfClaims(LifeOfAgent):
     @precondition(lambda self: self._served() and bool(self.claims))
     @rule(pick=NUMBERS)
     def unprepare(self, pick: int) -> None:
-        """The pod is gone: kubelet gives the claim up, and the claim is deallocated."""
+        """The pod is gone: kubelet unprepares the claim, and the claim is deallocated."""
         claim = self._pick(pick)
         if not (claim.told or claim.unsure):
             return
@@ -222,7 +222,11 @@ class LifeOfClaims(LifeOfAgent):
             assert not must or not error, f"{claim.name} is not given up, and nothing is in its way: {error}"
 
     def _can_be_given_up(self, claim: Claim) -> bool:
-        """Whole GPUs need no driver, and neither kind needs room on the disk or the API server. Instances must not be in use."""
+        """Whether unpreparing must succeed.
+
+        Whole GPUs need no driver; instances need one that answers, and must not be in use.
+        Neither needs disk space or the API server.
+        """
         if not claim.told or not claim.parts:
             return False
         whole = all(part.whole for part in claim.parts.values())
@@ -247,7 +251,7 @@ class LifeOfClaims(LifeOfAgent):
     @precondition(lambda self: any(claim.told and not claim.leaving for claim in self.claims.values()))
     @rule(pick=NUMBERS)
     def object_goes(self, pick: int) -> None:
-        """A pod is deleted by force, and its claim with it; kubelet gives the claim up much later, or never."""
+        """A pod and its claim are deleted by force; kubelet unprepares the claim much later or never."""
         told = [claim for claim in self.claims.values() if claim.told and not claim.leaving]
         claim = told[pick % len(told)]
         fired["object goes"] += 1
@@ -258,7 +262,7 @@ class LifeOfClaims(LifeOfAgent):
     @precondition(lambda self: self._served() and any(claim.told for claim in self.claims.values()))
     @rule(pick=NUMBERS)
     def give_up_too_early(self, pick: int) -> None:
-        """Kubelet gives up a claim that its pod still uses, and may ask for it again."""
+        """Kubelet unprepares a claim that its pod still uses, and may prepare it again."""
         told = [claim for claim in self.claims.values() if claim.told and not claim.leaving]
         if not told:
             return
@@ -282,7 +286,7 @@ class LifeOfClaims(LifeOfAgent):
     @precondition(lambda self: bool(self.claims))
     @rule(pick=NUMBERS)
     def deallocate(self, pick: int) -> None:
-        """A claim that kubelet never asked for is deleted."""
+        """A claim that kubelet never asked to prepare is deleted."""
         claim = self._pick(pick)
         if not (claim.told or claim.unsure or claim.leaving):
             fired["deallocate"] += 1
@@ -306,7 +310,7 @@ class LifeOfClaims(LifeOfAgent):
     @precondition(lambda self: any(claim.told for claim in self.claims.values()))
     @rule(pick=NUMBERS, listed=st.booleans(), ends=st.booleans())
     def run_pod(self, pick: int, listed: bool, ends: bool) -> None:
-        """A container computes on what its claim has; or every container ends."""
+        """A container starts to use its claim's devices, or every container ends."""
         if ends:
             self._pods_end()
             return

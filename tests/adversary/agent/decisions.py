@@ -1,7 +1,7 @@
-"""What an operator has decided about the GPUs of a node, and what the agent publishes by it.
+"""An operator's decisions about the GPUs of a node, and the taints that the agent publishes for them.
 
-Owns what is written into the GpuNode's spec, and the promise that what is published loses nothing of it until an operator has
-decided otherwise. A GpuNode that is deleted, cannot be read, or is empty decides nothing. Shares no code with the product.
+Owns the GpuNode's spec, and the promise that a published device keeps a decided taint until an operator decides otherwise. A
+GpuNode that is deleted, unreadable or empty decides nothing. Shares no code with the product.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,27 +13,27 @@ from tests.adversary.agent.sickness import APPLICATION, Sickness, fenced
 MAINTENANCE = "draco.dev/maintenance"
 HANDED_OVER = "draco.dev/operator-allocated"
 HEALTH = "draco.dev/xid"
-"""The taint of an XID that is the fault of an application, if a policy says so."""
+"""The taint of an application's XID, if a policy demands one."""
 FAULT = f"Xid{APPLICATION}"
 KEYS = (MAINTENANCE, HANDED_OVER, HEALTH)
 
 Kept = dict[str, frozenset[str]]
-"""Taints by the UUID of a GPU."""
+"""Taint keys by GPU UUID."""
 
 
 class Decisions:
-    """Of one node."""
+    """The decisions about one node."""
 
     def __init__(self) -> None:
         self.now: dict[str, set[str]] = {}
-        """The taints that each GPU is to have."""
+        """The taints that each GPU must have."""
         self._published: Kept = {}
-        """The taints that all devices of a GPU had when they were published last."""
+        """The taints that all devices of a GPU had when they were last published."""
         self._taken_back: Kept = {}
-        """Those that an operator has taken back since."""
+        """The taints that an operator has removed since."""
 
     def spec(self, gpus: Collection[str]) -> dict[str, Any]:
-        """The spec of the GpuNode, for all these GPUs. From now on what is not in it may go."""
+        """The GpuNode's spec for these GPUs. From now on the agent may remove taints that are not in it."""
         for gpu in gpus:
             wanted = frozenset(self.now.get(gpu, ()))
             self._taken_back[gpu] = self._taken_back.get(gpu, frozenset()) | (frozenset(KEYS) - wanted)
@@ -51,11 +51,11 @@ class Decisions:
         }
 
     def lost(self, keys: Iterable[str]) -> None:
-        """Nobody can know any more that these taints were there."""
+        """These taints are on no record any more, so devices may lose them."""
         self._published = {gpu: kept - frozenset(keys) for gpu, kept in self._published.items()}
 
     def why_bare(self, published: Published, sickness: Sickness) -> str:
-        """What a device has lost that no operator has taken back; "" for nothing."""
+        """Names a device that lost a taint which no operator removed; "" if none did."""
         for gpu, devices in _by_gpu(published).items():
             kept = {key for key in self._published.get(gpu, ()) if key != HEALTH or sickness.has_heard(gpu)}
             for device in devices:
@@ -68,7 +68,7 @@ class Decisions:
         return ""
 
     def why_not_heard(self, published: Published) -> str:
-        """Where what is published is not what is decided, though the agent has heard of it; "" where it is."""
+        """Names a device whose taints differ from the decisions that the agent has read; "" if none does."""
         for gpu, devices in _by_gpu(published).items():
             for device in devices:
                 for key in (MAINTENANCE, HANDED_OVER):
@@ -86,14 +86,14 @@ def _by_gpu(published: Published) -> dict[str, list[Mapping[str, Any]]]:
 
 
 def _has(device: Mapping[str, Any], key: str) -> bool:
-    """Whether a device has such a taint; one with a fault, if it has any of a fault."""
+    """Whether a device has this taint. For HEALTH, any fault's taint counts."""
     if key == HEALTH:
         return fenced(device)
     return any(taint["key"] == key and taint["effect"] == "NoSchedule" for taint in device.get("taints", ()))
 
 
 def _is_for(device: Mapping[str, Any], key: str) -> bool:
-    """Whether a device has it for what was decided, and for nothing else."""
+    """Whether a device has the taint because of the decision and not because of another fault."""
     if key != HEALTH:
         return _has(device, key)
     taints = device.get("taints", ())

@@ -1,8 +1,8 @@
-"""The real agent on a node of the adversary, one step at a time: it can be killed at every one of them.
+"""The real agent on a node of the adversary, run step by step. It can be killed at every step.
 
-Owns how the agent is started, given its turn, called as kubelet calls it, and ended. It is `draco.agent.app.Agent` as the
-program makes it; nobody calls through its sockets (`rivals`), and what it would publish is read where it is handed to the
-publisher. Time is the machine's, and threads are run in place, so that a sequence repeats exactly.
+Owns how the agent is started, run, called as kubelet would, and ended. It is `draco.agent.app.Agent` as the program builds it.
+Calls bypass its sockets (`rivals`), and published devices are read where the agent passes them to the publisher. The machine
+controls the clock and threads run in place, so a sequence repeats exactly.
 """
 
 import asyncio
@@ -32,17 +32,17 @@ T = TypeVar("T")
 
 RESCAN_S = 20.0
 EVENT_WAIT_S = 5.0
-"""How long NVML is asked for events at a time. What comes meanwhile is told at the end of it."""
+"""How long one wait for NVML events lasts. Events that come meanwhile are delivered at its end."""
 KUBELET_S = 45.0
 """How long kubelet waits for an answer."""
 CHECK_S = 5.0
-"""Between two looks at the sockets."""
+"""Seconds between two checks of the sockets."""
 _MANY = 20_000
-"""So many turns of the event loop without a pause are a live lock."""
+"""Turns of the event loop without a pause that count as a livelock."""
 
 
 class Gone(Exception):
-    """The agent does not run."""
+    """The agent is not running."""
 
 
 class NoAnswer(Exception):
@@ -50,14 +50,14 @@ class NoAnswer(Exception):
 
 
 class AtOnce(SimulatedNvml):
-    """NVML that has an event or has none, and waits for none: the time of the machine's does not pass inside a call."""
+    """NVML that never waits for an event: the machine's clock stands still during a call."""
 
     def nvmlEventSetWait_v2(self, events: Any, _timeout_ms: int) -> Any:  # noqa: N802 - the name is pynvml's
         return self._functions["nvmlEventSetWait_v2"](events, 0)
 
 
 class Listening(hardware.HardwareMonitor):
-    """It waits for events before it asks for them, and not in a thread."""
+    """Waits on the machine's clock before it asks for events, instead of in a thread."""
 
     async def _heard_by(self, seconds: float, work: Callable[[], T]) -> T:
         if seconds:
@@ -133,11 +133,11 @@ class Driven:
 
     @property
     def ready(self) -> bool:
-        """Whether kubelet finds its socket."""
+        """Whether the agent serves kubelet."""
         return self.agent.parts.plugin.serving.is_set()
 
     def begin(self) -> None:
-        """As the program does; and it is taken that the API server was asked what it can do."""
+        """Start the agent as the program does, with feature discovery already done."""
         self.agent._asked.set()
         self._task = self.loop.create_task(self.agent.run(), context=self.process.context)
         parts = self.agent.parts
@@ -147,14 +147,14 @@ class Driven:
         self.listen()
 
     def start(self) -> None:
-        """The same, until it serves. AnotherPlugin when somebody else serves the driver."""
+        """Start the agent and wait until it serves. Raises AnotherPlugin if another plugin serves the driver."""
         self.begin()
-        for _ in range(20):  # it may wait a little for what it cannot have
+        for _ in range(20):  # it may first wait in vain for something unavailable
             if not self.ready:
                 self._run(self.clock.advance(1.0))
 
     def listen(self) -> None:
-        """Its watch tells of the GpuNode, if it can."""
+        """Deliver the GpuNode through the agent's watch, if that works."""
         self._run(self._heard())
 
     async def _heard(self) -> None:
@@ -168,54 +168,54 @@ class Driven:
 
     @property
     def forgets(self) -> bool:
-        """Whether something that is wanted could not be written, so that only this process knows it."""
+        """Whether the last spec could not be written to disk, so that only this process knows it."""
         return self.agent.parts.keeper._memory.unwritten
 
     def turn(self, seconds: float) -> None:
-        """Let so much time pass for the agent."""
+        """Let this many seconds pass for the agent."""
         self.listen()
         self._run(self.clock.advance(seconds))
 
     def end(self) -> None:
-        """It is told to end, as by SIGTERM."""
+        """Tell the agent to end, as SIGTERM does."""
         if self._task is not None:
             self._task.cancel()
         self.pass_time(0.0)
 
     def pass_time(self, seconds: float) -> None:
-        """Let so much time pass for all agents, whether or not this one lives on."""
+        """Let this many seconds pass for all agents, even if this one dies."""
         self.loop.run_until_complete(self.clock.advance(seconds))
         self.loop.run_until_complete(self._settle())
 
     @property
     def ended(self) -> bool:
-        """Whether its process is gone, or about to be."""
+        """Whether its process has ended or is ending."""
         return self.death.dead or self._task is None or self._task.done()
 
     @property
     def why_ended(self) -> BaseException | None:
-        """How it ended by itself."""
+        """The exception with which it ended, if any."""
         if self._task is None or not self._task.done():
             return None
         return asyncio.CancelledError() if self._task.cancelled() else self._task.exception()
 
     @property
     def registers(self) -> bool:
-        """Whether kubelet finds its registration."""
+        """Whether the agent has registration sockets for kubelet."""
         return bool(self.agent.parts.plugin.identities)
 
     def kubelet_registers(self) -> None:
-        """Kubelet tells it that it is registered."""
+        """Kubelet tells the agent that it is registered."""
         plugin = self.agent.parts.plugin
         done = plugin._notified(registration_pb2.RegistrationStatus(plugin_registered=True), None)
         self.loop.run_until_complete(self.loop.create_task(done, context=self.process.context))
 
     def stop(self) -> None:
-        """The process ends, as by SIGKILL: nothing of it has any effect from here on."""
+        """End the process as SIGKILL does: nothing it started has any effect from here on."""
         self.process.end(self.loop)
 
     def let_go(self) -> None:
-        """Calls that hung have been let go: have them end, and what waited for them."""
+        """Finish the calls that hung and everything that waited for them."""
         self.threads.let_go()
         if not self.death.dead:
             self._run(self._settle())
@@ -223,16 +223,16 @@ class Driven:
     # Calls
 
     def prepare(self, name: str, uid: str) -> tuple[str, list[Any]]:
-        """Kubelet's call: the error, and the devices."""
+        """Call as kubelet does. Returns the error and the devices."""
         answer = self._call("NodePrepareResources", dra_v1_pb2.NodePrepareResourcesRequest, name, uid)
         return answer.error, list(answer.devices)
 
     def unprepare(self, name: str, uid: str) -> str:
-        """Kubelet's call: the error."""
+        """Call as kubelet does. Returns the error."""
         return str(self._call("NodeUnprepareResources", dra_v1_pb2.NodeUnprepareResourcesRequest, name, uid).error)
 
     def ask(self, name: str, uid: str, *, gives_up: bool) -> "asyncio.Task[Any]":
-        """A call that nobody waits for yet."""
+        """Start a call without waiting for its answer."""
         asked = dra_v1_pb2.Claim(namespace="default", name=name, uid=uid)
         if gives_up:
             call = self._calls["NodeUnprepareResources"](dra_v1_pb2.NodeUnprepareResourcesRequest(claims=[asked]), None)
@@ -241,7 +241,7 @@ class Driven:
         return self.loop.create_task(call, context=self.process.context)
 
     def finish(self, calls: "Collection[asyncio.Task[Any]]") -> None:
-        """Let time pass until all are answered, or kubelet's patience is at its end."""
+        """Let time pass until all calls are answered or kubelet's timeout is over."""
         until_s = self.clock.monotonic() + KUBELET_S
         while not all(call.done() for call in calls) and self.clock.monotonic() < until_s:
             self._run(self.clock.advance(0.5))
@@ -252,7 +252,7 @@ class Driven:
         return answer.claims[uid]
 
     async def _answered(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """The answer of a call that may wait for time to pass."""
+        """Await a call, letting time pass while it waits."""
         task = self.loop.create_task(call, context=self.process.context)
         until_s = self.clock.monotonic() + KUBELET_S
         while not task.done():
@@ -269,7 +269,7 @@ class Driven:
         return await task
 
     def published(self) -> tuple[list[Any], list[Any]] | None:
-        """What it would publish now, as JSON; None while it would publish nothing."""
+        """The devices and counters that it would publish now, as JSON; None if it would publish nothing."""
         if not self.ready or self.agent.parts.publisher._wanted is None:
             return None
         self._run(self.agent.parts.offers._reconcile(""))
@@ -280,7 +280,7 @@ class Driven:
     # The loop
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run, and then whatever it has woken. Killed when the agent died meanwhile; a task that fails is a defect."""
+        """Run `work` and everything it wakes. Raises Killed if the agent died meanwhile. A task that fails is a defect."""
         if self.death.dead:
             work.close()
             raise Gone

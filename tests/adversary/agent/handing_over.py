@@ -1,8 +1,8 @@
-"""The agent machine's layer of upgrades: a next agent stands by, and the one that serves is told to end.
+"""The agent machine's upgrade layer: a next agent stands by, and the serving agent is told to end.
 
-Owns these steps, and what kubelet sees meanwhile: it calls whoever registered last. No call fails for the handover alone, unless
-one of both dies, kubelet takes longer than agents wait, or somebody else serves the driver: what is refused while agents follow
-each other is refused afterwards, too.
+Owns these steps, and kubelet's calls meanwhile: kubelet calls the plugin that registered last. A call that fails during the
+handover must fail afterwards, too, unless one of the agents dies, kubelet registers the next one too late, or another plugin
+serves the driver.
 """
 
 import asyncio
@@ -21,22 +21,22 @@ from tests.adversary.agent.scheduler import Claim
 from tests.adversary.agent.surroundings import Death
 
 PATIENCE_S = 60.0
-"""Longer than it takes to follow."""
+"""Longer than a handover takes."""
 IN_TIME_S = 2.0
-"""If kubelet has registered the next one by then, nobody gives up waiting for it."""
+"""If kubelet registers the next agent within this time, the old one still waits for it."""
 
 
 Ask = tuple[int, int, bool]
-"""A call of kubelet's: at which of four moments, for which claim, and whether it gives it up."""
+"""A call of kubelet: at which of four moments, for which claim, and whether it unprepares it."""
 
 
 class Course(NamedTuple):
-    """How an agent is told to end.
+    """How an upgrade goes.
 
-    Kubelet takes `late_s` to register the next one. It asks for claims at four moments: before, at once, when the next one has
-    registered, and when the other has ended. The API server takes `slow_s` for an answer. One of both `dies`, at its step number
-    `at`, or `both` are told to end. Without `hands_over` the old one waits for nobody, as a version that knows of no other;
-    unless `followed`, nobody stands by but who did so before.
+    Kubelet takes `late_s` to register the next agent. It makes the calls `asks` at four moments: before the old agent is told to
+    end, right after, when the next one has registered, and when the old one has ended. The API server takes `slow_s` to answer.
+    The agent named in `dies` dies at its step number `at`. With `both`, both agents are told to end. Without `hands_over` the old
+    agent waits for no successor, like a version that knows of none. Without `followed` no new agent is started.
     """
 
     late_s: float
@@ -50,7 +50,7 @@ class Course(NamedTuple):
 
 
 class Asked:
-    """A call of kubelet's that goes on while agents follow each other."""
+    """A call of kubelet that is under way during a handover."""
 
     def __init__(self, agent: Driven, claim: Claim, *, gives_up: bool) -> None:
         self.agent, self.claim, self.gives_up = agent, claim, gives_up
@@ -58,7 +58,7 @@ class Asked:
 
     @property
     def failed(self) -> str | None:
-        """Why it failed; None while it goes on, "" when it did not."""
+        """Why it failed; None while it is under way, "" if it succeeded."""
         if not self.answer.done():
             return None
         if self.answer.cancelled() or self.answer.exception() is not None:
@@ -67,7 +67,7 @@ class Asked:
 
 
 class HandingOver(LifeOfClaims):
-    """What happens when an agent is upgraded."""
+    """Steps that upgrade an agent."""
 
     @precondition(lambda self: self.agent is not None and self.next is None)
     @accident()
@@ -88,7 +88,7 @@ class HandingOver(LifeOfClaims):
         )
         try:
             self.next.begin()
-        except AnotherPlugin:  # the one that was to follow had not looked yet, and somebody else is there
+        except AnotherPlugin:  # no agent holds the node, and another plugin serves
             assert any(rival.contends for rival in self.rivals.live), (
                 "the next agent does not start, though nobody contends"
             )
@@ -96,7 +96,7 @@ class HandingOver(LifeOfClaims):
             self.next.stop()
             self.next = None
             return
-        if self.next.process.holds:  # the one that was to follow had not looked yet
+        if self.next.process.holds:  # no agent held the node, so this one took it
             self.agent, self.next = self.next, self.agent
             self._promoted()
         fired["follow: stands by"] += stands_by(self.folder / "agent")
@@ -113,7 +113,7 @@ class HandingOver(LifeOfClaims):
         followed=st.sampled_from((True, True, True, False)),
     )
     def told_to_end(self, **drawn: Any) -> None:
-        """The agent is told to end; who follows it, if anybody does, serves from then on."""
+        """Tell the agent to end. Its successor, if there is one, serves from then on."""
         course = Course(**drawn)
         if course.followed and self.next is None:
             self._follow()
@@ -159,7 +159,7 @@ class HandingOver(LifeOfClaims):
             self._check_calls(calls)
 
     def _until_followed(self, old: Driven, following: Driven | None, late_s: float, asks: list[Ask]) -> list[Asked]:
-        """Time passes until the old one has ended. Kubelet registers whoever wants it."""
+        """Let time pass until the old agent has ended. Kubelet registers the next one when it asks."""
         calls: list[Asked] = []
         waited_s, seen_s = 0.0, None
         called = old
@@ -197,7 +197,7 @@ class HandingOver(LifeOfClaims):
         return found
 
     def _hear(self, call: Asked) -> None:
-        """Kubelet has its answer."""
+        """Record the answer that kubelet got."""
         self.busy.discard(call.claim.name)
         fired[f"asked while told to end: {call.failed or 'done'}"[:90]] += 1
         if call.failed:
@@ -212,7 +212,7 @@ class HandingOver(LifeOfClaims):
             self._take_up(call.claim)
 
     def _check_calls(self, calls: list[Asked]) -> None:
-        """What failed fails again, now that an agent serves whom nobody follows."""
+        """Check that failed calls fail again, now that the handover is over."""
         for call in calls:
             if call.failed and self._served() and call.claim.name in self.claims:
                 if call.gives_up:
@@ -225,7 +225,7 @@ class HandingOver(LifeOfClaims):
                 assert error, f"{call.claim.name} failed only because agents followed each other: {call.failed}"
 
     def _reap(self) -> None:
-        """One that stood by has died, or has given up waiting."""
+        """Remove a standby agent that has died or ended."""
         following = self.next
         if following is None or not (following.death.dead or following.ended):
             return

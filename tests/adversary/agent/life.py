@@ -1,4 +1,4 @@
-"""The agent machine's second layer: the life of the agent on its node: started, given its turn, killed, hanging.
+"""The agent machine's second layer: the agent's life on its node. It is started, run, killed, and hangs.
 
 Owns these steps.
 """
@@ -23,9 +23,9 @@ from tests.adversary.agent.node import NUMBERS, Node, accident, fired, paced
 from tests.adversary.agent.surroundings import NODE, Death, Killed
 
 LISTENING_S = 21.0
-"""A turn in which an agent that listens has heard what was said."""
+"""A turn this long lets a listening agent hear every event."""
 REST_S = 61.0
-"""A turn in which an agent that works has seen everything and has tried everything again."""
+"""A turn this long lets a working agent read everything and retry everything."""
 FAILING = (
     "nvmlDeviceCreateGpuInstanceWithPlacement",
     "nvmlGpuInstanceCreateComputeInstance",
@@ -51,13 +51,13 @@ LACKING = (
     "nvmlDeviceGetGpuFabricInfoV",
     "nvmlDeviceGetMinorNumber",
 )
-"""What a board or its driver may not have."""
+"""NVML calls that a board or its driver may not support."""
 NEVER = ("NOT_SUPPORTED", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION")
 LACKS = st.tuples(st.sampled_from(LACKING), st.sampled_from(NEVER))
 
 
 class LifeOfAgent(Node):
-    """What one node's agent goes through."""
+    """Steps for the agent of one node."""
 
     @initialize(
         board=st.sampled_from(("H100-80GB", "H100-80GB", "H100-80GB", "A100-80GB")),
@@ -103,7 +103,7 @@ class LifeOfAgent(Node):
             self.death.arm(self.armed)
         self.rivals.born += 1
         self.born = self.rivals.born
-        self.clock.pass_without_a_turn(0.01)  # nobody begins at the very moment at which another did
+        self.clock.pass_without_a_turn(0.01)  # no two agents start at the same moment
         with self._living("start"):
             self.agent = Driven(
                 self.folder,
@@ -121,7 +121,7 @@ class LifeOfAgent(Node):
                 self.damaged = False
 
     def _starts_alone(self, agent: Driven) -> bool:
-        """Start it, which it refuses where somebody else serves the driver."""
+        """Start the agent. It must refuse exactly if another plugin serves the driver."""
         others = any(rival.contends for rival in self.rivals.live)
         try:
             agent.start()
@@ -141,7 +141,7 @@ class LifeOfAgent(Node):
     def turn(self, seconds: float) -> None:
         agent = self._up()
         self.idle = 2
-        answered = self._answers()  # else its last reading may have been the last that failed
+        answered = self._answers()  # if not, the agent's last reading may have failed
         late = self._to_be_given_up() if seconds == REST_S else set()
         with self._living("turn"):
             agent.turn(seconds)
@@ -161,7 +161,7 @@ class LifeOfAgent(Node):
             self._check_given_up(late & self._to_be_given_up())
 
     def _to_be_given_up(self) -> set[str]:
-        """The claims whose object is gone, and that nothing keeps from being given up."""
+        """The deleted claims that the agent can unprepare now."""
         quiet = self._served() and self._answers() and not (self.source.gone or self.source.slow_s or self.gave_way)
         hardware = self._hardware()
         used = any(gpu["processes"] for gpu in hardware["gpus"])
@@ -175,7 +175,7 @@ class LifeOfAgent(Node):
         }
 
     def _check_given_up(self, late: set[str]) -> None:
-        """Nothing uses a claim whose object is gone: it is in nobody's way for longer than a minute."""
+        """A deleted claim that nothing uses must be unprepared within a minute."""
         fired["gone claims that were given up"] += len(late)
         stays = {one.claim for one in observer.look(self.folder).given} & late
         stays |= late & {
@@ -192,20 +192,20 @@ class LifeOfAgent(Node):
     @precondition(lambda self: not self.armed)
     @accident(steps=st.integers(1, 60) | st.integers(1, 600))
     def kill_soon(self, steps: int) -> None:
-        """The agent, or the next one, dies at the so manieth step."""
+        """Let the agent die after this many steps; if none runs, the next one started."""
         self.armed = steps
         self.death.arm(steps)
 
     @contextmanager
     def _living(self, what: str) -> Iterator[None]:
-        """Whatever the agent does here, it may die of it."""
+        """Run a block in which the agent may die."""
         fired[what] += 1
         try:
             yield
         except (Killed, Gone):
             fired[f"{what}: killed"] += 1
             self._bury()
-        except AnotherPlugin:  # it stood by, and is the node's now
+        except AnotherPlugin:  # it stood by and has just become the node's agent
             assert any(rival.contends for rival in self.rivals.live), (
                 "the agent does not serve, though nobody else does"
             )
@@ -216,7 +216,7 @@ class LifeOfAgent(Node):
             fired[f"{what}: no answer"] += 1
 
     def _bury(self) -> None:
-        """The agent's process is gone. Who stands by is next."""
+        """Remove the ended agent. The standby agent becomes the node's agent."""
         self.armed = 0
         self.sickness.died()
         self.gave_way = False
@@ -235,19 +235,19 @@ class LifeOfAgent(Node):
             self._promoted()
 
     def _promoted(self) -> None:
-        """Another one is the node's agent, or about to be."""
+        """Note that another agent is the node's now."""
         self.death = self._up().death
         self.rivals.born += 1
         self.born = self.rivals.born
         self._told()
 
     def _bury_all(self) -> None:
-        """Nothing runs any more."""
+        """End every agent."""
         while self.agent is not None or self.next is not None:
             self._bury()
 
     def _reap(self) -> None:
-        """See whether the one that stands by still does."""
+        """Remove the standby agent if it has ended. `HandingOver` implements it."""
 
     def _let_go(self, agent: Driven) -> None:
         self.hanging = False
@@ -260,11 +260,11 @@ class LifeOfAgent(Node):
     @precondition(lambda self: self._served() and not self.hanging)
     @accident(function=st.sampled_from((*FAILING, "nvmlDeviceGetFieldValues", "")), pick=st.none() | NUMBERS)
     def hang(self, function: str, pick: int | None) -> None:
-        """From now on such calls never return."""
+        """Calls of this function hang from now on."""
         with suppress(StateError):  # there is no such GPU any more
             faults.hang(self.path, function, gpu=None if pick is None or not function else self._gpu(pick))
             self._up().threads.hangs = self.hanging = True
-            if self.next is not None:  # it reads as soon as the node is its own
+            if self.next is not None:  # it starts reading when it takes the node over
                 self.next.threads.hangs = True
             self.sickness.disturbed()
             fired["hang"] += 1
@@ -272,14 +272,14 @@ class LifeOfAgent(Node):
     @precondition(lambda self: self.hanging and self.agent is not None)
     @rule()
     def let_go(self) -> None:
-        """They return, and work."""
+        """The hanging calls return, and later ones work."""
         with self._living("let go"):
             self._let_go(self._up())
 
     @precondition(lambda self: self.agent is None and not self.damaged)
     @accident(at=st.integers(0, 5000), how=st.sampled_from(("flip", "cut")))
     def damage(self, at: int, how: str) -> None:
-        """Something happens to the record while the agent is down."""
+        """Damage the checkpoint while the agent is down."""
         record = self.folder / "agent" / "checkpoint.json"
         if not record.exists():
             return
@@ -291,14 +291,14 @@ class LifeOfAgent(Node):
         fired[f"damage: {how}"] += 1
         self.damaged = True
         seen = observer.look(self.folder)
-        # Of an instance that was being made nobody may know any more whose it was: then it is left alone.
+        # For an instance without a spec, the owner may be unknown now: the agent may leave it alone.
         self.unclaimed |= seen.serials() - {seen.serial(one.uuid) for one in seen.given}
         self._forgotten()
 
     def _forgotten(self) -> None:
-        """The record is damaged. A claim of which neither a spec nor the API server tells is nobody's, nor has a container it.
+        """After damage to the checkpoint, only claims with a spec or a reported device count as prepared.
 
-        One that was given up is prepared again, for all that is known, if its status still says that it is.
+        This includes an unprepared claim whose status still reports its device.
         """
         specs = {one.claim for one in observer.look(self.folder).given}
         for claim in self.claims.values():
@@ -321,12 +321,12 @@ class LifeOfAgent(Node):
         self._decide()
 
     def _boards(self) -> list[str]:
-        """All that belong to the node, whether or not the driver has them."""
+        """UUIDs of all boards of the node, including those missing from the driver."""
         node = state.load(self.path)
         return [gpu.uuid for gpu in [*node.gpus, *node.missing]]
 
     def _decide(self) -> None:
-        """An operator writes what is wanted of each GPU, where there is a GpuNode."""
+        """Write the operator's decisions into the GpuNode, if there is one."""
         if self.source.gpu_node is not None:
             fired["decided"] += 1
             gpus = [msgspec.to_builtins(each) for each in self.wanted.values()]
@@ -334,7 +334,7 @@ class LifeOfAgent(Node):
         self._told()
 
     def _told(self) -> None:
-        """Its agent hears of it, if it can."""
+        """Let the agent read the GpuNode, if it can."""
         if self.agent is not None:
             with self._living("told of its GpuNode"):
                 self._up().listen()

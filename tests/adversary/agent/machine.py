@@ -1,34 +1,33 @@
-"""The agent machine: any sequence of claims, deaths, and accidents of hardware, and what must be true after each step.
+"""The agent machine: random sequences of claims, agent deaths and hardware accidents, and what must be true after each step.
 
-Owns the steps and when each promise holds. What is there is seen by `observer`; the agent is run by `driven`.
+Owns the steps and when each promise holds. `observer` reads the hardware and specs; `driven` runs the agent.
 
 At every moment, whether the agent runs or not:
-- of agents side by side only the one whose the node is changes anything;
-- what others made is untouched: their GPU instances, their files in the folders that we share, and sockets they listen on;
-- instances of a claim that kubelet was told of are not destroyed by the agent (hardware and people may), and its whole GPU is not
-  put into MIG mode;
-- no two claims that kubelet was told of have hardware in common, by what they were told of, whether or not a spec is there now;
-- a name that a claim was allocated does not come to stand for another board;
-- no two pods' processes use the same hardware, though kubelet gives claims up under running processes, and objects of claims go
-  at any moment; but for those with administrative access.
-A claim whose object is gone is given up within a minute in which everything works and no process runs.
-When the agent answers a Prepare: the claim's spec is right at that moment, and has nothing in common with that of another claim,
-even if hardware has changed and the agent did not have its turn yet.
-When hardware has not changed since the agent last had its turn with a driver that answers, also after its death: each spec
-tells the UUIDs, and opens the device nodes, of what is there, and names no node that is missing; and no two specs have hardware
-or device nodes in common.
-In between, specs may be out of date: nobody is there to see it, or it is about to.
-A board that NVML says is ill, or of which it has told a fatal XID to an agent that listened and had its turn, is fenced off: each
-of its devices carries the taint of a family of faults, and no claim is prepared on it for the first time, until that was healed
-as it can be. One that was always well is not.
-When the agent had its turn beside another plugin of the driver, who was there first serves it, and GpuNode says so.
-A claim that has nothing but whole GPUs is given up whether or not the driver answers, one of partitions when it answers and
-nobody uses them; and a full disk or an API server that is away keeps neither from it.
-A GPU of which NVML never tells something is well all the same, and every GPU that is well is published, whatever is wrong
-with the others; one that has no minor number is said to be there. A whole GPU that has not joined its NVLink fabric is offered
-to nobody.
-At rest, when everything works again: each claim that kubelet was told of can be given up, and then nothing of ours is left.
-Administrative access is exempt where it may be: it shares what others have.
+- of two agents side by side, only the one that holds the node changes anything;
+- the agent leaves foreign GPU instances, other programs' files in shared folders and the sockets they listen on untouched;
+- the agent does not destroy an instance of a claim that kubelet was told is prepared (hardware and people may), and does not
+  switch its whole GPU to MIG mode;
+- no two claims that kubelet was told are prepared share hardware, whether or not a spec exists now;
+- a device name that a claim was allocated never comes to stand for another board;
+- processes of two pods never use the same hardware, although kubelet may unprepare claims under running processes and claims
+  may be deleted at any moment.
+A deleted claim is unprepared within a minute in which everything works and no process runs.
+When the agent answers a Prepare, the claim's spec is right and shares nothing with another claim's, even if the hardware has
+changed and the agent has not had its turn yet.
+If the hardware has not changed since the agent last had its turn with a driver that answers, even if the agent has died since:
+each spec has the UUIDs and device nodes of existing hardware and names no missing node, and no two specs share hardware or
+device nodes. Otherwise specs may be out of date.
+A board that NVML reports as faulty, or whose fatal XID reached a listening agent that then had its turn, is fenced off until the
+fault ends: each of its devices has a fault taint, and no claim is newly prepared on it. A board that never had a fault is not
+fenced off.
+When the agent had its turn beside another plugin of the driver, the plugin that came first serves the driver, and the GpuNode
+says so.
+A claim of whole GPUs can be unprepared even if the driver does not answer; a claim of partitions if it answers and nothing uses
+them. Neither needs disk space or the API server.
+A GPU for which NVML does not support some calls counts as healthy. Every healthy GPU is published, whatever is wrong with the
+others; the GpuNode reports one without a minor number. A whole GPU that has not joined its NVLink fabric is not offered.
+At rest, when everything works again, each claim can be unprepared, and then nothing of Draco's is left.
+Claims with administrative access may share hardware with others.
 """
 
 import shutil
@@ -51,13 +50,13 @@ __all__ = ["AgentMachine", "at_once", "fired"]
 
 
 class AgentMachine(Accidents):
-    """All steps, and what must be true after each."""
+    """All steps and the checks after each."""
 
     # What must be true
 
     @invariant()
     def promises(self) -> None:
-        """All that must be true at every moment."""
+        """Check everything that must be true at every moment."""
         fired["steps"] += 1
         self.quiet -= 1
         self.idle -= 1
@@ -130,7 +129,7 @@ class AgentMachine(Accidents):
             self.close()
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """End the agents and delete the folder."""
         with suppress(Exception):
             self._bury_all()
         self.rivals.all_go(cleanly=False)
@@ -139,7 +138,7 @@ class AgentMachine(Accidents):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _rest(self) -> None:
-        """Everything works again: what kubelet was told of can be given up, and then nothing of ours is left."""
+        """Repair everything, unprepare every claim, and check that nothing of Draco's is left."""
         fired["rest"] += 1
         self.armed = 0
         self.death.disarm()
@@ -193,7 +192,7 @@ class AgentMachine(Accidents):
         self._every_gpu_is_served()
 
     def _every_gpu_is_served(self) -> None:
-        """What is offered as a whole can be had, and given back."""
+        """Prepare and unprepare each whole GPU that is offered."""
         published = self._publish()
         if published is None or not self._served():
             return

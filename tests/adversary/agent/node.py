@@ -1,7 +1,7 @@
-"""The agent machine's first layer: one node, as a run of the machine finds it, and what its agent says of it to others.
+"""The agent machine's first layer: one node, its state, and what its agent publishes and registers.
 
-Owns the state of a run, and what must be true of what is published and registered. What the agent goes through is in `life`, what
-claims do in `claims`, what happens to hardware in `accidents`; `machine` says what is promised.
+Owns the state of a run, and the checks of published devices and registrations. `life` has the agent's steps, `claims` those of
+claims, `accidents` those of hardware; `machine` lists the promises.
 """
 
 import asyncio
@@ -32,20 +32,20 @@ from tests.adversary.agent.surroundings import DRIVER, Death, Disk, Source
 from tests.doubles.clock import ManualClock
 
 NUMBERS = st.integers(min_value=0, max_value=7)
-"""Which of several: by this number, modulo how many there are."""
+"""Picks one of several: this number modulo how many there are."""
 KUBELET_RECORD = "dra_manager_state"
 SHARED_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 CAPABILITIES = 1200
-"""More than there are of the GPUs of a sequence, wherever their numbers begin."""
+"""More than the GPUs of a sequence can have, wherever their numbers begin."""
 
 fired: Counter[str] = Counter()
-"""How often each rule did something, and what came of it; over all machines of this process."""
+"""How often each rule acted, and with which result, over all machines of this process."""
 at_once: Counter[int] = Counter()
-"""How many claims were prepared when something happened to the agent or the hardware: how often each number."""
+"""How many accidents happened while this many claims were prepared."""
 
 
 def accident(**given: Any) -> Callable[[Callable[..., None]], Any]:
-    """A rule for what happens to the agent or its hardware. Then there is quiet for a while, in which claims come and go."""
+    """A rule for an accident to the agent or its hardware. A few steps without accidents follow, in which claims come and go."""
 
     def made(step: Callable[..., None]) -> Any:
         @wraps(step)
@@ -60,20 +60,20 @@ def accident(**given: Any) -> Callable[[Callable[..., None]], Any]:
 
 
 def paced(condition: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """A precondition that only spreads steps over time: a step may be played without it."""
+    """A precondition that only spaces steps out: a replay may ignore it."""
     condition.paces = True  # type: ignore[attr-defined]
     return condition
 
 
 class Over(BaseException):
-    """The time of a hunt is over. No failure: no `except Exception` sees it."""
+    """The hunt's time is over. This is no failure, so `except Exception` must not catch it."""
 
 
 class Node(RuleBasedStateMachine):
-    """One node's life."""
+    """One node and its checks."""
 
     watching: frozenset[str] = frozenset()
-    """Pods that have administrative access: they may run where others do."""
+    """Pods with administrative access: they may use the same hardware as others."""
     until: float | None = None
     """When the hunt is over, by the real clock."""
 
@@ -91,9 +91,9 @@ class Node(RuleBasedStateMachine):
         self.death = Death()
         self.agent: Driven | None = None
         self.next: Driven | None = None
-        """The one that stands by."""
+        """The standby agent."""
         self.busy: set[str] = set()
-        """Claims of which kubelet waits for an answer."""
+        """Claims for which kubelet waits for an answer."""
         self.armed = 0
         self.hanging = False
         self.claims: dict[str, Claim] = {}
@@ -107,35 +107,35 @@ class Node(RuleBasedStateMachine):
         self.alive: frozenset[int] = frozenset()
         self.unclaimed: frozenset[int] = frozenset()
         self.left: frozenset[tuple[object, ...]] = frozenset()
-        """Where instances were in this boot that are gone."""
+        """Placements of destroyed instances since the last boot."""
         self.files: dict[Path, bytes] = {}
         self.damaged = False
-        """Whether the record was damaged since the agent was last served."""
+        """Whether the checkpoint was damaged since the agent last served."""
         self.sickness = Sickness()
         self.decisions = Decisions()
         self.rivals = Rivals(self.folder / "k" / "plugins_registry", self.folder / "k" / "plugins" / DRIVER)
         self.patched = ExitStack()
         self.born = 0
-        """When the agent that runs was started, compared with its rivals."""
+        """When the running agent was started, in the order of its rivals' starts."""
         self.gave_way = False
-        """Whether the agent was found to give way to another plugin, which is still there."""
+        """Whether the agent gave way to another plugin that is still there."""
         self.reachable = True
-        """Whether the API server was there ever since the agent last had a long turn."""
+        """Whether the API server has been reachable since the agent last had a long turn."""
         self.pid = 1000
         self.number = 0
         self.broken = False
         self.peace = self.quiet = 0
-        """So many steps of quiet follow each accident; those that are left."""
+        """How many steps without accidents follow each accident, and how many are left."""
         self.idle = 0
-        """Whether time passed in the step before."""
+        """Positive shortly after a turn, so that turns do not follow each other."""
 
     def _patch(self) -> None:
-        """From now on agents are run on this node, and on no other."""
+        """Patch the product so that agents run on this node only."""
         self.patched.enter_context(sockets_beside(self.rivals))
         self.patched.enter_context(side_by_side())
 
     def _others(self) -> None:
-        """Files that other programs keep where we keep ours."""
+        """Create files of other programs in the folders where Draco keeps its own."""
         cdi = self.folder / "cdi"
         registry = self.folder / "k" / "plugins_registry"
         contents = {
@@ -150,7 +150,7 @@ class Node(RuleBasedStateMachine):
         self.files = contents
 
     def _make_nodes(self) -> None:
-        """The device nodes of all that the driver may ever have here, as nvidia-smi makes them."""
+        """Create all device nodes that the driver may ever need here, as nvidia-smi does."""
         dev = self.folder / "root" / "dev"
         (dev / "nvidia-caps").mkdir(parents=True, exist_ok=True)
         for name in (
@@ -161,7 +161,7 @@ class Node(RuleBasedStateMachine):
             (dev / name).touch()
 
     def _kubelet_records(self) -> None:
-        """Kubelet has a record of its own of what it asked for and has not given up."""
+        """Write kubelet's own record of the claims it asked for and has not unprepared."""
         asked = [claim.uid for claim in self.claims.values() if claim.told or claim.unsure or claim.leaving]
         (self.folder / "k" / KUBELET_RECORD).write_text(json.dumps(asked))
 
@@ -172,11 +172,11 @@ class Node(RuleBasedStateMachine):
         return self.agent
 
     def _served(self) -> bool:
-        """Whether kubelet finds the agent's socket."""
+        """Whether the agent serves kubelet."""
         return self.agent is not None and self.agent.ready
 
     def _seen_all(self) -> None:
-        """The agent had its turn; if it could see, it knows."""
+        """The agent had its turn. If the driver answers, it knows the current hardware."""
         if self.hanging:
             return
         if self._answers():
@@ -188,7 +188,7 @@ class Node(RuleBasedStateMachine):
         return json.loads(self.path.read_text())
 
     def _answers(self) -> bool:
-        """Whether the driver answers whatever it is asked."""
+        """Whether the driver answers every call, apart from unsupported ones."""
         node = self._hardware()
         failing = [
             one
@@ -199,7 +199,7 @@ class Node(RuleBasedStateMachine):
         return not self.hanging and not broken
 
     def _lack(self, gpu: int, function: str, code: str) -> None:
-        """From now on NVML answers so for a board, for ever, and nothing is wrong with it."""
+        """NVML answers this call with this error for a board from now on; the board is healthy all the same."""
         uuid = state.load(self.path).gpus[gpu].uuid
         self.sickness.lacks.add((uuid, function, faults.ERRORS[code]))
         if function == "nvmlDeviceGetMinorNumber":
@@ -208,7 +208,7 @@ class Node(RuleBasedStateMachine):
         fired[f"lacks {function}"] += 1
 
     def _stop_failing(self, *, but: str = "") -> None:
-        """What fails works again, `but` calls that fail so; what a board does not have it still has not."""
+        """Let failing calls work again, except those with effect `but` and those that a board does not support."""
         with state.mutate(self.path) as node:
             node.failures[:] = [
                 one
@@ -217,7 +217,7 @@ class Node(RuleBasedStateMachine):
             ]
 
     def _note_alive(self) -> None:
-        """Instances that were made again for claims that kubelet was told of."""
+        """Note instances that the agent recreated for prepared claims."""
         seen = observer.look(self.folder)
         told = {claim.uid: claim for claim in self.claims.values() if claim.told and not claim.leaving}
         for one in seen.given:
@@ -226,7 +226,7 @@ class Node(RuleBasedStateMachine):
                 self.alive |= {serial}
 
     def _publish(self) -> Published | None:
-        """What it publishes now; the API server gets it, if it is there."""
+        """What the agent publishes now. It is also stored in the API server, if that is reachable."""
         found = self._up().published()
         if found is None:
             return None
@@ -242,7 +242,7 @@ class Node(RuleBasedStateMachine):
         return fresh
 
     def _check_fences(self, published: Published | None) -> None:
-        """What is known to be sick attracts nobody: no GPU, and no partition of it."""
+        """A GPU that is known to be faulty is not offered, nor any partition of it."""
         hardware = self._hardware()
         if published is None:
             return
@@ -256,7 +256,7 @@ class Node(RuleBasedStateMachine):
                 assert refused(device), f"{device['name']} is offered, and {board} has not joined its fabric"
 
     def _check_place(self) -> None:
-        """Who was there first keeps the node, and both say so."""
+        """The plugin that came first keeps the node, and the GpuNode says whether there is another."""
         others = [rival for rival in self.rivals.live if rival.contends]
         first = [rival for rival in others if rival.born < self.born]
         ours = self.rivals.registered()
@@ -274,7 +274,7 @@ class Node(RuleBasedStateMachine):
             )
 
     def _check_offer(self, published: Published) -> None:
-        """The agent has just looked at everything: what is not there attracts nobody, and what is well is not fenced off."""
+        """After a full reading, missing boards are not offered, and healthy ones are published without fault taints."""
         hardware = self._hardware()
         there = {gpu["uuid"] for gpu in hardware["gpus"]}
         for device in published.devices:
@@ -296,7 +296,7 @@ class Node(RuleBasedStateMachine):
             assert self.source.condition("Readable") == "False", f"nothing is said of {nameless}"
 
     def _check_names(self, published: Published) -> None:
-        """A name that a claim has does not come to stand for another board."""
+        """A device name that a claim holds never comes to stand for another board."""
         names = set(published.names())
         for claim in self.claims.values():
             for device, part in claim.parts.items() if claim.told and not claim.leaving else ():
@@ -305,7 +305,7 @@ class Node(RuleBasedStateMachine):
                 )
 
     def _check_counters(self, published: Published) -> None:
-        """A GPU of which a claim has a part is nobody's as a whole: its counters say so, or nobody can have it."""
+        """A GPU with a claimed partition is not free as a whole: it consumes counters or is tainted."""
         claims = [claim for claim in self.claims.values() if claim.told and not claim.leaving]
         parts = {part.gpu for claim in claims for part in claim.exclusive if not part.whole}
         for device in published.devices:
@@ -315,11 +315,11 @@ class Node(RuleBasedStateMachine):
                 assert kept, f"{device['name']} is offered to everybody, and claims have parts of it"
 
     def _is_reported(self) -> bool:
-        """Whether the GpuNode is there, and must say how things stand."""
+        """Whether the GpuNode exists and must be up to date."""
         return self.reachable and not self.source.gone and self.source.gpu_node is not None
 
     def _is_decided(self) -> bool:
-        """Whether it says what an operator has decided."""
+        """Whether the GpuNode also has an operator's decisions."""
         there = self.source.gpu_node
         return self._is_reported() and there is not None and bool(there.spec.decided)
 

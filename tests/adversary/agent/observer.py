@@ -1,6 +1,6 @@
-"""What somebody sees who trusts nobody: the simulated hardware's own file, the driver's table of device numbers, and CDI specs.
+"""An independent view of a node: the simulated hardware's state file, the driver's device numbers, and the CDI specs.
 
-Owns the promises as sentences that are true or not. Shares no code with the product: it reads JSON and text.
+Owns the checks of specs and processes against the hardware. Shares no code with the product: it reads JSON and text.
 """
 
 import json
@@ -21,33 +21,33 @@ class Part(NamedTuple):
     whole: bool
 
     def meets(self, other: "Part") -> bool:
-        """Whether two are, at least in part, the same hardware."""
+        """Whether the two overlap."""
         return self.gpu == other.gpu and (self.whole or other.whole or bool(self.units & other.units))
 
 
 class Given(NamedTuple):
-    """One device of a spec: what its container is told, and what is opened to it."""
+    """One device of a spec: the UUID that its container gets, and the device nodes."""
 
     claim: str
     device: str
     uuid: str
     nodes: frozenset[str]
     absent: frozenset[str]
-    """Device nodes that the runtime is to open, and that are not there."""
+    """Device nodes that the spec names and that are missing."""
 
 
 class Seen(NamedTuple):
-    """One moment."""
+    """The node at one moment."""
 
     hardware: Mapping[str, Any]
     capabilities: Mapping[str, str]
-    """Device node by its place, such as gpu0/gi2/ci0."""
+    """Number of each capability device by path, such as gpu0/gi2/ci0."""
     given: tuple[Given, ...]
     unreadable: tuple[str, ...]
 
     @property
     def gpus(self) -> list[Mapping[str, Any]]:
-        """Those that the driver has."""
+        """The GPUs that the driver sees."""
         return list(self.hardware["gpus"])
 
     def instances(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -57,11 +57,11 @@ class Seen(NamedTuple):
                 yield gpu, instance
 
     def serials(self) -> frozenset[int]:
-        """What tells instances apart, whatever place they take."""
+        """The serials of all instances: unique even if two instances have had the same placement."""
         return frozenset(instance["serial"] for _, instance in self.instances())
 
     def part(self, uuid: str) -> Part | None:
-        """The hardware behind a UUID; None when there is none now."""
+        """The hardware behind a UUID; None if there is none now."""
         for gpu in self.gpus:
             if gpu["uuid"] == uuid:
                 return Part(uuid, frozenset(), True)
@@ -72,7 +72,7 @@ class Seen(NamedTuple):
         return None
 
     def serial(self, uuid: str) -> int | None:
-        """The GPU instance of a MIG device."""
+        """The serial of a MIG device's GPU instance."""
         for _, instance in self.instances():
             if any(compute["uuid"] == uuid for compute in instance["compute"]):
                 return int(instance["serial"])
@@ -80,7 +80,7 @@ class Seen(NamedTuple):
 
 
 def look(folder: Path) -> Seen:
-    """Now."""
+    """Read the node's state."""
     hardware = json.loads((folder / "gpus.json").read_text())
     table = (folder / "gpus.json.proc" / "driver/nvidia-caps/mig-minors").read_text()
     numbers = _numbers(table)
@@ -96,7 +96,7 @@ def look(folder: Path) -> Seen:
 
 @lru_cache(maxsize=8)
 def _numbers(table: str) -> Mapping[str, str]:
-    """Numbers of devices by path: thousands of lines, which seldom change from one look to the next."""
+    """Device numbers by path. Cached, because the table has thousands of lines and seldom changes."""
     return dict(re.findall(r"^(gpu\d+/gi\d+(?:/ci\d+)?)/access (\d+)$", table, re.MULTILINE))
 
 
@@ -114,7 +114,7 @@ def _given(claim: str, spec: Mapping[str, Any]) -> Iterator[Given]:
 
 
 def wrong(one: Given, seen: Seen) -> str:
-    """Why a spec is not what is there; "" if it is."""
+    """How a spec differs from the hardware; "" if it does not."""
     if one.absent:
         return f"the spec of claim {one.claim} names {sorted(one.absent)}, which is not there"
     for gpu in seen.gpus:
@@ -137,7 +137,7 @@ def _differ(one: Given, right: set[str]) -> str:
 
 
 def together(seen: Seen, watching: Collection[str]) -> str:
-    """Why processes of two pods use the same hardware; "" if none do. `watching`: pods that may be where others are."""
+    """Names two pods whose processes use the same hardware; "" if there are none. Pods in `watching` may share."""
     using: list[tuple[str, Part]] = []
     for gpu in seen.gpus:
         units = {one["id"]: frozenset(range(one["start"], one["start"] + one["size"])) for one in gpu["instances"]}
@@ -153,7 +153,7 @@ def together(seen: Seen, watching: Collection[str]) -> str:
 
 
 def twice(seen: Seen, admin: frozenset[tuple[str, str]]) -> str:
-    """Why hardware, or what opens it, is in the specs of two claims; "" if nothing is. `admin`: claim and device."""
+    """Names two claims whose specs share hardware or device nodes; "" if none do. `admin`: exempt (claim, device) pairs."""
     alone = [one for one in seen.given if (one.claim, one.device) not in admin]
     for index, one in enumerate(alone):
         for other in alone[index + 1 :]:
@@ -164,7 +164,7 @@ def twice(seen: Seen, admin: frozenset[tuple[str, str]]) -> str:
                 return f"claims {one.claim} and {other.claim} both have {mine or one.uuid}"
             common = one.nodes & other.nodes
             parts_of_one = len(one.nodes) > 1 and len(other.nodes) > 1
-            # What opens the GPU itself is common to all who have a part of it: without a capability it opens nothing.
+            # All partitions of a GPU share its device node: without a capability device it gives no access.
             if any("nvidia-cap" in node for node in common) or (common and not parts_of_one):
                 return f"claims {one.claim} and {other.claim} are both given {sorted(common)}"
     return ""

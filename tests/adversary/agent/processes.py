@@ -1,7 +1,7 @@
-"""Agents side by side in one event loop, each of which can die alone, as a process does.
+"""Agents side by side in one event loop, each of which can die alone like a process.
 
-Owns whose work a piece of work is, and what is taken from an agent that dies: its locks go and its files stay. Judges one thing,
-since nobody else can see it: an agent changes nothing while the node is not its own.
+Owns which agent each task belongs to, and what a dying agent loses: its locks are released, its files stay. Also checks what
+only this module can see: an agent changes nothing while it does not hold the node.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from tests.adversary.agent.surroundings import Death
 
 POLL_S = 0.5
 SELDOM_S = 20.0
-"""Between two looks of an agent that stands by, as long as the other is not told to end: each of them takes its time here."""
+"""Poll interval of a standby agent while the other is not told to end. Long, because each poll costs time here."""
 CHANGES = (
     "before nvmlDeviceCreateGpuInstance",
     "before nvmlGpuInstanceCreateComputeInstance",
@@ -36,7 +36,7 @@ CHANGES = (
 
 
 class Process:
-    """One agent's process. `hands_over`: it is of a version that does so."""
+    """One agent's process. `hands_over`: whether its version hands over to the next agent."""
 
     def __init__(self, death: Death) -> None:
         self.death = death
@@ -49,18 +49,18 @@ class Process:
         self.context.run(_CURRENT.set, self)
 
     def step(self, point: str) -> None:
-        """A step of its work."""
+        """One step of its work."""
         self.death.step(point)
         if point.startswith(CHANGES) and not self.holds:
             self.trespasses.append(point)
 
     @property
     def holds(self) -> bool:
-        """Whether the node is its own."""
+        """Whether it holds the node's lock."""
         return self.lock is not None and self.lock._descriptor >= 0
 
     def end(self, loop: asyncio.AbstractEventLoop) -> None:
-        """As by SIGKILL: nothing of it has any effect from here on, and the kernel gives up its locks."""
+        """End as SIGKILL does: nothing it started has any effect from here on, and the kernel releases its locks."""
         self.death.dead = True
         loop.run_until_complete(_ended(self.tasks))
         for server in self.servers:
@@ -73,7 +73,7 @@ _CURRENT: ContextVar[Process] = ContextVar("process")
 
 
 def current() -> Process:
-    """Whose work is done now."""
+    """The process whose work runs now."""
     return _CURRENT.get()
 
 
@@ -87,7 +87,7 @@ async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
 def owned(
     loop: asyncio.AbstractEventLoop, coro: Any, context: contextvars.Context | None = None
 ) -> "asyncio.Task[Any]":
-    """A task, on the list of whoever makes it."""
+    """Task factory: registers each task with the process that creates it."""
     task = asyncio.Task(coro, loop=loop, context=context)
     process = (contextvars.copy_context() if context is None else context).get(_CURRENT)
     if process is not None:
@@ -128,14 +128,14 @@ async def _hand_over(folder: Path, clock: Clock, **options: Any) -> None:
 
 @contextmanager
 def looking_often() -> Iterator[None]:
-    """While this lasts, from its next look on, an agent that stands by looks often."""
+    """Let a standby agent poll often within the block, from its next poll on."""
     with mock.patch.object(app, "POLL_S", POLL_S):
         yield
 
 
 @contextmanager
 def side_by_side() -> Iterator[None]:
-    """While this lasts agents can be run beside each other."""
+    """Allow agents to run side by side within the block."""
     with (
         mock.patch.object(app, "ProcessLock", _Lock),
         mock.patch.object(app, "NextAgent", _Next),

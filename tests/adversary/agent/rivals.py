@@ -1,8 +1,8 @@
-"""Other plugins on the adversary's node, with real Unix sockets; and the agent's own sockets, without gRPC on them.
+"""Other plugins on the adversary's node, with real Unix sockets, and the agent's own sockets without gRPC.
 
-Owns who listens where, who was there first, and whose socket is whose. What a plugin would answer at registration is said by the
-machine, in place of the call: the loop of the machine waits for nobody outside it. Files, their names, and who listens on them
-are real.
+Owns which plugin listens where, which came first, and whose each socket is. The machine supplies a plugin's answer at
+registration in place of the call, because its event loop waits for nothing outside. The socket files, their names and their
+listeners are real.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from tests.adversary.agent.processes import current
 from tests.adversary.agent.surroundings import DRIVER
 
 Node = tuple[int, int]
-"""A file, whatever its name."""
+"""Device and inode of a file."""
 
 
 class Rival(msgspec.Struct, kw_only=True):
-    """A plugin of somebody else. `born` is when it came, compared with the starts of our agents."""
+    """Another plugin. `born` is its place in the order of all starts, the agents' included."""
 
     driver: str
     paths: list[Path]
@@ -38,13 +38,13 @@ class Rival(msgspec.Struct, kw_only=True):
     born: int
     speaks: bool
     since_s: float | None = None
-    """When an agent of ours says that it began to serve; None when it is none."""
+    """Since when it says it serves, if it is an agent of Draco; None for any other plugin."""
     hidden: bool = False
-    """Another one has put its socket in the place of this one's."""
+    """Whether another plugin has replaced its socket."""
 
     @property
     def contends(self) -> bool:
-        """Whether it is known as a plugin of our driver."""
+        """Whether agents can see that it serves their driver."""
         return self.speaks and not self.hidden and self.driver == DRIVER
 
 
@@ -58,7 +58,7 @@ class Rivals:
         self.born = 0
 
     def come(self, names: list[Path], *, driver: str = DRIVER, speaks: bool, since_s: float | None = None) -> None:
-        """One begins to serve, in place of whatever is there: so plugins do that are written in Go."""
+        """A plugin starts to serve and replaces existing sockets, as plugins in Go do."""
         self.born += 1
         rival = Rival(driver=driver, paths=[], nodes=[], sockets=[], born=self.born, speaks=speaks, since_s=since_s)
         for path in names:
@@ -75,7 +75,7 @@ class Rivals:
         self.live.append(rival)
 
     def go(self, rival: Rival, *, cleanly: bool) -> None:
-        """It ends; its sockets stay behind unless it does so cleanly."""
+        """A plugin ends; its sockets stay behind unless it ends cleanly."""
         self.live.remove(rival)
         for one in rival.sockets:
             one.close()
@@ -84,12 +84,12 @@ class Rivals:
                 path.unlink()
 
     def all_go(self, *, cleanly: bool) -> None:
-        """None is left."""
+        """All plugins end."""
         for rival in list(self.live):
             self.go(rival, cleanly=cleanly)
 
     def harmed(self) -> str:
-        """Whose socket is not where it was bound; "" while nobody's is missing."""
+        """Names a plugin's socket that was removed or replaced; "" if there is none."""
         for rival in self.live:
             for path, node in zip(rival.paths, rival.nodes, strict=True):
                 if not path.exists() or _node(path) != node:
@@ -97,13 +97,13 @@ class Rivals:
         return ""
 
     def registered(self) -> list[Path]:
-        """The sockets by which kubelet finds somebody who listens, and is none of these: so it is our agent."""
+        """The registration sockets on which the agent listens: all that have a listener other than these plugins."""
         theirs = {node for rival in self.live for node in rival.nodes}
         found = [path for path in sorted(self.registry.iterdir()) if path.is_socket() and path.name[0] != "."]
         return [path for path in found if _node(path) not in theirs and _listens(path)]
 
     async def asked(self, path: Path, one: SocketFile, driver: str) -> tuple[bool, OtherPlugin | None]:
-        """In place of the call at registration."""
+        """Answers the registration call for a plugin."""
         rival = next((each for each in self.live if path in each.paths), None)
         if rival is None or not rival.speaks:
             return False, None
@@ -112,33 +112,33 @@ class Rivals:
         return True, OtherPlugin(socket=path, endpoint="elsewhere", identity=one, pid=1, since_s=rival.since_s)
 
     def drain(self) -> None:
-        """Take up all who have called."""
+        """Accept and close all pending connections."""
         for rival in self.live:
             for one in rival.sockets:
                 _drain(one)
 
 
 class Server:
-    """In place of a gRPC server: it listens, and that is all."""
+    """Stands in for a gRPC server: it only listens."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
 
     def add_generic_rpc_handlers(self, _handlers: Any) -> None:
-        """Nobody calls through it here."""
+        """Ignored: nothing calls through this server."""
 
     def add_insecure_port(self, address: str) -> int:
         self._socket = _listening(Path(address.removeprefix("unix:")))
         return 1
 
     async def start(self) -> None:
-        """It listens already."""
+        """Nothing to do: it listens already."""
 
     async def stop(self, _grace: float | None = None) -> None:
         self.close()
 
     def close(self) -> None:
-        """As the kernel does when the process ends."""
+        """Close the socket, as the kernel does when a process ends."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -146,7 +146,7 @@ class Server:
 
 @contextmanager
 def sockets_beside(rivals: Rivals) -> Iterator[None]:
-    """While this lasts agents serve on such servers, and ask these rivals. A dead one takes no socket file away."""
+    """Let agents serve on such servers and ask these rivals within the block. A dead agent removes no socket file."""
 
     def server() -> Server:
         made = Server()

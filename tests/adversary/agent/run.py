@@ -1,7 +1,7 @@
-"""A hunt with the agent machine: sequence after sequence for a while, and a report of what the sequences did.
+"""A hunt with the agent machine: it plays random sequences for a while and reports what they did.
 
-Owns time, seeds, and making a sequence that fails short. A sequence is text, one step a line, so that a finding can be kept as a
-file and played again.
+Owns time, seeds, and shrinking a failing sequence. A sequence is text, one step per line, so a finding can be stored as a file
+and replayed.
 """
 
 import itertools
@@ -18,9 +18,9 @@ from tests.adversary.agent.machine import AgentMachine, at_once, fired
 from tests.adversary.agent.node import Over
 
 STEPS = 40
-"""In one sequence, at most."""
+"""Steps in one sequence, at most."""
 ROUND = 10
-"""Sequences between two looks at the time; each round has a seed of its own."""
+"""Sequences per round. Each round has its own seed, and the time is checked between rounds."""
 SHRINKING_S = 240.0
 
 
@@ -33,12 +33,12 @@ class Done(NamedTuple):
     seconds: float
     fired: dict[str, int]
     at_once: dict[int, int]
-    """How often something happened while so many claims were prepared."""
+    """How many accidents happened while this many claims were prepared."""
     findings: int = 0
 
     @property
     def claims(self) -> str:
-        """What became of claims, and how many were at stake when something happened."""
+        """How claims fared, and how many were prepared when accidents happened."""
         counts = {what: self.fired.get(what, 0) for what in ("prepare: done", "prepare again: done", "unprepare: done")}
         several = sum(count for claims, count in self.at_once.items() if claims > 1)
         return (
@@ -48,7 +48,7 @@ class Done(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The result in one line."""
         found = "no finding" if not self.findings else f"{self.findings} finding"
         return f"agent machine, seed {self.seed}: {self.steps} steps in {self.sequences} sequences, {self.seconds:.0f} s: {found}"
 
@@ -59,7 +59,7 @@ class Done(NamedTuple):
 
 
 class Finding(Exception):
-    """A sequence after which something is not as promised."""
+    """A sequence that breaks a promise."""
 
     def __init__(self, what: BaseException, steps: Sequence[str], done: Done) -> None:
         sequence = "\n".join(steps)
@@ -69,15 +69,15 @@ class Finding(Exception):
 
 
 class OutOfTurn(Exception):
-    """A step that the machine would not have taken here: a sequence with it proves nothing."""
+    """A step that the machine could not have taken here, so the sequence proves nothing."""
 
 
 def hunt(
     *, seed: int, seconds: float | None = None, sequences: int | None = None, machine: type[AgentMachine] = AgentMachine
 ) -> Done:
-    """Try for so long, or so many sequences. Finding, with the shortest sequence that is found quickly.
+    """Hunt for this many seconds or sequences. Raises Finding with a shrunk sequence.
 
-    When the time is over the hunt ends after the step that it is at.
+    When the time is over, the hunt ends after the current step.
     """
     fired.clear()
     at_once.clear()
@@ -116,9 +116,9 @@ def hunt(
 
 
 def play(steps: Sequence[str], machine: Callable[[], AgentMachine] = AgentMachine, *, strictly: bool = False) -> None:
-    """Play a sequence, with all promises checked after each step, and the rest at its end.
+    """Play a sequence: check all promises after each step, and those at rest at the end.
 
-    `strictly`: OutOfTurn for a step that the machine would not have taken where it stands.
+    `strictly`: raise OutOfTurn for a step that the machine could not have taken there.
     """
     state = machine()
     try:
@@ -146,7 +146,7 @@ def shrunk(
     machine: Callable[[], AgentMachine] = AgentMachine,
     seconds: float = SHRINKING_S,
 ) -> list[str]:
-    """The steps without those that it takes to fail in the same way. What is left could have been done by the machine."""
+    """Leave out steps for as long as the sequence fails in the same way. The machine could have taken the remaining steps."""
     left, kind = list(steps), _kind(what)
     until = time.monotonic() + seconds
     size = len(left)
@@ -167,20 +167,20 @@ def _failure(steps: Sequence[str], machine: Callable[[], AgentMachine]) -> str:
         play(steps, machine, strictly=True)
     except OutOfTurn:
         return ""
-    except Exception as error:  # noqa: BLE001 - whatever it is, it may be the same
+    except Exception as error:  # noqa: BLE001 - any exception may be the same failure
         return _kind(error)
     return ""
 
 
 def _kind(error: BaseException) -> str:
-    """A failure without names and numbers."""
+    """A failure's type and message without UUIDs and numbers."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return type(error).__name__ + re.sub(r"[0-9a-f-]{20,}|\d+", "*", str(error).partition("\n")[0])[:80]
 
 
 def _steps(error: BaseException) -> list[str]:
-    """The steps of the sequence that failed, from what hypothesis notes."""
+    """The steps of the failed sequence, from hypothesis' notes."""
     lines: list[str] = []
     with suppress(AttributeError):
         lines = [line for note in error.__notes__ for line in note.splitlines()]

@@ -1,6 +1,6 @@
-"""Claims, and a scheduler that allocates them as kube-scheduler would from what a node publishes; and one that does not care.
+"""Claims, and the devices that kube-scheduler could allocate to them from a node's slices.
 
-Owns what is free according to slices: names, counters, taints. It reads JSON and knows nothing of GPUs.
+Owns which devices are free according to slices: names, counters, taints. It reads JSON and knows nothing of GPUs.
 """
 
 import re
@@ -27,9 +27,9 @@ class Result(msgspec.Struct, frozen=True):
 class Claim(msgspec.Struct, kw_only=True):
     """A claim, and what kubelet knows of it.
 
-    `told`: kubelet has been told that it is prepared. `unsure`: it has asked to prepare it, and heard nothing. `leaving`: it has
-    asked to give it up, and has not been told that this is done. `gone`: its object is, and kubelet has not asked yet.
-    `parts` is the hardware it was told of, `boards` what its devices were when the scheduler chose them.
+    `told`: kubelet was told that it is prepared. `unsure`: kubelet asked to prepare it and got no answer. `leaving`: it is being
+    unprepared, and kubelet was not told that this is done. `gone`: its object was deleted. `parts` is the hardware that kubelet
+    was told of, `boards` the board of each device when the scheduler chose it.
     """
 
     name: str
@@ -43,22 +43,22 @@ class Claim(msgspec.Struct, kw_only=True):
 
     @property
     def uid(self) -> str:
-        """Its UID."""
+        """The claim's UID."""
         return str(uuid.uuid5(uuid.NAMESPACE_OID, self.name))
 
     @property
     def pod_uid(self) -> str:
-        """The UID of its pod, which has its name."""
+        """The UID of its pod, which has the same name."""
         return str(uuid.uuid5(uuid.NAMESPACE_DNS, self.name))
 
     @property
     def exclusive(self) -> list[Part]:
-        """What it has alone."""
+        """The hardware that it does not share: all but administrative access."""
         admin = {one.device for one in self.results if one.admin}
         return [part for device, part in self.parts.items() if device not in admin]
 
     def object(self, pool: str) -> dict[str, Any]:
-        """As the API server has it, without status of devices."""
+        """The claim as the API server has it, without device statuses."""
         results = [
             {"request": f"r{index}", "driver": DRIVER, "pool": pool, "device": one.device}
             | ({"adminAccess": True} if one.admin else {})
@@ -82,7 +82,7 @@ class Published(msgspec.Struct, frozen=True):
     counters: Sequence[Mapping[str, Any]]
 
     def free(self, claims: Iterable[Claim], *, tolerant: bool) -> list[str]:
-        """Devices that a claim could be allocated."""
+        """Names of the devices that a claim could be allocated."""
         taken = {one.device for claim in claims if not claim.gone for one in claim.results if not one.admin}
         left = {
             (each["name"], name): _amount(counter["value"])
@@ -102,11 +102,11 @@ class Published(msgspec.Struct, frozen=True):
         ]
 
     def names(self) -> list[str]:
-        """All devices."""
+        """Names of all devices."""
         return [str(device["name"]) for device in self.devices]
 
     def board(self, name: str) -> str:
-        """The UUID of the board that a name stands for."""
+        """UUID of the board that a device name stands for."""
         device = next(each for each in self.devices if each["name"] == name)
         attributes = device["attributes"]
         return str((attributes.get("parentUUID") or attributes["uuid"])["string"])

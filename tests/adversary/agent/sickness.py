@@ -1,10 +1,10 @@
-"""Which GPUs take no new work, as somebody knows it who has NVIDIA's XID catalogue and watches the hardware.
+"""Which GPUs must take no new work, by NVIDIA's XID catalogue and the state of the hardware.
 
-Owns what is demanded of the agent: which boards must be fenced off, and which must not. Shares no code with the product.
+Owns which boards the agent must fence off and which it must not. Shares no code with the product.
 
-An XID is told once, to whoever listens. So it counts when the agent listened when it came and had its turn afterwards; from then
-on it counts over the agent's death, too, if there was room on the disk to remember it. It ends as NVIDIA's catalogue says: by a
-reset of the GPU, which loading the driver implies, or by a reboot only; or with the board.
+NVML reports an XID once, to current listeners. So it counts if the agent listened when it came and had its turn afterwards, and
+it survives the agent's death if the disk had room to record it. It ends as NVIDIA's catalogue says: with a reset of the GPU
+(which loading the driver implies), with a reboot, or with the board.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from typing import Any
 FAMILIES = ("xid", "ecc", "row-remap", "thermal", "nvlink", "fabric", "recovery", "lost", "driver", "unreadable")
 FAULTS = frozenset(f"draco.dev/{family}" for family in FAMILIES)
 FATAL: Mapping[int, str] = {48: "reset", 64: "reset", 79: "reboot", 95: "reset", 119: "reset"}
-"""What ends it. The other XIDs that the machine sends are the fault of an application."""
+"""Fatal XIDs and what ends each. The machine's other XIDs are caused by applications."""
 APPLICATION = 31
-"""One of those. It is remembered all the same: a policy may keep claims away for it."""
+"""An application's XID. The agent remembers it, because a policy may keep claims away for it."""
 ENDS: Mapping[int, str] = {**FATAL, APPLICATION: "reset"}
 LOST = 15
 
@@ -23,32 +23,32 @@ Xids = dict[str, frozenset[int]]
 
 
 class Sickness:
-    """The faults of one node's boards, by UUID."""
+    """The faults of a node's boards, by UUID."""
 
     def __init__(self) -> None:
         self.listening = False
-        """Whether an XID that comes now is heard."""
+        """Whether the agent would hear an XID now."""
         self.told: Xids = {}
-        """Came, and the agent did not have its turn yet."""
+        """XIDs that came before the agent had its turn."""
         self.known: Xids = {}
-        """The agent must know of it."""
+        """XIDs that the agent must know."""
         self.kept: Xids = {}
-        """The next agent must know of it, too."""
+        """XIDs that the next agent must know, too."""
         self.suspect: set[str] = set()
-        """Boards of which something fatal was said in this boot, whether or not anybody heard it."""
+        """Boards with a fatal XID in this boot, heard or not."""
         self.seen: set[str] = set()
-        """Boards that NVML said were ill when the agent last looked."""
+        """Boards that NVML reported as faulty when the agent last looked."""
         self.late: set[str] = set()
         """Boards that had not joined their NVLink fabric when the agent last looked."""
         self.placeless: set[str] = set()
-        """Boards of which NVML never tells the minor number."""
+        """Boards whose minor number NVML never tells."""
         self.judged: set[str] = set()
-        """Boards that a policy has kept from claims for what is nobody else's reason."""
+        """Boards that a policy has kept claims away from for an application's XID."""
         self.lacks: set[tuple[str, str, int]] = set()
-        """What boards do not have: UUID, function of NVML, and what it answers for ever."""
+        """Unsupported NVML calls: UUID, function, and the error it always returns."""
 
     def xid(self, gpu: str, code: int) -> None:
-        """NVML tells of an XID."""
+        """NVML reports an XID."""
         if code not in ENDS:
             return
         if code in FATAL:
@@ -57,12 +57,12 @@ class Sickness:
             self.told[gpu] = self.told.get(gpu, frozenset()) | {code}
 
     def disturbed(self) -> None:
-        """Something happened by which the agent may lose its session: whatever it did not get to yet may be lost with it."""
+        """The agent may have lost its NVML event session, and with it every XID it has not processed yet."""
         self.listening = False
         self.told = {}
 
     def had_turn(self, hardware: Mapping[str, Any], *, long: bool, room: bool) -> None:
-        """The agent had its turn with a driver that answers. `long`: it has looked at everything. `room`: on the disk."""
+        """The agent had its turn with a driver that answers. `long`: it read everything. `room`: the disk has room."""
         for gpu, codes in self.told.items():
             self.known[gpu] = self.known.get(gpu, frozenset()) | codes
         self.told = {}
@@ -74,17 +74,17 @@ class Sickness:
             self.kept = dict(self.known)
 
     def died(self) -> None:
-        """The agent did."""
+        """The agent died."""
         self.disturbed()
         self.known = dict(self.kept)
 
     def rebooted(self) -> None:
-        """That ends all."""
+        """A reboot ends every fault."""
         self.disturbed()
         self.known, self.kept, self.suspect, self.seen, self.late = {}, {}, set(), set(), set()
 
     def reset(self, gpu: str | None = None) -> None:
-        """That ends what a reset heals: of one GPU, or of all, when the driver was loaded anew."""
+        """End the faults that a reset ends: of one GPU, or of all if the driver was reloaded."""
         for faults in (self.told, self.known, self.kept):
             for uuid in [gpu] if gpu else list(faults):
                 left = frozenset(code for code in faults.pop(uuid, frozenset()) if ENDS[code] == "reboot")
@@ -92,53 +92,53 @@ class Sickness:
                     faults[uuid] = left
 
     def repaired(self, gpu: str) -> None:
-        """Somebody had the board in his hands."""
+        """The board was reseated or replaced."""
         for faults in (self.told, self.known, self.kept):
             faults.pop(gpu, None)
 
     def why(self, gpu: str, hardware: Mapping[str, Any]) -> str:
-        """Why a board takes no new work, as far as the agent must know; "" if it may."""
+        """Why a board must take no new work, as far as the agent must know; "" if it may."""
         if fatal := self.known.get(gpu, frozenset()) & FATAL.keys():
             return " and ".join(f"XID {code}" for code in sorted(fatal))
         there = next((each for each in hardware["gpus"] if each["uuid"] == gpu), None)
         return "what NVML says of it" if gpu in self.seen and there is not None and ill(there) else ""
 
     def has_heard(self, gpu: str) -> bool:
-        """Whether the agent must know of a fault for which a policy may keep claims away."""
+        """Whether the agent must know of an XID for which a policy may keep claims away."""
         return APPLICATION in self.known.get(gpu, frozenset())
 
     def waits(self, gpu: str, hardware: Mapping[str, Any]) -> bool:
-        """Whether a board has not joined its fabric, as far as the agent must know: nobody gets all of it."""
+        """Whether the agent must know that a board has not joined its fabric. It is then not offered as a whole."""
         there = next((each for each in hardware["gpus"] if each["uuid"] == gpu), None)
         return gpu in self.late and there is not None and joining(there)
 
     def well(self, gpu: str, hardware: Mapping[str, Any]) -> bool:
-        """Whether nobody ever had anything to say against a board that is there."""
+        """Whether an existing board has had nothing that could count as a fault."""
         there = next((each for each in hardware["gpus"] if each["uuid"] == gpu), None)
         if there is None or there["error"] or ill(there) or gpu in self.suspect | self.placeless | self.judged:
             return False
         if any(link["down"] for link in there["links"].values()):
             return False
-        return not there["remapped"]["failed"]  # which somebody may have read before there were instances
+        return not there["remapped"]["failed"]  # it may have been read before the GPU had instances
 
 
 def ill(gpu: Mapping[str, Any]) -> bool:
-    """Whether NVML says so by itself, as often as it is asked."""
-    failed = gpu["remapped"]["failed"] and not gpu["instances"]  # NVML tells it of no GPU that has instances
-    apart = gpu["joined"] and gpu["fabric_status"] and not gpu["mig_current"]  # which does not need the fabric
+    """Whether NVML reports a fault at every reading."""
+    failed = gpu["remapped"]["failed"] and not gpu["instances"]  # NVML does not report it for a GPU with instances
+    apart = gpu["joined"] and gpu["fabric_status"] and not gpu["mig_current"]  # MIG mode does not need the fabric
     return gpu["error"] == LOST or bool(gpu["recovery_action"]) or failed or bool(apart)
 
 
 def joining(gpu: Mapping[str, Any]) -> bool:
-    """Whether it is being registered with its fabric, which it needs as a whole only."""
+    """Whether a GPU outside MIG mode has not joined its fabric yet."""
     return not gpu["joined"] and not gpu["mig_current"] and not gpu["error"]
 
 
 def refused(device: Mapping[str, Any]) -> bool:
-    """Whether a published device says that nothing new is placed on it, for whatever reason."""
+    """Whether a published device has a NoSchedule taint for any reason."""
     return any(taint["effect"] == "NoSchedule" for taint in device.get("taints", ()))
 
 
 def fenced(device: Mapping[str, Any]) -> bool:
-    """Whether a published device says that nothing new is placed on it for a fault."""
+    """Whether a published device has a NoSchedule taint for a fault."""
     return any(taint["key"] in FAULTS and taint["effect"] == "NoSchedule" for taint in device.get("taints", ()))

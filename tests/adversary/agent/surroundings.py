@@ -1,9 +1,9 @@
-"""What the agent of the adversary lives on: a process that can end at any step, a disk that can be full, an API server in memory.
+"""What the adversary's agent depends on: a process that can die at any step, a disk that can fill up, an API server in memory.
 
-Owns these stand-ins, and judges nothing.
+Owns these stand-ins and judges nothing.
 
-A process that is killed does nothing more, not even clean up. So from the moment of its death every file operation and every
-driver call of that agent raises `Killed` again.
+A killed process does not even clean up. So after its death every file operation and driver call of that agent raises `Killed`
+again.
 """
 
 import errno
@@ -27,11 +27,11 @@ BLOCK = 4096
 
 
 class Killed(BaseException):
-    """The agent's process has ended here. No `except Exception` sees it."""
+    """The agent's process died here. `except Exception` does not catch it."""
 
 
 class Death:
-    """Ends an agent at a chosen step; `count` says how many there were."""
+    """Kills an agent at a chosen step; `count` is the number of steps so far."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -39,15 +39,15 @@ class Death:
         self._left: int | None = None
 
     def arm(self, steps: int) -> None:
-        """Die at the so manieth step from now."""
+        """Die this many steps from now."""
         self._left = steps
 
     def disarm(self) -> None:
-        """Live on."""
+        """Cancel a planned death."""
         self._left = None
 
     def step(self, _point: str = "") -> None:
-        """One step of the agent: nothing between two of them can be seen from outside."""
+        """One step of the agent. Nothing between two steps is visible from outside."""
         self.count += 1
         if self._left is not None and not self.dead:
             self._left -= 1
@@ -57,7 +57,7 @@ class Death:
 
 
 class Mortal(Protocol):
-    """Whoever works in steps, and may die at each."""
+    """Something that works in steps and may die at each."""
 
     def step(self, point: str) -> None:
         """One step."""
@@ -65,13 +65,13 @@ class Mortal(Protocol):
 
 
 class Disk:
-    """How much room the node's disk has, in blocks; None is plenty."""
+    """Free blocks on the node's disk; None means unlimited."""
 
     def __init__(self) -> None:
         self.free: int | None = None
 
     def take(self, blocks: int, path: Path) -> None:
-        """ENOSPC without room."""
+        """Use blocks. Raises ENOSPC if there are too few."""
         if self.free is None:
             return
         if blocks > self.free:
@@ -79,7 +79,7 @@ class Disk:
         self.free -= blocks
 
     def give(self, blocks: int) -> None:
-        """Room that was freed."""
+        """Free blocks."""
         if self.free is not None:
             self.free += blocks
 
@@ -92,7 +92,7 @@ def _blocks(path: Path) -> int:
 
 
 class MortalFiles(Files):
-    """The agent's files: each operation is a step before and after, and writing one may be cut short in the middle."""
+    """The agent's files. There is a step before and after each operation, and a write can be cut short in the middle."""
 
     def __init__(self, process: Mortal, disk: Disk) -> None:
         self._death = process
@@ -142,17 +142,17 @@ class MortalFiles(Files):
 
 
 class Source:
-    """What the agent reads and writes at the API server: claims, its Node and GpuNode, its slices. All else is out of reach.
+    """An API server in memory: claims, the agent's Node, GpuNode and slices. All else is unreachable.
 
-    `mute`: its watch of GpuNodes tells nothing, as where the agent may not read them.
-    It keeps objects as they are given and judges nothing. What the API server does to objects is proven with a real one.
+    `mute`: the watch of GpuNodes delivers nothing, as if the agent had no right to read them.
+    It stores objects unchecked; component tests use a real API server.
     """
 
     def __init__(self) -> None:
         self.gone = False
         self.mute = False
         self.slow_s = 0.0
-        """How long it takes for a claim."""
+        """How long reading a claim takes."""
         self.clock: Clock | None = None
         self._objects: dict[str, dict[str, Any]] = {}
         self._version = 0
@@ -161,18 +161,18 @@ class Source:
 
     @property
     def connection(self) -> "Source":
-        """Discovery asks below the client; it is out of reach, too."""
+        """Discovery uses the connection directly; it is unreachable, too."""
         return self
 
     def put(self, kind: Kind[Any], content: dict[str, Any]) -> None:
-        """Have such an object, in a version of its own."""
+        """Store an object with a new resourceVersion."""
         self._version += 1
         version = {"resourceVersion": str(self._version)}
         made = msgspec.convert(content | {"metadata": content["metadata"] | version}, kind.type)
         self._objects.setdefault(kind.plural, {})[str(made.metadata.key)] = made
 
     def drop(self, kind: Kind[Any], key: str) -> None:
-        """Have it no more."""
+        """Delete an object."""
         self._objects.get(kind.plural, {}).pop(key, None)
 
     def reported(self, claim: str) -> bool:
@@ -181,18 +181,18 @@ class Source:
         return found is not None and bool(found.status.devices)
 
     def condition(self, name: str) -> str:
-        """What GpuNode says of such a condition: its status."""
+        """Status of this condition in the GpuNode; "" if it is missing."""
         conditions = self.gpu_node.status.conditions if self.gpu_node is not None else ()
         return next((one.status for one in conditions if one.type == name), "")
 
     @property
     def gpu_node(self) -> GpuNode | None:
-        """The GpuNode; None where somebody has deleted it and nobody has made another."""
+        """The GpuNode; None if it was deleted and not created again."""
         found: GpuNode | None = self._objects[GPU_NODES.plural].get(NODE)
         return found
 
     def decide(self, spec: dict[str, Any]) -> None:
-        """An operator writes the spec of the GpuNode that is there."""
+        """An operator writes the spec of the existing GpuNode."""
         known = msgspec.to_builtins(self.gpu_node)
         known["metadata"]["generation"] += 1
         self.put(GPU_NODES, known | {"spec": spec})
@@ -202,7 +202,7 @@ class Source:
         self.put(GPU_NODES, {"metadata": metadata})
 
     def publish(self, devices: list[Any], counters: list[Any]) -> None:
-        """The slices of the node, as many devices as there are in one."""
+        """Store all devices of the node in one slice."""
         pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
         spec = {"driver": DRIVER, "nodeName": NODE, "pool": pool, "devices": devices, "sharedCounters": counters}
         self.put(SLICES, {"metadata": {"name": NODE, "ownerReferences": OWNERS}, "spec": spec})
@@ -218,7 +218,7 @@ class Source:
         return list(self._objects.get(kind.plural, {}).values())
 
     async def create(self, kind: Kind[Any], _body: Any, **_options: Any) -> Any:
-        """An agent makes its GpuNode, which says nothing of what is wanted; nothing else can be made."""
+        """Create the agent's GpuNode with an empty spec. No other kind can be created."""
         self._reach()
         if kind is not GPU_NODES:
             raise Unreachable("out of reach in this test")
@@ -228,7 +228,7 @@ class Source:
         return self.gpu_node
 
     async def apply(self, kind: Kind[Any], key: Any, body: Any, **_options: Any) -> Any:
-        """The fields of the status that are given are replaced."""
+        """Replace the given fields of the status."""
         self._reach()
         known = msgspec.to_builtins(self._found(kind, key))
         self.put(kind, known | {"status": known.get("status", {}) | body["status"]})

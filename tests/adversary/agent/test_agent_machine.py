@@ -1,7 +1,7 @@
-"""The agent machine in each run of the tests: what it found once, and a short hunt for what it has not found yet.
+"""The agent machine in each test run: replays of its earlier findings, and a short hunt for new ones.
 
-The hunt is the same in each run, however fast the machine is: a change is not held up by what it did not do. ADVERSARY_SEED gives
-it another seed; `make adversary` goes on for longer, with a seed of its own.
+The hunt draws the same steps in each run, however fast the computer is, so that it does not fail an unrelated change.
+ADVERSARY_SEED sets another seed; `make adversary` hunts for longer with a random one.
 """
 
 import os
@@ -30,7 +30,7 @@ SEED = int(os.environ.get("ADVERSARY_SEED") or 201)
 
 
 def steps_of(kept: Path) -> list[str]:
-    """The steps of a sequence that was kept. What stands before them says what was wrong."""
+    """The steps of a stored sequence. The text before them says what was wrong."""
     return [line for line in kept.read_text().splitlines() if line.startswith("state.")]
 
 
@@ -47,7 +47,7 @@ def test_nothing_is_found_in_a_short_hunt() -> None:
 
 
 class Nervous(AgentMachine):
-    """Takes it for a fault that the agent does not run."""
+    """Counts an agent that is not running as a fault."""
 
     @invariant()
     def promises(self) -> None:
@@ -62,7 +62,7 @@ RUN = "state.run_pod(pick=0, listed={listed}, ends=False)"
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_pod_that_runs_where_another_still_does_is_seen(listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the agent did that believed kubelet: it asked nobody who runs on a GPU."""
+    """The agent once believed kubelet and did not check which processes use a GPU."""
     monkeypatch.setattr(DeviceUsers, "earlier", lambda *_, **__: None)
     one_gpu = ["state.begin(board='H100-80GB', gpus=1, dynamic=())", WHOLE_POD, RUN.format(listed=listed)]
     with pytest.raises(AssertionError, match="processes of pods c1 and c2 both run on"):
@@ -91,7 +91,7 @@ def test_a_spec_that_names_a_node_which_is_not_there_is_seen(node: str, monkeypa
 
 
 def in_effect_of_what_is_said(last: GpuNodeSpec, said: GpuNodeSpec, *_: object) -> GpuNodeSpec:
-    """What the agent did that believed an empty GpuNode."""
+    """What the agent once did: it believed an empty GpuNode."""
     return said
 
 
@@ -125,7 +125,7 @@ def test_a_taint_that_goes_with_the_record_is_seen(key: str, monkeypatch: pytest
 
 
 def test_an_agent_that_does_not_wait_for_its_gpunode_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may not read it, and publishes what it was told last; the record is lost, and the slices are those of the last agent."""
+    """It cannot read the GpuNode and publishes the last known spec. Then that record is lost, and only the old slices remain."""
     steps = [
         BEGIN,
         DECIDE.format(key=HANDED_OVER),
@@ -172,7 +172,7 @@ def test_a_hunt_ends_when_its_time_is_over_also_within_a_sequence() -> None:
 
 
 def test_a_finding_says_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "shrunk", lambda steps, *_: list(steps))  # which takes minutes, and has tests of its own
+    monkeypatch.setattr(run, "shrunk", lambda steps, *_: list(steps))  # shrinking takes minutes and has its own tests
     with pytest.raises(Finding) as found:
         hunt(sequences=10, seed=SEED, machine=Nervous)
     assert found.value.done.findings == 1

@@ -1,6 +1,6 @@
-"""Threads of one agent of the adversary, run in place, so that a sequence repeats exactly; and calls that hang in them.
+"""The threads of the adversary's agent, run in place so that a sequence repeats exactly, and calls that hang in them.
 
-Owns what stands in for `draco.agent.threads.DaemonExecutor`. What is done in an executor is the agent's business.
+Owns the stand-in for `draco.agent.threads.DaemonExecutor`.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from draco.agent.threads import DaemonExecutor
 T = TypeVar("T")
 
 PATIENCE_S = 20.0
-"""Longer than any work takes that does not hang."""
+"""Longer than any work that does not hang."""
 GRACE_S = 0.1
-"""While something hangs, work that is not done by then waits for it. If it was only slow, it is done a little later."""
+"""While a call hangs, wait this long for other work. Slow work just finishes a little later."""
 
 
 class Threads:
-    """Stands in for the thread pools of one agent, which have one thread each: work is done at once, where it is submitted.
+    """Stands in for an agent's single-threaded pools: work runs in place when it is submitted.
 
-    A call that hangs cannot be waited for in place. So once `hangs` is set each pool has a thread after all, and whoever submits
-    work waits until it is done or stuck: in a call that hangs, or behind one.
+    A hanging call would block the test. So once `hangs` is set, work runs in real threads, and the submitter waits until it is
+    done, or stuck in or behind a hanging call.
     """
 
     def __init__(self) -> None:
@@ -34,18 +34,18 @@ class Threads:
         self._open: list[Future[Any]] = []
 
     def executor(self, *_args: Any, **_options: Any) -> "InPlace":
-        """In place of an executor."""
+        """Make a stand-in for an executor."""
         return InPlace(self)
 
     def step(self, point: str) -> None:
-        """A step of a driver call, which says when it hangs."""
+        """One step of a driver call. Its name says if the call hangs."""
         if point.startswith("hangs"):
             with self._bell:
                 self.stuck = True
                 self._bell.notify_all()
 
     def run(self, behind: "Future[Any] | None", future: "Future[Any]", work: Callable[..., Any], args: Any) -> None:
-        """Do work in a thread of its own, when what is before it is done; return when it is done or stuck."""
+        """Run work in its own thread after the work before it. Return when it is done or stuck."""
 
         def in_turn() -> None:
             if behind is not None:
@@ -59,11 +59,11 @@ class Threads:
         threading.Thread(target=in_turn, daemon=True).start()
         with self._bell:
             self._bell.wait_for(lambda: future.done() or self.stuck, PATIENCE_S)
-            if self.stuck:  # this work may have nothing to do with what hangs
+            if self.stuck:  # this work may not depend on the hanging call
                 self._bell.wait_for(future.done, GRACE_S)
 
     def let_go(self) -> None:
-        """Nothing hangs any more: wait until all is done."""
+        """The hanging calls return now: wait until all work is done."""
         for future in self._open:
             with suppress(BaseException):
                 future.result(timeout=PATIENCE_S)
@@ -72,7 +72,7 @@ class Threads:
 
 
 class InPlace(DaemonExecutor):
-    """An executor that has no thread while nothing hangs."""
+    """An executor without a thread, until a call hangs."""
 
     def __init__(self, threads: Threads) -> None:
         super().__init__("in place", monotonic=lambda: 0.0)
@@ -80,7 +80,7 @@ class InPlace(DaemonExecutor):
         self._last: Future[Any] | None = None
 
     def submit(self, work: Callable[[], T]) -> "asyncio.Future[T]":
-        """Do it now, or as soon as it can be done."""
+        """Run the work in place, or in a thread while calls hang."""
         future: Future[Any] = Future()
         behind, self._last = self._last, future
         if not self._threads.hangs:
@@ -90,7 +90,7 @@ class InPlace(DaemonExecutor):
         return asyncio.wrap_future(future)
 
     def close(self, then: Callable[[], None] = lambda: None) -> None:
-        """Say when nothing is left to be done."""
+        """Call `then` when all submitted work is done."""
         if self._last is None or self._last.done():
             then()
         else:
