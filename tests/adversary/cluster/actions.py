@@ -1,7 +1,7 @@
-"""What the adversary does next: drawn from a seed, one action at a time, and nothing else.
+"""What the adversary does next: one action at a time, drawn from a seed.
 
-Owns the choice. An action is plain data with every name in it, so that a list of them can be written down and done again; what
-it comes to in the cluster is for `performing`. Nothing here looks at the cluster: the same seed draws the same actions.
+Owns the choice. An action is plain data with every name in it, so a list of actions can be recorded and replayed. `performing`
+executes it. Nothing here looks at the cluster: the same seed draws the same actions.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,10 +36,10 @@ COMPONENTS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager", "et
 
 
 class Chooser(Maintainers, Rivals):
-    """Draws actions. What it made, and has not taken back, is all it remembers."""
+    """Draws actions. It remembers only what it has created and not deleted."""
 
     first: tuple[tuple[str, str, str], ...] = FIRST
-    """Nodes whose GPUs are divided on demand from the start, who allocates them, and the address of one; "" for all others."""
+    """The first policies, all Dynamic: node, allocator, and PCI address of one GPU; "" for all others of the node."""
     most_pods = 24
 
     def __init__(self, seed: int, *, pace_s: float = 0.4) -> None:
@@ -77,12 +77,12 @@ class Chooser(Maintainers, Rivals):
         ]  # fmt: skip
 
     def next(self) -> Action:
-        """The next action. With the first ones, GPUs that are divided on demand and some of Draco's meet from the start."""
+        """The next action. The first ones set the policies in `first`."""
         self._number += 1
         if self._number <= len(self.first):
             title, (node, allocator, bus) = self._name("mp"), self.first[self._number - 1]
             if allocator == "Operator" and not bus:
-                self._lasting = title  # a hand-over takes its time, so one policy is never deleted
+                self._lasting = title  # a hand-over is slow, so one policy is never deleted
             else:
                 self._policies.append(title)
             return Action("policy: set", {"policy": self.policy(title, node, allocator, bus)})
@@ -95,7 +95,7 @@ class Chooser(Maintainers, Rivals):
 
     @staticmethod
     def policy(title: str, node: str, allocator: str, bus: str = "") -> Document:
-        """One of those there are from the start."""
+        """A policy that exists from the start."""
         return write.policy(
             title, node, "Dynamic", bus=bus, allocator=allocator, preemption="LowerPriority", loss="Release", leak="1m"
         )
@@ -148,13 +148,13 @@ class Chooser(Maintainers, Rivals):
         return Action("policy: set", {"policy": document})
 
     def _ahead(self, layout: Sequence[str]) -> Document:
-        """Idle instances of some profiles of the node, as many as claims are about to take."""
+        """The policy's warmAhead: idle instances of some of the node's profiles."""
         profiles = sorted(set(layout))
         limits = [{"profile": each, "count": self._random.choice([1, 2, 8])} for each in profiles]
         return {"window": "1m", "leadTimeSeconds": self._random.choice([5, 15, 60]), "limits": limits}
 
     def _hand_over(self) -> Action:
-        """GPUs of a node go from one allocator to the other, in the mode that they have."""
+        """Hand a policy's GPUs over to the other allocator; their mode stays."""
         allocator = self._random.choice(["Operator", "Operator", "Scheduler"])
         title = self._random.choice([self._lasting, *self._policies])
         return Action("policy: allocator", {"title": title, "allocator": allocator})
@@ -216,14 +216,14 @@ class Chooser(Maintainers, Rivals):
         return Action("kill: agent", {"node": self._random.choice(NODES), "back_in_s": back_in_s})
 
     def _forget_report(self) -> Action:
-        """Its agent makes another, which says nothing of what is wanted until an operator writes."""
+        """Delete a GpuNode. Its agent creates another with an empty spec until an operator writes it."""
         return Action("report: deleted", {"node": self._random.choice(NODES)})
 
     def _kill_kubelet(self) -> Action:
         return Action("kill: kubelet", {"node": self._random.choice(NODES), "back_in_s": 2.0})
 
     def _kill_component(self) -> Action:
-        """The ones that recover slowest least often."""
+        """Kill a component; the slower it recovers, the less often."""
         (name,) = self._random.choices(COMPONENTS, (3, 2, 2, 1))
         return Action(f"kill: {name}", {})
 

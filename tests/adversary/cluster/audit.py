@@ -1,6 +1,6 @@
-"""The API server's log of who wrote what of claims, so that a finding can be explained whoever it was.
+"""The API server's audit log of writes to claims, which shows who caused a finding.
 
-Owns the policy and the flags. Reads nothing: the log is for people, beside the logs of the programs.
+Owns the policy and the flags. Nothing reads the log but people.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ _MOST_MB, _KEPT = 200, 2
 
 
 def audited(folder: Path) -> Sequence[str | Path]:
-    """The flags that have kube-apiserver write it to `audit.log` in the folder."""
+    """Flags that make kube-apiserver write `audit.log` in the folder."""
     policy = folder / "audit-policy.yaml"
     policy.write_text(yaml.safe_dump(_POLICY))
     return (
         *("--audit-policy-file", policy, "--audit-log-path", folder / "audit.log"),
         *("--audit-log-maxsize", str(_MOST_MB), "--audit-log-maxbackup", str(_KEPT)),
-        *("--audit-log-mode", "batch"),  # no request waits for the disk
+        *("--audit-log-mode", "batch"),  # requests do not wait for the disk
     )

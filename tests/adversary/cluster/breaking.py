@@ -1,6 +1,6 @@
-"""What can be wrong with one board, by the names that actions have for it.
+"""The faults of one board, by the names that actions use.
 
-Owns this table. The simulator's StateError says that it cannot be done now.
+Owns this table. The simulator raises StateError if a fault is impossible now.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,8 @@
-"""A run of a fixed shape: so many programs killed at random during so many maintenances and faults, then all given back.
+"""A run of a fixed shape: random kills of programs during maintenances and faults, then everything is returned to service.
 
-`python -m tests.adversary.cluster.chaos --kills 100 --maintenances 50 --faults 200`. Owns the shape; doing it is for the cluster
-machine, and judging it for the observer. Ends with status 1 when a law was broken, or when less was done than was asked for: a
-kill of what does not run counts for nothing, and neither does a fault of a board that is gone.
+`python -m tests.adversary.cluster.chaos --kills 100 --maintenances 50 --faults 200`. Owns the shape; the cluster machine executes
+it and the observer judges it. Exits with status 1 if a law was broken or fewer actions took effect than requested: killing a
+program that is not running does not count, nor does a fault of a missing board.
 """
 
 import argparse
@@ -19,20 +19,20 @@ from tests.adversary.cluster.tenants import NODES, Action
 
 DYNAMIC = ("adv-0", "adv-2")
 SPARE = 1.2
-"""So many more are drawn than are asked for, since some of them cannot be done."""
+"""Factor by which more actions are drawn than requested, because some have no effect."""
 GOES_ON_WITHIN = 0.15
-"""The share of the time after which something is done with a request, again and again."""
+"""Each next step of a request follows within this share of the remaining time."""
 IN_THE_END = (
     Action("rest", {}),
     Action("maintenance: all deleted", {}),
     *(Action("hardware: reboot", {"node": node, "minors": None}) for node in NODES),
     Action("all is given back", {}),
 )
-"""All comes to rest as it is, and then without any request, with every board healed and every node rebooted."""
+"""Let the cluster come to rest; then delete every request, reboot every node, and let it rest again."""
 
 
 class Shape(NamedTuple):
-    """What is to happen, in how many seconds."""
+    """How many kills, maintenances and faults, in how many seconds."""
 
     kills: int
     maintenances: int
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
 
 
 class Chaos(Maintainers):
-    """Draws a run of a shape. All of it depends on the seed alone."""
+    """Draws a run of a shape from a seed."""
 
     def run(self, shape: Shape) -> Iterator[Action]:
         """The actions, each with the pause before it."""
@@ -79,7 +79,7 @@ class Chaos(Maintainers):
         }
 
     def _maintenance(self) -> Iterator[tuple[float, Action]]:
-        """A request, and what becomes of it."""
+        """A maintenance request and the steps that follow it."""
         moment = self._random.random()
         asked = self._draw(self.maintain)
         yield moment, asked
@@ -107,7 +107,7 @@ class Chaos(Maintainers):
 
 
 def main() -> int:
-    """Run it, and say what came of it."""
+    """Run it and print the result."""
     parser = argparse.ArgumentParser(prog="python -m tests.adversary.cluster.chaos", description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--maintenances", type=int, default=50)
@@ -125,12 +125,12 @@ def main() -> int:
 
 
 def run(shape: Shape, seed: int, **how: object) -> machine.Report:
-    """Do it on a new cluster."""
+    """Run the shape on a new cluster."""
     return machine.replay(list(Chaos(seed).run(shape)), stop_at_first=False, **how)  # type: ignore[arg-type]
 
 
 def missing(report: machine.Report, shape: Shape) -> list[str]:
-    """What was asked for and did not happen so often."""
+    """Which actions took effect less often than requested."""
     done = {
         "programs killed": (report.seen.get("programs killed", 0.0), shape.kills),
         "maintenances": (report.actions.get("maintenance: asked for", 0), shape.maintenances),

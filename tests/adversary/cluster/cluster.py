@@ -1,6 +1,6 @@
-"""The cluster that is tormented: control plane, kubelet stand-ins, agents and two operators, each a process that can be killed.
+"""The cluster under test: control plane, kubelet stand-ins, agents and two operators, each a process that can be killed.
 
-Owns starting, killing and starting again, and telling the observer of each. Chooses nothing.
+Owns starting, killing and restarting them, and tells the observer of each. Chooses nothing.
 """
 
 import asyncio
@@ -46,35 +46,35 @@ CHART_VALUES = (
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 REPLICAS = ("operator-a", "operator-b")
 OPERATORS = (*REPLICAS, "operator-c")
-"""Two of them run, and during an upgrade all three."""
+"""Two of them run; during an upgrade, all three."""
 NODES: Mapping[str, str] = {"adv-0": "H100-80GB", "adv-1": "H100-80GB", "adv-2": "A100-40GB"}
+"""Nodes and the model of their GPUs."""
 CLIQUES: Mapping[str, str] = {"adv-0": "adversary.1", "adv-1": "adversary.1"}
 """The nodes that share an NVLink domain."""
-"""Nodes and the model of their GPUs."""
 GPUS = 4
 READY_WITHIN_S = 120.0
 REPLICA_GRACE_S = 25.0
-"""A replica that was started has to import, connect, list everything, and wait for its turn."""
+"""A started replica has to import, connect, list everything, and wait for the lease."""
 AGENT_GRACE_S = 30.0
 AGENT_LEASE_S = 6
-"""Shorter than some deaths of agents, so that nodes are fenced."""
+"""Shorter than some outages of agents, so that nodes are fenced."""
 ENDS_WITHIN_S = 30.0
-"""So long Kubernetes waits for a program that it told to end."""
+"""The termination grace period."""
 API_GRACE_S = 15.0
-"""Informers come back with backoff and list anew."""
+"""Informers reconnect with backoff and list again."""
 _NEXT = "-next"
 OPERATOR = "tests.adversary.cluster.operators"
 GATED = (TENANTS[0],)
-"""Where new pods get Draco's scheduling gate from its webhook; elsewhere they have it if they ask for it."""
+"""Namespaces where Draco's webhook gates new pods. Elsewhere pods set the gate themselves."""
 WITHOUT_RULES = ("--runtime-config=resource.k8s.io/v1beta2=false,resource.k8s.io/v1alpha3=false",)
 _STATUS_GATES = (
     "DRAResourceClaimDeviceStatus",
-    "DRADeviceBindingConditions",  # needs it
-    "DRAResourceClaimGranularStatusAuthorization",  # needs it too
+    "DRADeviceBindingConditions",  # needs the first gate
+    "DRAResourceClaimGranularStatusAuthorization",  # needs it, too
 )
 WITHOUT_DEVICE_STATUS = (f"--feature-gates={','.join(f'{gate}=false' for gate in _STATUS_GATES)}",)
 FEATURES: Mapping[str, tuple[str, ...]] = {"taint rules": WITHOUT_RULES, "device status": WITHOUT_DEVICE_STATUS}
-"""What can be switched off by other flags of the API server."""
+"""Features that flags of the API server switch off."""
 
 
 SCRAPE_S = 3.0
@@ -88,12 +88,12 @@ class Replica(NamedTuple):
 
 
 class DidNotStart(Exception):
-    """Something of the cluster is not there in time."""
+    """Part of the cluster did not start in time."""
 
 
 @dataclass
 class Cluster:
-    """Everything below one folder. Use it in one thread."""
+    """A cluster whose files are in one folder. Use it in one thread."""
 
     folder: Path
     sockets: Path
@@ -103,19 +103,19 @@ class Cluster:
     kubeconfig: Path
     running: set[str] = field(default_factory=set)
     agents: dict[str, str] = field(default_factory=lambda: {node: f"agent-{node}" for node in NODES})
-    """The agent that serves each node, or is to."""
+    """The agent that serves each node or will be started for it."""
     replicas: dict[str, Replica] = field(default_factory=dict)
     stopped: set[str] = field(default_factory=set)
-    """Replicas that run and do nothing, until they are let go on."""
+    """Replicas that are suspended by SIGSTOP."""
     fresh_until: dict[str, float] = field(default_factory=dict)
-    """Until when a replica has not watched the lease for long enough to take it, in monotonic seconds."""
+    """When each replica has watched the lease for long enough to take it, in monotonic seconds."""
 
     @classmethod
     def up(cls, folder: Path) -> "Cluster":
         """Start everything and return when all nodes have published their GPUs and an operator is ready."""
         version = binaries.kubernetes_version()
         programs = binaries.find(*ALL, kubernetes=version)
-        # The log of kube-scheduler says for which pod it takes an allocation back at this level only.
+        # Only at this level does kube-scheduler log for which pod it takes an allocation back.
         told = {APISERVER: audited(folder), SCHEDULER: ("--vmodule", "dynamicresources=5")}
         settings = Settings(
             programs, kubernetes=version, features=_features(version), enter=DIES_WITH_US, extra_flags=told
@@ -143,7 +143,7 @@ class Cluster:
         return cluster
 
     def stop(self) -> None:
-        """End everything by force, the observer first."""
+        """Kill everything; the observer stops first."""
         self.observer.stop()
         self.processes.stop_each([record.name for record in self.processes.records()], grace_s=0.0)
         self.plane.stop()
@@ -156,7 +156,7 @@ class Cluster:
         await asyncio.to_thread(self._install_operators_part)
 
     def _install_operators_part(self) -> None:
-        """What the chart gives the operator: its account, rights, classes, register, and admission policies."""
+        """Install the operator's part of the chart: account, roles, classes, register, admission policies and webhook."""
         ChartParts(self.plane, CHART_VALUES).install()
         gating = self.webhook.gating("draco", list(self.webhook_ports.values()), GATED)
         call(self.plane, "POST", GATING.path(), gating)
@@ -164,12 +164,12 @@ class Cluster:
 
     @cached_property
     def webhook(self) -> LocalWebhook:
-        """That of the replicas: each gives its gate to new pods, and what one does not answer the other may."""
+        """The replicas' webhook. Each replica serves it, so another can answer if one does not."""
         return LocalWebhook(self.folder)
 
     @cached_property
     def webhook_ports(self) -> Mapping[str, int]:
-        """Of each replica, the same for as long as the cluster lives."""
+        """Each replica's port, fixed for the cluster's lifetime."""
         found: dict[str, int] = {}
         for name in OPERATORS:
             found[name] = ports.pick(taken=frozenset({self.plane.port, *found.values()}))
@@ -177,11 +177,11 @@ class Cluster:
 
     @property
     def operators_kubeconfig(self) -> Path:
-        """The access of the chart's account."""
+        """Kubeconfig of the chart's account."""
         return self.folder / "operators.kubeconfig"
 
     def _wait(self) -> None:
-        """Until every node's GPUs are published and somebody leads."""
+        """Wait until every node's GPUs are published and an operator leads."""
         deadline = time.monotonic() + READY_WITHIN_S
         while True:
             pools = {one["spec"]["pool"]["name"] for one in list(self.observer.world.slices.values())}
@@ -193,7 +193,7 @@ class Cluster:
             time.sleep(0.2)
 
     def start_kubelet(self, name: str) -> None:
-        """Start a node's kubelet stand-in; on the first start it makes the GPUs."""
+        """Start a node's kubelet stand-in. The first start creates the GPUs."""
         argv = [
             *DIES_WITH_US,
             sys.executable,
@@ -213,7 +213,7 @@ class Cluster:
         self.observer.up(f"agent of {node}", grace_s=AGENT_GRACE_S)
 
     def start_next_agent(self, node: str) -> str:
-        """Start the agent that is to follow the one that serves; "" when there is one already, or none to follow."""
+        """Start the successor of the serving agent. Returns its name; "" if no agent serves or a successor already runs."""
         serving, following = self.agents[node], _other_agent(self.agents[node])
         if serving not in self.running or following in self.running:
             return ""
@@ -265,7 +265,7 @@ class Cluster:
         return DriverFiles(self.sockets / node)
 
     def scraped(self) -> dict[str, Scraped]:
-        """What the replicas that run say of themselves, nothing where they do not answer; and their memory."""
+        """Metrics and memory of the running replicas. The metrics are empty if a replica does not answer."""
         found = {}
         for name in (self.running - self.stopped) & set(OPERATORS):
             replica, metrics = self.replicas[name], ""
@@ -289,7 +289,7 @@ class Cluster:
         return record
 
     def kill(self, name: str) -> None:
-        """SIGKILL to a program of ours."""
+        """Kill a program with SIGKILL."""
         self.observer.killed(name)
         if name.startswith("agent-"):
             self._agent_dies(name)
@@ -309,7 +309,7 @@ class Cluster:
             self.observer.up(f"agent of {node}", grace_s=AGENT_GRACE_S)
 
     def end(self, name: str) -> bool:
-        """SIGTERM to a program of ours, and SIGKILL when it does not end in time. Whether it did."""
+        """End a program with SIGTERM, or with SIGKILL if it takes too long. Returns whether it ended in time."""
         began = time.monotonic()
         self.observer.programs.told_to_end(name)
         if name in OPERATORS:
@@ -325,13 +325,13 @@ class Cluster:
         return time.monotonic() - began < ENDS_WITHIN_S
 
     def stop_for_a_while(self, name: str, pid: int) -> None:
-        """SIGSTOP to a replica."""
+        """Suspend a replica with SIGSTOP."""
         os.kill(pid, signal.SIGSTOP)
         self.stopped.add(name)
         self._count_replicas()
 
     def let_go_on(self, name: str, pid: int) -> bool:
-        """SIGCONT to a replica, unless it has ended meanwhile."""
+        """Resume a replica with SIGCONT, unless it has ended. Returns whether it was resumed."""
         if name not in self.stopped or self.pid(name) != pid:
             return False
         os.kill(pid, signal.SIGCONT)
@@ -340,7 +340,7 @@ class Cluster:
         return True
 
     def _count_replicas(self) -> None:
-        """Whether any replica is there that could take the lease. One that starts has to watch it for as long as it lasts."""
+        """Tell the observer if no replica can take the lease. A started one must first watch it for its whole duration."""
         now = time.monotonic()
         there = [self.fresh_until.get(name, now) - now for name in (self.running - self.stopped) & set(OPERATORS)]
         able_in_s = min(there, default=None)
@@ -354,7 +354,7 @@ class Cluster:
         self.observer.up("replicas", grace_s=REPLICA_GRACE_S)
 
     def revive(self) -> list[str]:
-        """Start again what does not run: what was killed, and what ended by itself, as Kubernetes would."""
+        """Restart the programs that were killed or ended, as Kubernetes would."""
         self.restart_ended()
         operators = [name for name in OPERATORS if name not in self.running]
         missing = operators[: len(REPLICAS) - len(OPERATORS) + len(operators)]
@@ -365,13 +365,13 @@ class Cluster:
         return missing
 
     def restart_ended(self) -> None:
-        """Start again what ended by itself."""
+        """Restart the programs that ended without being killed."""
         for name in self.observer.programs.ended():
             self.kill(name)
             self.start(name)
 
     def start(self, name: str) -> None:
-        """Start a program of ours that does not run, and an agent only where no other serves its node or is about to."""
+        """Start a program that is not running; an agent only if the node's other agent is not running either."""
         if name in self.running or _other_agent(name) in self.running:
             return
         if name in OPERATORS:
@@ -383,7 +383,7 @@ class Cluster:
             self.start_agent(node_of(name))
 
     def pid(self, name: str) -> int | None:
-        """A program's process; None when it does not run."""
+        """A program's process ID; None if it is not running."""
         return next((record.pid for record in self.processes.records() if record.name == name), None)
 
     def holder(self) -> str:
@@ -394,7 +394,7 @@ class Cluster:
         return ""
 
     def restart_plane(self, component: str, *, flags: tuple[str, ...] = ()) -> None:
-        """SIGKILL to a component of Kubernetes, and start it again."""
+        """Kill a Kubernetes component with SIGKILL and restart it."""
         api = component in {ETCD, APISERVER}
         parts = {CONTROLLER_MANAGER: "collector", SCHEDULER: "scheduler"}
         part = "api" if api else parts[component]
@@ -404,7 +404,7 @@ class Cluster:
         self.observer.up(part, grace_s=API_GRACE_S)
 
     def reboot(self, node: str, minors: list[int] | None) -> None:
-        """Cut a node's power: its kubelet and agent die, what was in memory is gone, and the boards come back."""
+        """Power-cycle a node: kubelet and agents are killed, CDI specs are lost, and the boards boot."""
         self.kill(f"kubelet-{node}")
         for agent in (_other_agent(self.agents[node]), self.agents[node]):
             if agent in self.running:
@@ -424,7 +424,7 @@ class Cluster:
 
 
 def _features(version: str) -> versions.Features:
-    """All that DRA has, and PodGroups where it is known how this version has them."""
+    """All DRA features, and PodGroups if this version is known to have them."""
     try:
         versions.minor_of(version, "gangs")
     except MissingRequirement:
@@ -438,10 +438,10 @@ def node_of(agent: str) -> str:
 
 
 def _other_agent(agent: str) -> str:
-    """A node has two names for its agents, in turn."""
+    """The other of the two names that a node's agents use in turn."""
     return agent.removesuffix(_NEXT) if agent.endswith(_NEXT) else f"{agent}{_NEXT}"
 
 
 def access_of(plane: ControlPlane) -> Access:
-    """An administrator's access."""
+    """Access as administrator."""
     return Access(plane.server, plane.pki / "ca.crt", plane.pki / "admin.crt", plane.pki / "admin.key")

@@ -1,6 +1,6 @@
-"""Does what is chosen about claims that say they are a pod's, beside the one that kube-controller-manager makes from a template.
+"""Creates claims that pretend to be a pod's, beside the one that kube-controller-manager creates from the template.
 
-Owns these writes. What is refused is counted by whoever makes them.
+Owns these writes. The caller counts refusals.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,7 +11,7 @@ from tests.adversary.cluster.observer.made import ENTRY
 
 
 class Doubling:
-    """`create` makes an object and counts what is refused."""
+    """`create` creates an object and counts refusals."""
 
     def __init__(self, create: Callable[[Document], Awaitable[Answer]]) -> None:
         self._create = create
@@ -20,7 +20,7 @@ class Doubling:
         }
 
     async def _double(self, arguments: Document) -> None:
-        """The template comes first, or last: then kube-controller-manager finds the claim, and makes none."""
+        """Create the template first or last. If last, kube-controller-manager finds the pretended claim and creates none."""
         claim = arguments["claim"]
         if not arguments["late"]:
             await self._create(arguments["template"])

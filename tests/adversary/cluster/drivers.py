@@ -1,6 +1,6 @@
-"""The driver's files on a node and NVIDIA's toolkit in the agent's image: installed, upgraded, taken away, broken.
+"""The driver's files on a node and NVIDIA's toolkit in the agent's image: installed, upgraded, removed, broken.
 
-Owns the files. Which driver is loaded is in the state of the node's GPUs; a reload and a reboot load what is installed.
+Owns the files. The state of the node's GPUs has the loaded driver; a reload or reboot loads the installed one.
 """
 
 import shutil
@@ -20,29 +20,29 @@ hook = sys.argv[sys.argv.index("--nvidia-cdi-hook-path") + 1]
 hooks = [{{"hookName": "createContainer", "path": hook, "args": ["nvidia-cdi-hook", "update-ldcache"]}}]
 print(json.dumps({{"containerEdits": {{"mounts": mounts, "hooks": hooks}}}}))
 """
-"""What nvidia-ctk says, in short: all libraries that there are."""
+"""A short nvidia-ctk: it lists all existing libraries."""
 
 
 class DriverFiles:
-    """Those of one node, below `folder`."""
+    """The driver files of one node, below `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "driver"
         self.image = folder / "image"
 
     def install(self, version: str = VERSION) -> None:
-        """Put the files of a version in the place of what is there."""
+        """Install a version's files in place of any others."""
         self.remove()
         a_driver(self.root, version=version)
 
     def remove(self) -> None:
-        """Take them away, as while another driver is installed: the folder stays."""
+        """Remove the files but keep the folder, as during a driver installation."""
         self.root.mkdir(parents=True, exist_ok=True)
         for each in self.root.iterdir():
             shutil.rmtree(each)
 
     def toolkit(self, which: str) -> None:
-        """Have a toolkit in the image that "works", or that "fails"; or none, with "gone"."""
+        """Set the image's toolkit: one that "works", one that "fails", or none ("gone")."""
         self.image.mkdir(parents=True, exist_ok=True)
         texts = {"works": PROGRAM.format(python=sys.executable), "fails": "#!/bin/sh\nexit 1\n"}
         for name in ("nvidia-ctk", "nvidia-cdi-hook"):
@@ -57,7 +57,7 @@ class DriverFiles:
 
     @property
     def installed(self) -> str:
-        """The version that is there; "" when none is."""
+        """The installed version; "" if there is none."""
         found = next(self.root.rglob("libnvidia-ml.so.1"), None)
         return found.readlink().name.partition(".so.")[2] if found else ""
 
@@ -68,6 +68,6 @@ def loaded(gpus: Path) -> str:
 
 
 def load(gpus: Path, version: str) -> None:
-    """Have it be the one that was loaded at boot."""
+    """Set the version that was loaded at boot."""
     with state.mutate(gpus) as node:
         node.driver.version = version

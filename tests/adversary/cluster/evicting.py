@@ -1,6 +1,6 @@
-"""Does what is chosen about pods that may be evicted for others: priorities, what policies permit, and PodDisruptionBudgets.
+"""Executes actions around evictions for other pods: priorities, permissions in policies, and PodDisruptionBudgets.
 
-Owns these writes. What is refused is counted by whoever writes for it.
+Owns these writes. The caller counts refusals.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,13 +15,13 @@ POD_BUDGETS = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"
 
 
 async def prepare(api: Api) -> None:
-    """The priorities that pods may have."""
+    """Create the PriorityClasses that pods use."""
     for title in PRIORITIES:
         await api.call("POST", PRIORITY_CLASSES, priority_class(title))
 
 
 class Evicting:
-    """`write` makes a request and counts what is refused, `delete_pod` deletes one that somebody asked for."""
+    """`write` makes a request and counts refusals; `delete_pod` deletes a pod as an action says."""
 
     def __init__(self, api: Api, write: Write, delete_pod: Callable[[Document], Awaitable[None]]) -> None:
         self._api = api
@@ -38,13 +38,13 @@ class Evicting:
         await self._write("PATCH", f"{GROUP}/migpolicies/{arguments['title']}", {"spec": arguments["spec"]})
 
     async def _lose(self, arguments: Document) -> None:
-        """The claim that takes its devices is there before they are free."""
+        """Create the claim that takes the pod's devices before they become free."""
         path = CLAIMS.format(arguments["taker"]["metadata"]["namespace"])
         await self._write("POST", path, arguments["taker"])
         await self._delete_pod(arguments)
 
     async def _guard(self, arguments: Document) -> None:
-        """Make it, or have it say this."""
+        """Create or update the budget."""
         document = arguments["budget"]
         path = POD_BUDGETS.format(document["metadata"]["namespace"])
         answer = await self._api.call("PATCH", f"{path}/{document['metadata']['name']}", {"spec": document["spec"]})

@@ -1,6 +1,6 @@
-"""Ends programs and starts them again: operators, the processes that hold their fleet, agents and kubelets.
+"""Kills programs and restarts them: operators, their fleet processes, agents and kubelets.
 
-Owns what becomes of a program that was killed; `came_of` counts the kills that were one.
+Owns when a killed program comes back. `came_of` counts only kills of running programs.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from tests.adversary.cluster.manifests import Document
 
 POLL_S = 0.01
 CAUGHT_WITHIN_S = 3.0
-"""How long a child is waited for that answers a question at that moment."""
+"""How long to wait for a child that is answering a question."""
 
 
 class Killing:
-    """On one cluster. `soon` does something after so many seconds."""
+    """Kills on one cluster. `soon` runs something after a number of seconds."""
 
     def __init__(
         self, cluster: Cluster, soon: Callable[[float, Callable[[], Awaitable[None]]], None], came_of: Counter[str]
@@ -54,7 +54,7 @@ class Killing:
             await self._kill_for(name, arguments["back_in_s"])
 
     async def _pause_leader(self, arguments: Document) -> None:
-        """SIGSTOP: a process that sleeps past its lease and wakes up believing that it leads."""
+        """Suspend the leader with SIGSTOP: it may sleep past its lease and wake up believing that it leads."""
         name = self._cluster.holder()
         pid = self._cluster.pid(name)
         if name not in self._cluster.running or pid is None:
@@ -70,12 +70,12 @@ class Killing:
         self._soon(arguments["back_in_s"], go_on)
 
     async def _fleet(self, _: Document) -> None:
-        """The process that holds the leader's fleet, and with it the questions that stand there."""
+        """Kill the leader's fleet process, and with it the questions queued there."""
         if any(processes.kill(each) for each in self._fleets()):
             self._came_of["fleet processes killed"] += 1
 
     async def _child(self, _arguments: Document) -> None:
-        """One of its children while it answers, with all that stands behind that question."""
+        """Kill a child of the fleet process while it answers a question."""
         for _ in range(round(CAUGHT_WITHIN_S / POLL_S)):
             answering = [
                 one for each in self._fleets() for one in processes.children(each) if processes.is_running(one)

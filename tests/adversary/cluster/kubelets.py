@@ -1,7 +1,7 @@
 """One simulated node without its agent: `python -m tests.adversary.cluster.kubelets --root FOLDER --name NODE`.
 
-Owns running a kubelet stand-in by itself, so that the agent beside it is a process of its own and can be killed alone. The
-agent is `python -m draco_local.simulator.agent`.
+Owns running a kubelet stand-in alone. The agent, `python -m draco_local.simulator.agent`, is a separate process that can be
+killed alone.
 """
 
 import argparse
@@ -24,14 +24,14 @@ LABEL = "adversary.example.com/node"
 
 
 class NodeWithoutAgent(SimulatedNode):
-    """A node whose agent somebody else runs."""
+    """A node whose agent runs elsewhere."""
 
     async def keep_agent(self) -> None:
-        """Run none."""
+        """Run no agent."""
 
 
 async def main(kubeconfig: Path, root: Path, name: str, *, gpus: int, board: str, clique: str) -> None:
-    """Run the stand-in until it is told to end."""
+    """Run the stand-in until a signal ends it."""
     clock = SystemClock()
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)

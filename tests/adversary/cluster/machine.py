@@ -1,7 +1,7 @@
-"""The cluster machine: acts on a whole cluster for a while, lets it come to rest, and tells what the observer saw.
+"""The cluster machine: acts on a whole cluster for a while, lets it come to rest, and reports what the observer found.
 
-Owns the order of acting and resting, the record of what was done, and the report. What is done is drawn by `actions`, done by
-`performing`, and judged by the observer.
+Owns the alternation of acting and resting, the record of actions, and the report. `actions` draws the actions, `performing`
+executes them, and the observer judges the result.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ from tests.adversary.cluster.performing import Performer
 from tests.adversary.cluster.tenants import Action
 
 REST_WITHIN_S = 90.0
-"""How long a cluster may take from the last action until each pod runs or is told why not, in time that counts."""
+"""How long after the last action each pod must run or have an explanation, in seconds that count."""
 LASTS_S = 40.0
-"""An Event whose text keeps changing is written once in 30 s, and a GPU may go from pod to pod faster than that."""
+"""How long a suspicion must last: a changing Event is written once in 30 s, and a GPU may change pods faster than that."""
 ONE_AFTER_ANOTHER_S = 120.0
-"""After so much more everything that is still wrong counts, however new."""
+"""After this much more time every suspicion counts, however new."""
 DOUBTED_AFTER_S = 60.0
-"""After so long a scheduler that refuses what Draco says fits is started afresh: it may have missed that something came free."""
+"""When to restart a scheduler that refuses pods which fit according to Draco: it may have missed a freed device."""
 UNSETTLED_S = 120.0
-"""How long it may take until everything that was killed is up again and has had its time."""
+"""How long killed programs may take to be up again and settled."""
 REST_EVERY_S = 150.0
 QUIET_S = 3.0
-"""It must be so at several looks over this time: an explanation that comes and goes is none."""
+"""How long the cluster must stay at rest: an explanation that comes and goes does not count."""
 
 KEPT = Path(__file__).parent / "kept"
 
@@ -46,7 +46,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Report:
-    """What came of a run."""
+    """The result of a run."""
 
     seed: int | None
     folder: Path
@@ -77,9 +77,9 @@ def run(
     stop_at_first: bool = False,
     draws: Callable[[int], Chooser] = Chooser,
 ) -> Report:
-    """Act for so long on a new cluster: what the seed draws, and `beside` it a record, which begins `ahead_s` earlier.
+    """Run a new cluster: actions drawn from the seed, and a record `beside` them that starts `ahead_s` earlier.
 
-    `most` is how many actions are drawn at most, and `draws` makes of a seed what draws them.
+    Actions are drawn for this many seconds, at most `most`. `draws` makes the chooser from the seed.
     """
     say(f"cluster machine: {seconds:.0f} s with seed {seed}")
     chooser = draws(seed)
@@ -99,13 +99,13 @@ def run(
 def replay(
     actions: Sequence[Action], *, folder: Path | None = None, say: Say = print, stop_at_first: bool = True
 ) -> Report:
-    """Do again what was recorded."""
+    """Replay recorded actions."""
     say(f"cluster machine: {len(actions)} recorded actions")
     return _on_a_cluster(lambda: iter(actions), None, folder, say, stop_at_first=stop_at_first)
 
 
 def together(records: Iterable[Iterable[Action]]) -> Iterator[Action]:
-    """Several records as one, as if all had begun at the same moment."""
+    """Merge records as if all began at the same moment."""
     last = 0.0
     for moment, action in heapq.merge(*map(_timed, records), key=itemgetter(0)):
         yield action._replace(wait_s=moment - last)
@@ -120,12 +120,12 @@ def _timed(record: Iterable[Action]) -> Iterator[tuple[float, Action]]:
 
 
 def kept() -> Iterator[Action]:
-    """What earlier runs have found, each shrunk to a few actions."""
+    """The findings of earlier runs, each shrunk to a few actions."""
     return together(load(file) for file in sorted(KEPT.glob("*.json")))
 
 
 def shrink(actions: Sequence[Action], law: str, *, say: Say = print, attempts: int = 40) -> list[Action]:
-    """A shorter list of actions that still breaks the law: pieces are left out as long as it does."""
+    """Shorten a list of actions for as long as it still breaks the law."""
     kept, size = list(actions), max(1, len(actions) // 2)
     while size and attempts:
         start = 0
@@ -144,12 +144,12 @@ def shrink(actions: Sequence[Action], law: str, *, say: Say = print, attempts: i
 
 
 def save(actions: Sequence[Action], path: Path) -> None:
-    """Write a record."""
+    """Write actions to a file."""
     path.write_text(json.dumps([list(each) for each in actions], indent=1))
 
 
 def load(path: Path) -> list[Action]:
-    """Read a record."""
+    """Read actions from a file."""
     return [Action(*each) for each in json.loads(path.read_text())]
 
 
@@ -208,7 +208,7 @@ async def _act(cluster: Cluster, drawn: Iterator[Action], report: Report, say: S
                     rested = time.monotonic()
             await _rest(cluster, performer)
         finally:
-            # Programs die with the thread that started them, and those threads end with this loop.
+            # Programs die with the thread that started them, and this loop's threads end with it: stop the observer first.
             await asyncio.to_thread(observer.stop)
             report.seconds = time.monotonic() - started
             report.actions, report.refused = dict(performer.done), dict(performer.refused)
@@ -217,13 +217,13 @@ async def _act(cluster: Cluster, drawn: Iterator[Action], report: Report, say: S
 
 
 def lasting(since: Mapping[Suspicion, float], counted: float) -> list[Suspicion]:
-    """What has been so for a while when the time is over; all there is, where one thing follows another without end."""
+    """The suspicions that count when the time is over: those that lasted, or all if new ones never cease."""
     lasts_s = 0.0 if counted > REST_WITHIN_S + ONE_AFTER_ANOTHER_S else LASTS_S
     return [each for each, began in since.items() if counted - began >= lasts_s]
 
 
 async def _rest(cluster: Cluster, performer: Performer) -> None:
-    """Let everything come back, and judge what does not run."""
+    """Let everything recover, then judge each pod that does not run."""
     await performer.settle()
     observer = cluster.observer
     counted = quiet = unsettled = 0.0
@@ -234,11 +234,11 @@ async def _rest(cluster: Cluster, performer: Performer) -> None:
     last = time.monotonic()
     while quiet < QUIET_S:
         await asyncio.sleep(0.5)
-        await asyncio.to_thread(cluster.restart_ended)  # also of an operator that could not renew its lease
+        await asyncio.to_thread(cluster.restart_ended)  # including an operator that could not renew its lease
         now = time.monotonic()
         passed, last = min(now - last, 1.0), now
         waiting = observer.unexplained()
-        if not waiting:  # else they have something to do
+        if not waiting:  # otherwise operators still have work
             scraped = await asyncio.to_thread(cluster.scraped)
             waiting = kept.look(kept_at_rest(scraped))
         quiet = 0.0 if waiting else quiet + passed
@@ -261,7 +261,7 @@ async def _rest(cluster: Cluster, performer: Performer) -> None:
     await performer.probing.run()
     for wrong in doubted:
         if observer.waits_for_a_node(wrong):
-            observer.violated(wrong)  # only now it is explained: what was said before was not so
+            observer.violated(wrong)  # explained only now: Draco was wrong that it fits
     observer.counts["times at rest"] += 1
     for each in scraped.values():
         observer.counts["operators that kept nothing at rest"] += 1

@@ -1,6 +1,6 @@
-"""What those who take GPUs out of service do next: requests of every kind, budgets, policies of health, faults of every family.
+"""Actions around maintenance: requests of every kind, budgets, HealthPolicies, faults of every family.
 
-Owns these draws: plain data, from a seed. `actions` has the others.
+Draws them from a seed as plain data. `actions` has the others.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ HEALTH_EFFECTS = ("Record", "Announce", "NoSchedule", "Evict", "NoExecute")
 
 
 class Maintainers(Tenants):
-    """Draws what maintainers do, and what makes them do it. What is asked for, and not taken back, is all it remembers."""
+    """Draws maintainers' actions and faults. It remembers only what it has requested and not ended."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -37,14 +37,14 @@ class Maintainers(Tenants):
         self._sick: list[str] = []
 
     def device(self) -> Document:
-        """A device of a node: a whole GPU by its number, or a partition by its place among those published."""
+        """A device of a node: a whole GPU by number, or a partition by its position in the published list."""
         node = self._random.choice(NODES)
         whole = self._random.random() < 0.6
         device = f"gpu-{self._random.randrange(GPUS)}" if whole else f"partition:{self._random.randrange(64)}"
         return {"driver": DRIVER, "pool": node, "device": device}
 
     def maintain(self) -> Action:
-        """Ask for some devices, in one of many ways."""
+        """Request maintenance of some devices in one of many ways."""
         title = self._name("dm")
         self._requests.append(title)
         selector = self._selector()
@@ -95,7 +95,7 @@ class Maintainers(Tenants):
         )
 
     def end_maintenance(self) -> Action:
-        """Go on with one of those that were asked for, have it begin or announce only, or take it back."""
+        """Finish, approve, cancel or delete a request, or change its taint's effect."""
         if not self._requests:
             return self.maintain()
         title = self._random.choice(self._requests)
@@ -107,7 +107,7 @@ class Maintainers(Tenants):
         return Action(f"maintenance: {how}", {"title": title})
 
     def set_budget(self) -> Action:
-        """Make a budget, or another one of it."""
+        """Create a budget or replace one."""
         title = self._random.choice(BUDGETS)
         specs: dict[str, list[Document]] = {
             "adv-all": [{"maxDevices": 3}, {"maxDevices": 6}, {"maxDevices": 1}, {"paused": True}, {"maxFailed": 2}],
@@ -121,11 +121,11 @@ class Maintainers(Tenants):
         return Action("budget: set", {"budget": write.budget(title, **self._random.choice(specs[title]))})
 
     def end_budget(self) -> Action:
-        """Take a budget away."""
+        """Delete a budget."""
         return Action("budget: deleted", {"title": self._random.choice(BUDGETS)})
 
     def set_health_policy(self) -> Action:
-        """Say what is done about faults."""
+        """Create or replace a HealthPolicy."""
         rules: list[Document] = [
             {"name": f"rule-{number}", "condition": condition, "effect": self._random.choice(HEALTH_EFFECTS)}
             for number, condition in enumerate(self._random.sample(CONDITIONS, 2))
@@ -137,11 +137,11 @@ class Maintainers(Tenants):
         return Action("health policy: set", {"policy": document})
 
     def end_health_policy(self) -> Action:
-        """Leave it to the agents again."""
+        """Delete a HealthPolicy."""
         return Action("health policy: deleted", {"title": self._random.choice(POLICIES)})
 
     def fault(self, what: str, **arguments: Any) -> Action:
-        """Something is wrong with a board."""
+        """A fault of a board."""
         node = self._random.choice(NODES)
         self._sick.append(node)
         return Action(f"hardware: {what}", {"node": node, "gpu": self._random.randrange(GPUS), **arguments})

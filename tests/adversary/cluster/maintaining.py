@@ -1,6 +1,6 @@
-"""Does what maintainers choose: writes requests, budgets and policies of health, and the templates of work.
+"""Executes maintainers' actions: writes requests, budgets, HealthPolicies, and the templates of maintenance Jobs.
 
-Owns these writes. What is refused is counted by whoever writes for it.
+Owns these writes. The caller counts refusals.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,14 +19,14 @@ Write = Callable[..., Awaitable[Answer]]
 
 
 async def prepare(api: Api) -> None:
-    """The templates of work."""
+    """Create the templates of maintenance Jobs."""
     for title in WORKS:
         if title in RUN_SECONDS:
             await api.call("POST", CRON_JOBS, cron_job(title, RUN_SECONDS[title]))
 
 
 class Maintaining:
-    """Maintainers of one cluster. `write` makes a request and counts what is refused."""
+    """Maintainers of one cluster. `write` makes a request and counts refusals."""
 
     def __init__(self, api: Api, write: Write) -> None:
         self._api = api
@@ -53,14 +53,14 @@ class Maintaining:
         await self._write("DELETE", f"{path}/{arguments['title']}")
 
     async def _put(self, path: str, document: Document) -> None:
-        """Make it, or have it say this."""
+        """Create or update an object."""
         answer = await self._api.call("PATCH", f"{path}/{document['metadata']['name']}", {"spec": document["spec"]})
         if answer.status == 404:
             said = {key: value for key, value in document["spec"].items() if value is not None}
             await self._write("POST", path, {**document, "spec": said})
 
     async def _delete_all(self, _: Document) -> None:
-        """Policies first: they would open others."""
+        """Delete HealthPolicies first, because they would create new requests."""
         for path in (HEALTH_POLICIES, REQUESTS):
             for one in (await self._api.call("GET", path)).body.get("items") or []:
                 await self._delete(path, {"title": one["metadata"]["name"]})

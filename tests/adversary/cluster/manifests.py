@@ -1,6 +1,6 @@
-"""The objects that tenants and administrators write, as plain documents; also what no friendly tenant writes.
+"""Manifests that tenants and administrators write, hostile ones included.
 
-Owns their shapes. Draws nothing: whoever calls says what is in them.
+Owns their shapes. Draws nothing: callers supply the values.
 """
 
 import json
@@ -16,17 +16,17 @@ DRACOS_GPU, DRACOS_MIG = "gpu.draco.dev", "mig.draco.dev"
 DRIVER = "gpu.nvidia.com"
 RUN_SECONDS = "draco.dev/run-seconds"
 PROFILES = ("1g.10gb", "2g.20gb", "3g.40gb", "1g.5gb", "2g.10gb", "3g.20gb")
-"""Of H100 and of A100."""
+"""MIG profiles of H100 and A100."""
 TENANTS = ("tenant-a", "tenant-b", "hostile")
 ADMINS = "gpu-admins"
 DRACO = "draco.dev/v1alpha1"
 WORKS = (*ENDING_WORKS, "adv-never-ends", "adv-not-there")
-"""CronJobs that requests name; the last one nobody makes."""
+"""CronJobs that requests name; the last one does not exist."""
 GATE = "draco.dev/allocation"
 FOREIGN_GATE = "example.com/admission"
 ANY = ({"operator": "Exists"},)
 PRIORITIES = {"adv-low": 10, "adv-middle": 50, "adv-high": 100, "adv-polite": 100}
-"""Of PriorityClasses; pods of the last one have nobody evicted."""
+"""PriorityClasses and their values; the last one never preempts."""
 SIZE = "draco.dev/group-size"
 LABELS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "Kueue": (("kueue.x-k8s.io/pod-group-name",), SIZE),
@@ -37,13 +37,13 @@ LABELS: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "JobSet": (("jobset.sigs.k8s.io/jobset-name",), SIZE),
 }
-"""The labels by which pods say of which group they are, and the annotation that says its size. Nobody makes these pods but us."""
+"""Labels that name a pod's group, and the annotation with its size. Only the tests create such pods."""
 
 
 class Member(NamedTuple):
-    """Of which group a pod is, how many of it start together, and where with respect to each other.
+    """A pod's group, how many of its pods start together, and its topology.
 
-    `by` says which labels name the group, and `number` which group of a LeaderWorkerSet it is. An empty size is not said.
+    `by` says which labels name the group, and `number` is its index in a LeaderWorkerSet. An empty size is omitted.
     """
 
     group: str
@@ -54,13 +54,13 @@ class Member(NamedTuple):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Those that a pod of the group has."""
+        """Labels of a pod of the group."""
         names, _ = LABELS[self.by]
         return dict(zip(names, (self.group, str(self.number)), strict=False))
 
     @property
     def annotations(self) -> dict[str, str]:
-        """The same of annotations."""
+        """Annotations of a pod of the group."""
         _, size = LABELS[self.by]
         said = {size: self.size, "draco.dev/topology": self.topology}
         return {key: text for key, text in said.items() if text}
@@ -92,7 +92,7 @@ def request(
 
 
 def first_of(title: str, *alternatives: Document) -> Document:
-    """One request that is content with any of several, the first preferred."""
+    """One request with alternatives, the first preferred."""
     return {
         "name": title,
         "firstAvailable": [{"name": f"option-{index}", **each["exactly"]} for index, each in enumerate(alternatives)],
@@ -110,7 +110,7 @@ def claim(namespace: str, title: str, requests: Sequence[Document], **devices: A
 
 
 def template(namespace: str, title: str, requests: Sequence[Document], *, reservation: str = "") -> Document:
-    """A template of claims, which may take over those of a reservation."""
+    """A claim template, whose claims may take over those of a reservation."""
     labels = {"labels": {"draco.dev/reservation": reservation}} if reservation else {}
     return {
         "apiVersion": "resource.k8s.io/v1",
@@ -135,10 +135,10 @@ def pod(
     gated: bool = False,
     held: bool = False,
 ) -> Document:
-    """A pod that uses claims, and may be the member of a group by label or by PodGroup, or more urgent than others.
+    """A pod that uses claims. It may belong to a group by label or PodGroup and have a priority.
 
-    With the gate, the scheduler does not look at it before Draco has allocated what is its own of these; one that is `held` has
-    somebody else's, as of a queue that has not admitted it.
+    With Draco's gate, the scheduler ignores it until Draco has allocated its share of the claims. A `held` pod has another gate,
+    like one that a queue has not admitted.
     """
     uses = [{"name": f"c{index}", "resourceClaimName": each} for index, each in enumerate(claims)]
     uses += [{"name": f"t{index}", "resourceClaimTemplateName": each} for index, each in enumerate(templates)]
@@ -170,9 +170,9 @@ def pod(
 def pod_group(
     namespace: str, title: str, least: int | None, *, kept: Mapping[str, str] = {}, topology: str = ""
 ) -> Document:
-    """Pods that start together, at least so many; without a number one by one.
+    """A PodGroup whose pods start together, at least `least` of them; without a number, one by one.
 
-    `kept` are claims that it keeps for its pods, by the names that these have for them: a template's if that begins with t.
+    `kept` maps its pods' names for claims to claims that it keeps for them; a name that begins with t is a template.
     """
     uses = {"c": "resourceClaimName", "t": "resourceClaimTemplateName"}
     spec: Document = {
@@ -194,7 +194,7 @@ def reservation(
     topology: str = "",
     priority: str = "",
 ) -> Document:
-    """Claims that are there before their pods."""
+    """A reservation: claims that exist before their pods."""
     spec: Document = {"count": count, "template": {"spec": {"devices": {"requests": list(requests)}}}}
     said = {"duration": duration, "topology": topology, "priorityClassName": priority}
     spec |= {key: value for key, value in said.items() if value}
@@ -205,7 +205,7 @@ def reservation(
 def limit(
     title: str, limits: Document, *, per: str, namespaces: Sequence[str], classes: Sequence[str] = ()
 ) -> Document:
-    """How much namespaces may hold of what Draco allocates."""
+    """A DeviceLimit."""
     chosen = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": list(namespaces)}
     spec: Document = {"limits": limits, "per": per, "namespaceSelector": {"matchExpressions": [chosen]}}
     spec["deviceClassNames"] = list(classes)
@@ -213,12 +213,12 @@ def limit(
 
 
 def profile(name: str) -> str:
-    """Selects partitions of a profile."""
+    """A selector for partitions of a profile."""
     return f'device.attributes["{DRIVER}"].profile == "{name}"'
 
 
 def costly(*, number: int = 0, depth: int = 4, width: int = 14) -> str:
-    """Costs nearly as much as the API server lets pass, on each device anew, and is always true; another text for each number."""
+    """A selector that is always true and costs nearly as much per device as is permitted. Each number gives another text."""
     numbers = json.dumps(list(range(width)))
     inner = f'device.attributes["resource.kubernetes.io"].pciBusID.size() + v0 + {number} >= 0'
     for level in reversed(range(depth)):
@@ -227,12 +227,12 @@ def costly(*, number: int = 0, depth: int = 4, width: int = 14) -> str:
 
 
 def failing(number: int = 0) -> str:
-    """Ends in an error on every device."""
+    """A selector that fails on every device."""
     return f'device.attributes["{DRIVER}"].nothing{number} == "x"'
 
 
 def rule(title: str, selector: Document, *, effect: str, key: str) -> Document:
-    """A taint rule of an administrator; its version is filled in by whoever writes it."""
+    """An administrator's taint rule. The writer fills in the API version."""
     spec: Document = {"taint": {"key": key, "value": "adversary", "effect": effect}}
     if selector:
         spec["deviceSelector"] = selector
@@ -240,7 +240,7 @@ def rule(title: str, selector: Document, *, effect: str, key: str) -> Document:
 
 
 def maintenance(title: str, selector: Document, *, effect: str = "NoSchedule", **spec: Any) -> Document:
-    """A request for maintenance."""
+    """A DeviceMaintenance."""
     spec = {key: value for key, value in spec.items() if value}
     return {
         "apiVersion": DRACO,
@@ -251,18 +251,18 @@ def maintenance(title: str, selector: Document, *, effect: str = "NoSchedule", *
 
 
 def budget(title: str, **spec: Any) -> Document:
-    """How much may be out of service; what is not said is taken away from a budget that is there."""
+    """A MaintenanceBudget. As a patch, it removes omitted fields from an existing budget."""
     nothing = dict.fromkeys(("per", "maxDevices", "maxPercent", "maxFailed", "paused"))
     return {"apiVersion": DRACO, "kind": "MaintenanceBudget", "metadata": {"name": title}, "spec": {**nothing, **spec}}
 
 
 def health_policy(title: str, spec: Document) -> Document:
-    """What is done about faults."""
+    """A HealthPolicy."""
     return {"apiVersion": DRACO, "kind": "HealthPolicy", "metadata": {"name": title}, "spec": spec}
 
 
 def cron_job(title: str, seconds: float | None) -> Document:
-    """A template of Jobs, whose pods run for so long on simulated nodes, or for ever."""
+    """A Job template whose pods run for some seconds on simulated nodes, or for ever."""
     annotations = {} if seconds is None else {RUN_SECONDS: str(seconds)}
     pod = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
     pod["containers"] = [{"name": "main", "image": "busybox"}]
@@ -272,7 +272,7 @@ def cron_job(title: str, seconds: float | None) -> Document:
 
 
 def priority_class(title: str) -> Document:
-    """One of those that pods name."""
+    """A PriorityClass that pods name."""
     polite = {"preemptionPolicy": "Never"} if title == "adv-polite" else {}
     return {
         "apiVersion": "scheduling.k8s.io/v1",
@@ -284,7 +284,7 @@ def priority_class(title: str) -> Document:
 
 
 def pod_budget(namespace: str, title: str, least: int) -> Document:
-    """So many pods of a namespace are not to be evicted; all of them count."""
+    """A PodDisruptionBudget for all pods of a namespace."""
     metadata = {"name": title, "namespace": namespace}
     spec = {"minAvailable": least, "selector": {"matchLabels": {}}}
     return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": spec}
@@ -303,7 +303,7 @@ def policy(
     leak: str | None = None,
     ahead: Document | None = None,
 ) -> Document:
-    """A policy for a node's GPUs, or for the one at a PCI address; without `ahead`, that is taken away from one that is there."""
+    """A MigPolicy for a node's GPUs, or for the one at a PCI address. As a patch, it removes warmAhead if `ahead` is omitted."""
     spec: Document = {
         "mode": mode,
         "allocator": allocator,

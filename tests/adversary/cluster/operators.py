@@ -1,7 +1,7 @@
 """The operator as the adversary runs it: `python -m tests.adversary.cluster.operators operator`, with the product's options.
 
-Owns how much less patient it is, as a run is short: a group may be short of a pod for a few seconds instead of five minutes, and
-the minutes for which a PodGroup without a pod may keep devices, as a MigPolicy says, last a few seconds each.
+Owns the delays that are shortened because a run is short: a group may lack a pod for a few seconds instead of five minutes, and
+each minute for which a MigPolicy lets a PodGroup without pods keep devices lasts a few seconds.
 """
 
 from datetime import timedelta
@@ -18,12 +18,12 @@ SETTLE_S = 4.0
 
 
 def shortened(text: str) -> timedelta:
-    """How long that is meant to last here."""
+    """How long this delay lasts here."""
     return lasting(text) * MINUTE_S / 60.0
 
 
 if __name__ == "__main__":
     losses.AFTER_S = SHORT_FOR_S
     leaks.SETTLE_S = SETTLE_S
-    leak_rule.lasting = shortened  # type: ignore[attr-defined] # it is from another module, where others read it, too
+    leak_rule.lasting = shortened  # type: ignore[attr-defined] # defined in another module, where others read it, too
     main()

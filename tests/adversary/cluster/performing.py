@@ -1,7 +1,7 @@
-"""Does what was chosen: writes objects, breaks hardware, ends programs and starts them again.
+"""Executes actions: writes objects, breaks hardware, kills programs and restarts them.
 
-Owns one function per kind of action. What the cluster refuses is counted and forgotten: an adversary expects no thanks. Things
-that come back by themselves later are tasks of the performer; `settle` does not wait until it is their time.
+Owns one function per kind of action. Refusals by the cluster are only counted. Delayed recoveries are tasks of the performer;
+`settle` runs them immediately.
 """
 
 import asyncio
@@ -47,13 +47,13 @@ WRITE_TIMEOUT_S = 5.0
 POLL_S = 0.1
 NEEDED_WITHIN_S = 15.0
 RULES_GRACE_S = 60.0
-"""Operators that started without rules look for them every ten seconds, believe it the third time, and start afresh."""
+"""Operators that started without taint rules check for them every ten seconds and restart at the third success."""
 
 
 class Performer:
-    """Performs on one cluster.
+    """Executes actions on one cluster.
 
-    `done` counts actions by kind, `refused` what the API server said no to, `came_of` what really became of some.
+    `done` counts actions by kind, `refused` the API server's refusals, `came_of` the actions that took effect.
     """
 
     def __init__(self, cluster: Cluster, api: Api) -> None:
@@ -103,7 +103,7 @@ class Performer:
         }
 
     async def prepare(self) -> None:
-        """Namespaces, and where taint rules are served."""
+        """Create namespaces and find the served version of taint rules."""
         for name in (*TENANTS, ADMINS):
             labels = {"resource.kubernetes.io/admin-access": "true"} if name == ADMINS else {}
             body = {"metadata": {"name": name, "labels": labels}}
@@ -117,7 +117,7 @@ class Performer:
                 break
 
     async def perform(self, action: Action) -> None:
-        """Do it, now."""
+        """Execute an action now."""
         self._cluster.observer.note(str(action))
         self.done[action.kind] += 1
         arguments = action.arguments
@@ -133,7 +133,7 @@ class Performer:
             await asyncio.to_thread(do, action)
 
     async def settle(self) -> None:
-        """Bring back at once what was to come back later, end every fault, and have everything run."""
+        """Run delayed recoveries now, end every fault, and start everything."""
         self._settling.set()
         while self._later:
             await asyncio.gather(*self._later)
@@ -146,7 +146,7 @@ class Performer:
         self._cluster.observer.note(f"at rest; started again: {', '.join(revived) or 'nothing'}")
 
     async def start_scheduler_afresh(self) -> None:
-        """Have one that has seen everything there is, and nothing of what was."""
+        """Restart the scheduler, so that it knows the current state and no past."""
         self._cluster.observer.note("the scheduler is started afresh")
         await self._restart(SCHEDULER)
 
@@ -179,7 +179,7 @@ class Performer:
         await self._write("POST", REQUESTS, document)
 
     def _resolved(self, selector: Document) -> Document:
-        """A partition that was drawn by number is the one that is published there; written down, so that it stays the same."""
+        """Replace a partition's drawn number by its published name, and record the name so that a replay uses the same one."""
         wanted = selector.get("device", "")
         if not wanted.startswith("partition:"):
             return selector
@@ -251,7 +251,7 @@ class Performer:
         await self._until(ready, arguments)
 
     async def _until(self, there: Callable[[], set[str]], arguments: Document) -> None:
-        """Wait for what a record needs before it goes on, but not for ever: to judge it is the observer's."""
+        """Wait for a state that a record needs, up to a deadline. The observer judges it."""
         for _ in range(int(arguments.get("within_s", NEEDED_WITHIN_S) / POLL_S)):
             if set(arguments["of"]) <= there():
                 return
@@ -267,7 +267,7 @@ class Performer:
         task.add_done_callback(self._ended)
 
     async def _pause(self, seconds: float) -> None:
-        """Not longer than until everything is to come to rest."""
+        """Sleep, but not beyond the start of the next rest."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._settling.wait(), seconds)
 
@@ -294,7 +294,7 @@ class Performer:
         self._soon(arguments["back_in_s"], back)
 
     async def _given_back(self, _: Document) -> None:
-        """From now on nothing is to be tainted: whoever says so has deleted all requests and rebooted every node."""
+        """Tell the observer that no taint may remain. The record has deleted all requests and rebooted every node before this."""
         self._cluster.observer.expects_nothing_tainted = True
 
     async def _reboot(self, arguments: Document) -> None:
@@ -315,7 +315,7 @@ class Performer:
         self._soon(arguments["seconds"], back)
 
     def _fault(self, action: Action) -> None:
-        """What is done to one board; StateError is the simulator's way of saying that it cannot be done now."""
+        """Apply a fault to one board. Raises StateError if it is impossible now."""
         arguments: Any = action.arguments
         path, gpu = self._cluster.state(arguments["node"]), arguments.get("gpu", 0)
         what = action.kind.removeprefix("hardware: ")
@@ -353,7 +353,7 @@ class Performer:
         self._cluster.observer.driver_changed(node)
 
     def _heal(self, node: str) -> None:
-        """A person comes with spare parts: every board is in and well, no call fails or waits."""
+        """Repair a node by hand: every board is present and healthy, and no call fails or waits."""
         path, files = self._cluster.state(node), self._cluster.driver(node)
         if files.installed != drivers.loaded(path):
             self._cluster.observer.driver_changed(node)

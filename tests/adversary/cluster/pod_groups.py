@@ -1,6 +1,6 @@
-"""What is done next about PodGroups: gangs of pods that name one, of claims that it keeps for them, and of its coming and going.
+"""Actions around PodGroups: gangs of pods, claims that a PodGroup keeps for them, and its creation and deletion.
 
-Owns these draws: plain data, from a seed. `actions` has the others.
+Draws them from a seed as plain data. `actions` has the others.
 """
 
 import json
@@ -11,11 +11,11 @@ from tests.adversary.cluster.reservers import TOPOLOGIES, Reservers
 from tests.adversary.cluster.tenants import Action
 
 LAST = 6
-"""Of so many groups that were made last, one may be made a second time."""
+"""How many of the last groups may be created a second time."""
 
 
 class PodGroups(Reservers):
-    """Draws these. What was made, and not taken back, is all it remembers."""
+    """Draws these actions. It remembers only what it has created and not deleted."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -23,10 +23,10 @@ class PodGroups(Reservers):
         self._unmade: list[Document] = []
 
     def pod_group(self) -> Action:
-        """A gang with a claim for each pod, with one that the PodGroup keeps for all, or with both.
+        """A gang with a claim for each pod, one that the PodGroup keeps for all, or both.
 
-        There may be a pod more than start together, or one may come later, and so may the PodGroup. No pod has a claim from a
-        template of its own and one from its PodGroup's: kube-controller-manager 1.36 then forgets one of them in turn, for ever.
+        There may be one pod more than start together; a pod or the PodGroup may come later. No pod has both a claim from its own
+        template and one from its PodGroup's: kube-controller-manager 1.36 then drops one or the other, for ever.
         """
         namespace, title = self._tenant(), self._name("k")
         size = self._random.choice([2, 2, 3, 4])
@@ -49,7 +49,7 @@ class PodGroups(Reservers):
             if kept == "template and own":
                 own.append(self._named(namespace, name, [self._dracos_request()]))
             uses = [f"{title}-all"] if claims else [name] if own else []
-            if seconds is None or kept:  # others end by themselves, and their PodGroup stays
+            if seconds is None or kept:  # other pods end on their own, and their PodGroup stays
                 self._pods.append((namespace, name))
             templates = [] if claims else [title]
             pods.append(
@@ -75,11 +75,11 @@ class PodGroups(Reservers):
             self._unmade.append(group)
         else:
             pods = [group, *pods] if when == "first" else [*pods, group]
-        # A pod's own claim comes after it: one that is there before its pod is no group's.
+        # A pod's own claim comes after the pod: a claim without a pod belongs to no group.
         return Action("tenant: pods of a PodGroup", {"create": [*documents, *pods, *own]})
 
     def pod_group_of_both(self) -> Action:
-        """A gang each pod of which has a claim of each allocator's, which must be on one node; the scheduler's may be by name."""
+        """A gang in which each pod has one claim per allocator, both on one node. The scheduler's claim may be named directly."""
         namespace, title = self._tenant(), self._name("x")
         size = self._random.choice([2, 2, 3])
         least = max(1, size - self._random.choice([0, 0, 0, 1]))
@@ -110,7 +110,7 @@ class PodGroups(Reservers):
         return Action("tenant: pods of a PodGroup with claims of both allocators", {"create": [*documents, *pods]})
 
     def same_again(self) -> Action:
-        """A group that asks for just what another one asked for a while ago: they stand in line, or it takes its turn."""
+        """A copy of a recent group, which waits in line behind it or follows it."""
         if not self._alike:
             return self.group()
         title, documents = self._random.choice(self._alike[-LAST:])
@@ -124,20 +124,20 @@ class PodGroups(Reservers):
         return write.claim(namespace, title, requests)
 
     def late_pod_group(self) -> Action:
-        """The PodGroup that pods name which are there already."""
+        """The PodGroup of pods that exist already."""
         if not self._unmade:
             return self.pod_group()
         return Action("tenant: the PodGroup of pods that wait", {"create": [self._unmade.pop(0)]})
 
     def end_pod_group(self) -> Action:
-        """A PodGroup is deleted: Kubernetes keeps it as long as it has pods, and with it go the claims that it kept."""
+        """Delete a PodGroup. Kubernetes keeps it while it has pods, and then deletes the claims that it kept, too."""
         if not self._made:
             return self.pod_group()
         namespace, title = self._made.pop(self._random.randrange(len(self._made)))
         return Action("pod group: deleted", {"pod_group": f"{namespace}/{title}"})
 
     def odd_pod_group(self) -> Action:
-        """One that can never start, or need not start together, or whose pods say that they are of another group, too."""
+        """A PodGroup that can never start, whose pods need not start together, or whose pods also name another group."""
         title = self._name("q")
         least, label = self._random.choice([(40, ""), (None, ""), (2, "other")])
         group = write.pod_group("hostile", title, least, topology=self._random.choice([*TOPOLOGIES, "nowhere"]))

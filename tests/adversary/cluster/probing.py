@@ -1,6 +1,6 @@
-"""Tries out, at rest, whether GPUs that have changed hands are of use: a claim asks for just one, and its pod is to run.
+"""Probes, at rest, GPUs that changed allocators: a pod with a claim for exactly such a GPU must run.
 
-Owns these claims and pods, which go again, and the verdict. Tries one GPU that was handed over to Draco, and one that came back.
+Owns these claims and pods, their deletion, and the verdict. Probes one GPU handed over to Draco and one handed back.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from tests.adversary.cluster.observer.world import Object, name, phase
 PODS = f"/api/v1/namespaces/{ADMINS}/pods"
 CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{ADMINS}/resourceclaims"
 WITHIN_S = 40.0
-"""A hand-over that has just begun takes some ten seconds, a pod that starts another few."""
+"""A hand-over takes some ten seconds, and a pod's start a few more."""
 UNTOLD_S = 240.0
-"""How long kube-scheduler may have heard nothing: its watch can be silent that long where the API server has just restarted.
+"""How long kube-scheduler's watch may be silent after the API server restarted.
 
 A pod whose claim it does not know has no condition PodScheduled.
 """
@@ -26,7 +26,7 @@ POLL_S = 0.2
 
 
 class Probing:
-    """On one cluster. `write` makes a request and counts what is refused."""
+    """Probes one cluster. `write` makes a request and counts refusals."""
 
     def __init__(self, observer: Observer, write: Write) -> None:
         self._observer = observer
@@ -34,7 +34,7 @@ class Probing:
         self._number = 0
 
     async def run(self) -> None:
-        """Try out one of each, at once."""
+        """Probe one GPU of each kind, both concurrently."""
         chosen = {one.is_dracos: one for one in self._observer.traded()}
         await asyncio.gather(*(self._try(one) for one in chosen.values()))
 
@@ -74,6 +74,6 @@ class Probing:
         return any(each["type"] == "PodScheduled" for each in conditions)
 
     def _pod(self, title: str) -> Object:
-        """As it was seen last, empty if it was not."""
+        """The pod as last seen; empty if it was never seen."""
         pods = list(self._observer.world.pods.values())
         return next((each for each in pods if name(each) == f"{ADMINS}/{title}"), {})

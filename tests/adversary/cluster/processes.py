@@ -1,6 +1,6 @@
-"""The processes below a program of ours, as /proc shows them: their memory, and one of them to kill.
+"""A program's descendant processes in /proc: their memory, and killing one.
 
-Owns no process. One that ends meanwhile is none.
+Owns no process. Ignores processes that end meanwhile.
 """
 
 import os
@@ -12,7 +12,7 @@ RUNNING = "R"
 
 
 def memory_mib(pid: int) -> float:
-    """The memory of a process and of all below it, each page that several share counted once; 0 when it is gone."""
+    """Memory of a process and its descendants, with shared pages counted once; 0 if it is gone."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     except OSError:
@@ -22,7 +22,7 @@ def memory_mib(pid: int) -> float:
 
 
 def children(pid: int) -> Iterator[int]:
-    """Those of a process, in no order."""
+    """PIDs of a process' children, in no order."""
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             said = thread.read_text(encoding="ascii")
@@ -32,7 +32,7 @@ def children(pid: int) -> Iterator[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether it has or wants a processor at this moment, and does not wait for something."""
+    """Whether it is running or runnable, not sleeping."""
     try:
         said = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -41,7 +41,7 @@ def is_running(pid: int) -> bool:
 
 
 def is_fleet(pid: int) -> bool:
-    """Whether it is an operator's process that holds the fleet, or a child of that."""
+    """Whether it is an operator's fleet process or a child of it."""
     try:
         return b"draco.controller.workers.fleet_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -49,7 +49,7 @@ def is_fleet(pid: int) -> bool:
 
 
 def kill(pid: int) -> bool:
-    """SIGKILL. Whether it was there."""
+    """Send SIGKILL. Returns whether the process existed."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,6 +1,6 @@
-"""Has the API server refuse all allocations in one namespace for a while, as an admin's admission policy may.
+"""Makes the API server refuse all allocations in one namespace for a while, as an admission policy may.
 
-Owns these writes. Claims of other namespaces must not notice, and those of this one are allocated soon after it is over.
+Owns these writes. Claims in other namespaces must not be affected, and this namespace's must be allocated soon after.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ Soon = Callable[[float, Callable[[], Awaitable[None]]], None]
 
 
 async def prepare(api: Api) -> None:
-    """The policy, which refuses nothing until it is bound to a namespace."""
+    """Create the policy, which refuses nothing until it is bound to a namespace."""
     rule = {
         "apiGroups": ["resource.k8s.io"],
         "apiVersions": ["*"],
@@ -37,7 +37,7 @@ async def prepare(api: Api) -> None:
 
 
 class Refusing:
-    """`write` makes a request and counts what is refused, `soon` does something after so many seconds."""
+    """`write` makes a request and counts refusals; `soon` runs something after a number of seconds."""
 
     def __init__(self, write: Write, soon: Soon) -> None:
         self._write = write
@@ -56,7 +56,7 @@ class Refusing:
         await self._write("POST", BINDINGS, {"metadata": {"name": title}, "spec": spec})
 
         async def over() -> None:
-            """Not only asked for: a namespace that was left without devices would never come to rest."""
+            """End the refusal, with retries: a namespace left without devices would never come to rest."""
             for _ in range(_TRIES):
                 if (await self._write("DELETE", f"{BINDINGS}/{title}")).status in {200, 404}:
                     return

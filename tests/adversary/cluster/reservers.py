@@ -1,6 +1,6 @@
-"""What is done next about groups, reservations and limits, for which Draco has to see several claims at once.
+"""Actions around groups, reservations and limits, for which Draco considers several claims together.
 
-Owns these draws: plain data, from a seed. `actions` has the others.
+Draws them from a seed as plain data. `actions` has the others.
 """
 
 from tests.adversary.cluster import manifests as write
@@ -12,17 +12,17 @@ TOPOLOGIES = ("", "", "sameNode", "sameNVLinkDomain", "spread")
 
 
 class Reservers(Tenants):
-    """Draws these. What was made, and not taken back, is all it remembers."""
+    """Draws these actions. It remembers only what it has created and not deleted."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self._late: list[Document] = []
         self._members: list[tuple[Document, list[Document]]] = []
         self._alike: list[tuple[str, list[Document]]] = []
-        """Groups that end by themselves, so that nobody deletes a pod of theirs, by their titles: they may be made again."""
+        """Groups, by title, that end on their own, so none of their pods is deleted: they may be created again."""
         self._reservations: list[tuple[str, str, int]] = []
         self._held: list[tuple[str, list[Document]]] = []
-        """Pods that a queue holds back, and the gates that they keep when it lets them go."""
+        """Pods held by a queue, and the gates that they keep after admission."""
 
     def group(self) -> Action:
         """Pods that start together, or all but one of them."""
@@ -34,7 +34,7 @@ class Reservers(Tenants):
         documents = [write.template(namespace, title, [self._dracos_request()])]
         for number in range(size):
             name = f"{title}-{number}"
-            if seconds is None:  # others end by themselves
+            if seconds is None:  # other pods end on their own
                 self._pods.append((namespace, name))
             documents.append(
                 write.pod(
@@ -56,13 +56,13 @@ class Reservers(Tenants):
         return Action("tenant: pods that start together", {"create": documents})
 
     def late_member(self) -> Action:
-        """The pod that a group was still waiting for."""
+        """The missing pod of a group."""
         if not self._late:
             return self.group()
         return Action("tenant: the last pod of a group", {"create": [self._late.pop(0)]})
 
     def lose_member(self) -> Action:
-        """A pod of a group goes, another claim takes its devices, and the pod that is to take its place comes later."""
+        """Delete a pod of a group, let another claim take its devices, and create its replacement later."""
         if not self._members:
             return self.group()
         pod, wanted = self._members.pop(self._random.randrange(len(self._members)))
@@ -73,7 +73,7 @@ class Reservers(Tenants):
         return Action("tenant: a group loses a pod", {"pod": f"{namespace}/{name}", "grace": 0, "taker": taker})
 
     def odd_group(self) -> Action:
-        """One that contradicts itself, or can never start."""
+        """A group that contradicts itself or can never start."""
         title = self._name("o")
         sizes = self._random.choice([("2", "3"), ("many", "many"), ("40", "40"), ("999999", "999999"), ("", "")])
         by = self._random.choice(list(write.LABELS))
@@ -86,7 +86,7 @@ class Reservers(Tenants):
         return Action("hostile: an odd group", {"create": documents})
 
     def held_back(self) -> Action:
-        """A claim by name, before or after its pod, which a queue has not admitted yet."""
+        """A pod that a queue has not admitted, with a named claim created before or after it."""
         namespace, title = self._tenant(), self._name("q")
         self._claims.append((namespace, title))
         self._pods.append((namespace, title))
@@ -97,14 +97,14 @@ class Reservers(Tenants):
         return Action("tenant: a pod that a queue holds back", {"create": documents[:: self._random.choice([1, -1])]})
 
     def let_go(self) -> Action:
-        """The queue admits one."""
+        """The queue admits a pod."""
         if not self._held:
             return self.held_back()
         pod, gates = self._held.pop(self._random.randrange(len(self._held)))
         return Action("queue: lets a pod go", {"pod": pod, "gates": gates})
 
     def reserve(self) -> Action:
-        """Claims for pods to come, for a time."""
+        """Create a reservation for a limited time."""
         namespace, title = self._tenant(), self._name("r")
         count = self._random.choice([1, 1, 2, 3])
         duration = self._random.choice(["", "", "1m", "1m", "2m"])
@@ -123,7 +123,7 @@ class Reservers(Tenants):
         return Action("tenant: reserves", {"create": [document, template]})
 
     def use_reserved(self) -> Action:
-        """A pod that names a reserved claim, or whose own claim takes one over."""
+        """A pod that uses a reserved claim by name or by take-over."""
         if not self._reservations:
             return self.reserve()
         namespace, reservation, count = self._random.choice(self._reservations)
@@ -139,7 +139,7 @@ class Reservers(Tenants):
         return Action("tenant: takes a reserved claim over", {"create": [pod]})
 
     def change_reservation(self) -> Action:
-        """Another number of claims, or another end."""
+        """Change a reservation's number of claims or its end."""
         if not self._reservations:
             return self.reserve()
         namespace, title, _ = self._random.choice(self._reservations)
@@ -147,14 +147,14 @@ class Reservers(Tenants):
         return Action("reservation: changed", {"reservation": f"{namespace}/{title}", "spec": spec})
 
     def end_reservation(self) -> Action:
-        """Take it back."""
+        """Delete a reservation."""
         if not self._reservations:
             return self.reserve()
         namespace, title, _ = self._reservations.pop(self._random.randrange(len(self._reservations)))
         return Action("reservation: deleted", {"reservation": f"{namespace}/{title}"})
 
     def set_limit(self) -> Action:
-        """Say how much tenants may hold, each of them or all together."""
+        """Create or replace a limit for each tenant or all together."""
         title = self._random.choice(LIMITS)
         limits: Document = self._random.choice(
             [
@@ -179,7 +179,7 @@ class Reservers(Tenants):
         return Action("limit: set", {"limit": document})
 
     def end_limit(self) -> Action:
-        """Take a limit away."""
+        """Delete a limit."""
         return Action("limit: deleted", {"title": self._random.choice(LIMITS)})
 
     def _kind(self) -> Document:

@@ -1,6 +1,6 @@
-"""Does what is chosen about reservations, limits, PodGroups and pods that a queue holds back.
+"""Executes actions around reservations, limits, PodGroups and pods that a queue holds.
 
-Owns these writes; what is made is written like all that tenants make. What is refused is counted by whoever writes for it.
+Owns these writes. The caller counts refusals.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ RESERVATIONS = GROUP + "/namespaces/{}/devicereservations"
 
 
 class Reserving:
-    """`write` makes a request and counts what is refused."""
+    """`write` makes a request and counts refusals."""
 
     def __init__(self, api: Api, write: Write) -> None:
         self._api = api
@@ -45,7 +45,7 @@ class Reserving:
         await self._write("PATCH", path, {"spec": {"schedulingGates": arguments["gates"] or None}})
 
     async def _set_limit(self, arguments: Document) -> None:
-        """Make it, or have it say this: what an earlier one said goes."""
+        """Create a limit or replace its whole spec."""
         document = arguments["limit"]
         path = f"{LIMITS}/{document['metadata']['name']}"
         found = await self._api.call("GET", path)

@@ -1,7 +1,7 @@
-"""What is drawn where there is too little for all: most GPUs are Draco's, and pods may be evicted for others.
+"""Actions for a cluster with too few GPUs: Draco allocates most of them, and pods may be evicted for others.
 
-Owns how often which action is drawn then. On the cluster that `actions` torments GPUs are handed over and back all the time, so
-that hardly any pod ever has to leave for another.
+Owns how often each action is drawn. With `actions`, GPUs are handed over and back all the time, so evictions for other pods are
+rare.
 """
 
 from collections.abc import Iterator
@@ -14,21 +14,21 @@ from tests.adversary.cluster.tenants import Action
 
 TENANT = TENANTS[1]
 LEAVES_WITHIN_S = 90.0
-"""What was refused once is asked again only after 10 s, and a busy machine takes its time."""
+"""A refused eviction is retried only after 10 s, and a busy machine is slow."""
 APART_S = 2.0
-"""Between two groups whose age differs: their objects tell it in whole seconds."""
+"""Delay between groups of different age: creation timestamps have whole seconds."""
 AHEAD_S = 2 * APART_S + 13.0
-"""So much of what goes ahead is waiting, on a quick machine."""
+"""How long the initial actions take on a fast machine."""
 
 
 class Rivalry(Chooser):
-    """Draws pods of Draco's for most of the time, and what disturbs their evictions."""
+    """Draws mostly pods with Draco's claims, and disturbances of their evictions."""
 
     first = (("adv-0", "Operator", ""), ("adv-1", "Operator", ""))
     most_pods = 36
     nodes = ("adv-0", "adv-1")
     lasts = (None, None, 5.0)
-    """Not long: the cluster cannot come to rest while they follow each other."""
+    """Short, because the cluster cannot come to rest while these pods follow each other."""
     profiles = ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb")
 
     def __init__(self, seed: int, *, pace_s: float = 0.4) -> None:
@@ -50,9 +50,9 @@ class Rivalry(Chooser):
 
 
 def some_wait_and_some_leave() -> Iterator[Action]:
-    """What goes ahead of a short run: two groups alike wait, a pod leaves for an urgent one, and a group loses one.
+    """The start of a short run: two identical groups wait, a pod is evicted for an urgent one, and a group loses a pod.
 
-    Before the last, on the same GPUs, a gang runs whose PodGroup keeps a claim for its pods.
+    Before the last step, a gang whose PodGroup keeps a claim for its pods runs on the same GPUs.
     """
     (node, *_), (second, *_) = Rivalry.first
     for title, where in (("mp-1", node), ("mp-2", second)):
@@ -79,7 +79,7 @@ def some_wait_and_some_leave() -> Iterator[Action]:
 
 
 def _two_alike_wait(node: str, second: str) -> Iterator[Action]:
-    """All GPUs are taken when they come, and half of them become free twice."""
+    """Two identical groups arrive while all GPUs are taken; then half of the GPUs become free, twice."""
     holders = {"holds-0": node, "holds-1": second}
     for title, where in holders.items():
         yield _all_gpus(title, where, "adv-high")

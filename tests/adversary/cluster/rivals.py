@@ -1,6 +1,6 @@
-"""What is done next about pods of which some are more urgent than others, and of what may be evicted for them.
+"""Actions around pods of different priorities and their evictions.
 
-Owns these draws: plain data, from a seed. `actions` has the others.
+Draws them from a seed as plain data. `actions` has the others.
 """
 
 from tests.adversary.cluster import manifests as write
@@ -15,15 +15,15 @@ POD_BUDGETS = ("adv-some", "adv-all")
 
 
 class Rivals(PodGroups):
-    """Draws these. What was made, and not taken back, is all it remembers."""
+    """Draws these actions. It remembers only what it has created and not deleted."""
 
     def ordinary(self) -> Action:
-        """A pod that others may have evicted, and whose claim goes with it."""
+        """A pod that may be evicted for others; its claim is deleted with it."""
         priority = self._random.choice(["", "", "adv-low", "adv-middle"])
         return self._lone("tenant: an ordinary pod", self._dracos_request(), priority)
 
     def urgent(self) -> Action:
-        """A pod that others may have to leave for."""
+        """A pod for which others may be evicted."""
         priority = self._random.choice(URGENT)
         return self._lone("tenant: an urgent pod", self._urgent_request(), priority)
 
@@ -37,7 +37,7 @@ class Rivals(PodGroups):
         return Action(kind, {"create": [write.template(namespace, title, [wanted]), one]})
 
     def claimed_twice(self) -> Action:
-        """A pod with a template, and a claim that says it was made from that: Kubernetes decides which the pod uses."""
+        """A pod with a template, and a claim that pretends to come from it. Kubernetes decides which the pod uses."""
         lone = self._lone("", self._dracos_request(), "")
         template, pod = lone.arguments["create"]
         namespace, title = pod["metadata"]["namespace"], pod["metadata"]["name"]
@@ -47,7 +47,7 @@ class Rivals(PodGroups):
         return Action("hostile: a claim that says it is a pod's", arguments)
 
     def urgent_group(self) -> Action:
-        """Pods that start together, for which others may have to leave; now and then of different priorities."""
+        """A group for which others may be evicted; sometimes its pods have different priorities."""
         namespace, title = self._tenant(), self._name("w")
         size = self._random.choice([2, 2, 3])
         priorities = self._random.choice([["adv-high"], ["adv-high"], ["adv-middle"], ["adv-high", "adv-low"]])
@@ -69,7 +69,7 @@ class Rivals(PodGroups):
         return Action("tenant: urgent pods that start together", {"create": documents})
 
     def permits(self, policies: list[str]) -> Action:
-        """Whether pods may be evicted for others, or with their group, is said anew."""
+        """Change whether a policy permits evictions for others and of groups that lost a pod."""
         spec = self._random.choice(
             [
                 {"preemption": "LowerPriority"},
@@ -88,13 +88,13 @@ class Rivals(PodGroups):
         return Action("policy: permits", {"title": self._random.choice(policies), "spec": spec})
 
     def guard(self) -> Action:
-        """A PodDisruptionBudget, or another one of it."""
+        """Create or replace a PodDisruptionBudget."""
         title = self._random.choice(POD_BUDGETS)
         document = write.pod_budget(GUARDED, title, self._random.choice([0, 1, 2, 3, 99]))
         return Action("pod budget: set", {"budget": document})
 
     def end_guard(self) -> Action:
-        """Take it away."""
+        """Delete the PodDisruptionBudget."""
         return Action("pod budget: deleted", {"budget": f"{GUARDED}/{self._random.choice(POD_BUDGETS)}"})
 
     def _urgent_request(self) -> Document:

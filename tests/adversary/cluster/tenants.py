@@ -1,6 +1,6 @@
-"""What tenants do next, friendly ones and hostile ones: drawn from a seed, and plain data.
+"""Actions of tenants, friendly and hostile, drawn from a seed as plain data.
 
-Owns the shape of an action, and these draws; `actions` has the others.
+Owns the shape of an action and these draws; `actions` has the others.
 """
 
 from random import Random
@@ -43,14 +43,14 @@ def _brief(value: Any) -> str:
 
 
 class Tenants:
-    """Draws what tenants do. What was made, and not taken back, is all it remembers."""
+    """Draws tenants' actions. It remembers only what it has created and not deleted."""
 
     nodes: tuple[str, ...] = NODES
-    """Those that pods are for, if they are for one."""
+    """Nodes that pods may be bound to."""
     profiles: tuple[str, ...] = PROFILES
-    """What is asked for of Draco's GPUs."""
+    """Profiles that claims request on Draco's GPUs."""
     lasts: tuple[float | None, ...] = (None, None, 5.0, 20.0)
-    """How many seconds pods of groups and rivals run; None: until somebody deletes them."""
+    """How many seconds pods of groups and rivals run; None: until they are deleted."""
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
@@ -64,14 +64,14 @@ class Tenants:
 
     @property
     def _is_gated(self) -> bool:
-        """Whether the next pod has Draco's scheduling gate: each third action's, so that the other draws stay as they are."""
+        """Whether the next pod has Draco's gate: in every third action, so that no random draw is used up."""
         return self._number % 3 == 0
 
     def _tenant(self) -> str:
         return self._random.choice(TENANTS)
 
     def refuse(self) -> Action:
-        """Nobody may allocate anything in one namespace for a while."""
+        """Refuse all allocations in one namespace for a while."""
         return Action(
             "allocations refused", {"namespace": self._tenant(), "seconds": self._random.choice([2.0, 10.0, 20.0])}
         )
@@ -169,14 +169,14 @@ class Tenants:
         return self._claimed("tenant: a claim of Draco's", [self._dracos_request()], priority=priority)
 
     def _dracos_alone(self) -> Action:
-        """It is allocated before anybody uses it; a pod may share it later."""
+        """A claim of Draco's without a pod at first; one may share it later."""
         namespace, title = self._tenant(), self._name("d")
         self._claims.append((namespace, title))
         documents = [write.claim(namespace, title, [self._dracos_request()])]
         return Action("tenant: a claim of Draco's without a pod", {"create": documents})
 
     def _of_both(self) -> Action:
-        """A pod with a claim of each allocator's, which must be on one node."""
+        """A pod with one claim per allocator, both on one node."""
         namespace, title = self._tenant(), self._name("b")
         self._pods.append((namespace, title))
         names = [f"{title}-theirs", f"{title}-ours"]
@@ -189,7 +189,7 @@ class Tenants:
         return Action("tenant: claims of both allocators", {"create": documents})
 
     def _sneaks(self) -> Action:
-        """Tolerates what keeps the scheduler off Draco's devices: it is refused as long as there are any."""
+        """A claim that tolerates Draco's hand-over taint. It is refused while any GPU is handed over."""
         toleration = {"key": "draco.dev/operator-allocated", "operator": "Exists"}
         return self._hostile("tolerates its way in", [write.request("gpu", GPU, tolerations=[toleration])])
 
@@ -210,7 +210,7 @@ class Tenants:
         return Action("tenant: deletes a claim", {"claim": f"{namespace}/{title}"})
 
     def _let_go(self) -> Action:
-        """A pod and the claim of its name go, one right after the other or both at once."""
+        """Delete a pod and the claim of the same name, one after the other or both at once."""
         both = sorted({*self._pods} & {*self._claims})
         if not both:
             return self._end_pod()

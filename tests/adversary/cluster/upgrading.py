@@ -1,7 +1,7 @@
-"""Upgrades as Kubernetes makes them: the next program is started, and the one that works is told to end when that is ready.
+"""Upgrades as Kubernetes does them: start the next program, and tell the old one to end when the next is ready.
 
-Owns the steps of an upgrade, and what ends it early. Where the next one is not ready in time, or somebody dies, nobody is told to
-end: that is how a rolling update stops.
+Owns the steps of an upgrade and what stops it. If the next program is not ready in time or one of the two dies, the old one is
+not told to end, as in a stalled rolling update.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ Soon = Callable[[float, Callable[[], Awaitable[None]]], None]
 
 
 class Upgrades:
-    """Upgrades on one cluster. `soon` does something later, `pause` waits at most so long."""
+    """Upgrades on one cluster. `soon` runs something later, `pause` waits at most the given seconds."""
 
     def __init__(self, cluster: Cluster, soon: Soon, pause: Callable[[float], Awaitable[None]]) -> None:
         self._cluster = cluster
@@ -26,7 +26,7 @@ class Upgrades:
         self._pause = pause
 
     async def agent(self, arguments: Document) -> None:
-        """The agent of a node."""
+        """Upgrade a node's agent."""
         node = arguments["node"]
         serving = self._cluster.agents[node]
         following = await asyncio.to_thread(self._cluster.start_next_agent, node)
@@ -52,7 +52,7 @@ class Upgrades:
         cluster.observer.upgrade_ended(node)
 
     async def operator(self, arguments: Document) -> None:
-        """One replica of the operator."""
+        """Upgrade one replica of the operator."""
         idle = [name for name in OPERATORS if name not in self._cluster.running]
         if len(idle) != 1:
             return

@@ -1,8 +1,8 @@
-"""The laws of two allocators: each gives devices to its own claims, and Draco gives only what is published as its own.
+"""The laws of two allocators: each allocates only its own claims, and Draco only devices that are published as its own.
 
-Who allocated a claim is told by the API server: the manager of the allocation's fields. Slices and claims come on different
-watches, so what seems wrong is weighed a moment later, by what was published at the claim's own revision. What has Draco's taint
-and was given to a claim of the scheduler's is for `tainted`. Does no I/O.
+The field manager of an allocation shows who wrote it. Slices and claims come on different watches, so a suspicion is judged a
+moment later, by what was published at the claim's revision. `tainted` judges devices with Draco's taint that the scheduler
+allocated. Does no I/O.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ BLOCKING = frozenset({"NoSchedule", "NoExecute"})
 
 
 class Doubted(NamedTuple):
-    """A claim that Draco seems to have given what is not its own."""
+    """A claim that Draco seems to have given a device that is not its own."""
 
     at: float
     revision: int
@@ -29,7 +29,7 @@ class Doubted(NamedTuple):
 
 
 class Traded(NamedTuple):
-    """A whole GPU that has changed hands, is free, and has no other taint. `is_dracos` says whose it is now."""
+    """A whole, free GPU without other taints whose allocator changed. `is_dracos`: it is Draco's now."""
 
     device: DeviceName
     uuid: str
@@ -37,18 +37,18 @@ class Traded(NamedTuple):
 
 
 class Allocators:
-    """Keeps from which revision on each device was published with Draco's taint, and without."""
+    """Remembers from which revision each device was published with Draco's taint, and without."""
 
     def __init__(self, world: World) -> None:
         self.by_draco = 0
-        """Allocations."""
+        """Number of allocations by Draco."""
         self._world = world
         self._said: dict[DeviceName, list[tuple[int, bool]]] = {}
         self._doubted: list[Doubted] = []
         self._wrong: list[Suspicion] = []
 
     def slice_changed(self, after: Object | None) -> None:
-        """A slice was written. One of an older generation than there is says nothing."""
+        """A slice was written. Slices of outdated generations are ignored."""
         if after is None:
             return
         spec = after["spec"]
@@ -59,12 +59,12 @@ class Allocators:
             self._said.setdefault(DeviceName(*pool, device["name"]), []).append((revision(after), is_dracos(device)))
 
     def claim_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A claim was written or is gone."""
+        """A claim was written or deleted."""
         if after is not None and stamp(after) and (before is None or stamp(before) != stamp(after)):
             self.allocated(after, now)
 
     def allocated(self, claim: Object, now: float) -> None:
-        """A claim has got devices."""
+        """A claim was allocated."""
         who, own = allocator(claim), is_for_draco(claim)
         key = f"{claim['metadata']['uid']} {stamp(claim)}"
         if who == DRACO and not own:
@@ -82,7 +82,7 @@ class Allocators:
             )
 
     def weighed(self, now: float) -> Iterator[Suspicion]:
-        """Those that were right. A device that nobody has seen published is not held against anybody."""
+        """Suspicions that proved right. A device that was never seen published raises none."""
         wrong, self._wrong = self._wrong, []
         yield from wrong
         for one in [each for each in self._doubted if now - each.at >= WEIGHED_AFTER_S]:
@@ -92,7 +92,7 @@ class Allocators:
                 yield one.suspicion
 
     def traded(self) -> Iterator[Traded]:
-        """What has changed hands and can be used now."""
+        """GPUs whose allocator changed and that are usable now."""
         held = [holding.part for holding in self._world.holdings() if holding.part is not None]
         for device, published in self._world.published():
             part, own = part_of(published), is_dracos(published)
@@ -104,12 +104,12 @@ class Allocators:
 
 
 def is_dracos(device: Object) -> bool:
-    """Whether a device is published as one that Draco allocates."""
+    """Whether a device is published as Draco's to allocate."""
     return any(each["key"] == TAINT for each in device.get("taints") or [])
 
 
 def is_for_draco(claim: Object) -> bool:
-    """Whether all that the claim asks for is of Draco's classes. One that only looks at devices is not."""
+    """Whether all requests are for Draco's classes, without administrative access."""
     asked: list[Object] = []
     for request in claim["spec"]["devices"].get("requests") or []:
         asked += [request["exactly"]] if request.get("exactly") else request.get("firstAvailable") or []
@@ -119,7 +119,7 @@ def is_for_draco(claim: Object) -> bool:
 
 
 def allocator(claim: Object) -> str:
-    """Who wrote the allocation that the claim has."""
+    """The field manager of the claim's allocation."""
     for entry in claim["metadata"].get("managedFields") or []:
         if "f:allocation" in ((entry.get("fieldsV1") or {}).get("f:status") or {}):
             return str(entry.get("manager"))
@@ -127,7 +127,7 @@ def allocator(claim: Object) -> str:
 
 
 def kept_for_nobody(world: World) -> Iterator[Suspicion]:
-    """At rest: what is kept from the scheduler belongs to a node that some policy hands over."""
+    """At rest, devices are kept from the scheduler only on nodes that a policy hands over."""
     handed = {
         ((policy["spec"].get("nodeSelector") or {}).get("matchLabels") or {}).get(HOST, "")
         for policy in world.policies.values()

@@ -17,11 +17,11 @@ Object = dict[str, Any]
 TIMEOUT_S = 15.0
 WATCH_S = 240
 UNREACHABLE = 0
-"""Instead of a status: there was no answer."""
+"""In place of a status: there was no answer."""
 
 
 class Access(NamedTuple):
-    """Where the API server is and who asks."""
+    """The API server's address and the client's credentials."""
 
     server: str
     authority: Path
@@ -30,14 +30,14 @@ class Access(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A status and what came with it."""
+    """A response: status and body."""
 
     status: int
     body: Object
 
     @property
     def ok(self) -> bool:
-        """Whether it was done."""
+        """Whether the request succeeded."""
         return 200 <= self.status < 300
 
 
@@ -65,7 +65,7 @@ class Api:
             await self._session.close()
 
     async def call(self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S) -> Answer:
-        """One request. PATCH is a JSON merge patch. What goes wrong below HTTP has status UNREACHABLE."""
+        """One request. PATCH is a JSON merge patch. Errors below HTTP give status UNREACHABLE."""
         assert self._session is not None
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         try:
@@ -82,7 +82,7 @@ class Api:
             return Answer(UNREACHABLE, {"message": f"{type(error).__name__}: {error}"})
 
     async def watch(self, path: str, since: str) -> AsyncIterator[tuple[str, Object]]:
-        """Type and object of each change since a revision; raises Gone when it ends, however it does."""
+        """Type and object of each change since a revision. Raises Gone when the watch ends for any reason."""
         assert self._session is not None
         query = f"watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_S}&resourceVersion={since}"
         separator = "&" if "?" in path else "?"

@@ -1,9 +1,8 @@
-"""The law of bare GPUs: what is published keeps the taints of a hand-over and of a fault until an operator decides otherwise.
+"""The law of bare GPUs: a published GPU keeps the taints of a hand-over or a fault until an operator decides otherwise.
 
-A GpuNode that is deleted, or that no operator has written into yet, decides nothing. Slices and GpuNodes come on different
-watches, so what seems wrong is weighed later: by what operators had decided at the slice's own revision, and by whether the fault
-is still the same one. An agent may be behind: it may have published by anything that was decided since the taint had its reason.
-What is ready for work is for `laws`. Does no I/O.
+A deleted GpuNode, or one that no operator has written yet, decides nothing. Slices and GpuNodes come on different watches, so a
+suspicion is judged later, by the decisions at the slice's revision and by whether the fault is still the same. An agent may lag:
+any decision since the taint's reason excuses it. `laws` judges devices that are ready for work. Does no I/O.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,13 +16,13 @@ from tests.adversary.cluster.observer.world import DeviceName, Object, World, pa
 
 WEIGHED_AFTER_S = 1.5
 MOST_TAINTS = 4
-"""The API server takes no more of a device."""
+"""The API server's limit of taints per device."""
 _FULL = ""
-"""Among the keys of a device's taints: there is room for no other."""
+"""Marks, among a device's taint keys, that the limit is reached."""
 
 
 class Fault(NamedTuple):
-    """A fault of a whole GPU, which is another one if it began at another time."""
+    """A fault of a whole GPU. A fault with another start time is another fault."""
 
     family: str
     name: str
@@ -31,7 +30,7 @@ class Fault(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What an operator wrote about a GPU: whether Draco allocates it, and the effects that policies give its faults."""
+    """What an operator wrote for a GPU: whether Draco allocates it, and the effects that policies set for its faults."""
 
     revision: int
     handed_over: bool
@@ -39,7 +38,7 @@ class Decision(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What an agent said of a GPU when its pool had this generation: its faults, each with its effect."""
+    """A GPU's faults and their effects, as its agent reported them for a pool generation."""
 
     revision: int
     generation: int
@@ -47,7 +46,7 @@ class Report(NamedTuple):
 
 
 class Doubted(NamedTuple):
-    """A device without a taint that its GPU had from the revision `since` on: for these faults, or that of the hand-over."""
+    """A device that lost a taint which its GPU had since revision `since`, for these faults or for a hand-over."""
 
     at: float
     since: int
@@ -63,18 +62,18 @@ class Bare:
 
     def __init__(self, world: World) -> None:
         self.looked_at = 0
-        """Devices that lost such a taint."""
+        """Number of devices that lost such a taint."""
         self._world = world
         self._decided: dict[str, list[Decision]] = {}
         self._reported: dict[str, Report] = {}
         self._blocks: set[str] = set()
-        """Faults that keep claims away unless a policy says otherwise."""
+        """Faults that keep claims away by default."""
         self._had: dict[tuple[str, str], int] = {}
-        """From which revision on all devices of a GPU had a taint, by its key."""
+        """The revision since which all devices of a GPU have had a taint, by GPU and taint key."""
         self._doubted: list[Doubted] = []
 
     def report_changed(self, after: Object | None) -> None:
-        """A GpuNode was written or is gone. What it said until then is remembered."""
+        """A GpuNode was written or deleted. After a deletion, its last content stays known."""
         if after is None:
             return
         spec, status = after.get("spec") or {}, after.get("status") or {}
@@ -94,7 +93,7 @@ class Bare:
             self._reported[gpu["uuid"]] = Report(revision(after), status.get("poolGeneration") or 0, faults)
 
     def slice_changed(self, after: Object | None, now: float) -> None:
-        """A slice was written or is gone. One of an older generation than there is says nothing."""
+        """A slice was written or deleted. Slices of outdated generations are ignored."""
         if after is None:
             return
         pool = after["spec"]["pool"]
@@ -118,7 +117,7 @@ class Bare:
                 self._had.setdefault((gpu, key), revision(after))
 
     def weighed(self, now: float) -> Iterator[Suspicion]:
-        """Those that were right. Each waits until the agent's report of what it published is seen: so are earlier decisions."""
+        """Suspicions that proved right. Each waits for the agent's report; earlier decisions are seen by then."""
         for one in [each for each in self._doubted if now - each.at >= WEIGHED_AFTER_S]:
             report = self._reported.get(one.gpu)
             if report is None or report.revision < one.revision or report.generation < one.generation:
@@ -148,7 +147,7 @@ class Bare:
         self._doubted.append(Doubted(now, since, revision(after), generation, gpu, faults, suspicion))
 
     def _was_decided(self, one: Doubted, is_reason: Callable[[Decision], bool]) -> bool:
-        """Whether the last reason for the taint was taken back before the device was published without it."""
+        """Whether an operator removed the taint's reason before the device was published without it."""
         said = [each for each in self._decided.get(one.gpu, []) if each.revision < one.revision]
         reason = max((each.revision for each in said if is_reason(each) and each.revision < one.since), default=0)
         return any(each.revision > reason and not is_reason(each) for each in said)
@@ -167,7 +166,7 @@ def _is_of_a_fault(key: str) -> bool:
 
 
 def _lacks(keys: frozenset[str], key: str) -> bool:
-    """Whether a device with these taints needs another: any fault keeps claims away, as do four taints that leave no room."""
+    """Whether a device lacks a needed taint. Another fault's taint replaces a fault's; so do four taints, which leave no room."""
     return key not in keys and (key == OPERATOR_ALLOCATED or not (_FULL in keys or any(map(_is_of_a_fault, keys))))
 
 

@@ -1,8 +1,7 @@
 """The law of budgets: at no change of a rule are more GPUs out of service than a budget permits.
 
-Owns counting GPUs by the rules that isolate them, in the order in which the API server tells of these rules, so that no moment
-between two looks is missed. A budget that is made smaller takes nothing back, so a GPU is held only against the budgets that
-stood when it was decided to take it. Does no I/O.
+Owns counting GPUs by the rules that isolate them, in the order of the API server's watch, so that no moment is missed. Lowering a
+budget returns no GPU to service, so a GPU is checked only against the budgets that existed when it was taken. Does no I/O.
 """
 
 from collections import Counter, deque
@@ -16,15 +15,15 @@ BLOCKING = frozenset({"NoSchedule", "NoExecute"})
 MAINTENANCE_LABEL = "draco.dev/maintenance"
 CLIQUE_LABEL = "nvidia.com/gpu.clique"
 KNOWN_AFTER_S = 2.0
-"""A budget counts for what is decided so long after it was seen here: the operator has to see it first, too."""
+"""A budget binds decisions only this long after it was seen here: the operator must see it first, too."""
 WEIGHED_AFTER_S = 2.0
-"""Requests and budgets are seen on other watches than rules, which may be behind."""
+"""Requests, budgets and rules come on different watches, which may lag."""
 REMEMBERED_S = 60.0
-"""The GPUs that a share is of are those published in the last minute: a node that reboots does not make others too many."""
+"""A percentage refers to the GPUs published in the last minute, so that a rebooting node does not lower it."""
 
 
 class Gpu(NamedTuple):
-    """A board, and the pool where it is."""
+    """A board and its pool."""
 
     pool: str
     board: str
@@ -34,7 +33,7 @@ class Gpu(NamedTuple):
 
 
 class OutOfService:
-    """Which GPUs rules of maintenance keep claims off, told of each change of a rule in order."""
+    """The GPUs that maintenance rules isolate. Told of each change of a rule in order."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -45,15 +44,15 @@ class OutOfService:
 
     @property
     def gpus(self) -> int:
-        """How many there are now."""
+        """Number of GPUs out of service."""
         return len(self._rules_on)
 
     def in_pools(self, pools: Iterable[str]) -> int:
-        """How many of these pools'."""
+        """Number of GPUs out of service in these pools."""
         return sum(self._by_pool[pool] for pool in pools)
 
     def changed(self, before: Object | None, after: Object | None) -> Gpu | None:
-        """A rule was written or is gone; the GPU that went out of service by this."""
+        """A rule was written or deleted. Returns the GPU that this took out of service, if any."""
         one = after or before
         assert one is not None
         uid = one["metadata"]["uid"]
@@ -86,7 +85,7 @@ class OutOfService:
 
 
 class TooMany(NamedTuple):
-    """More GPUs out of service than a budget permits, if the request of the last one was started under that budget."""
+    """A suspicion: too many GPUs are out of service, if the last request started after the budget was written."""
 
     at: float
     request: str
@@ -97,7 +96,7 @@ class TooMany(NamedTuple):
 
 
 class BudgetLaw:
-    """Told of each change of a rule and of a budget. What seems wrong is weighed when the request's status was seen as well."""
+    """Told of each change of a rule and of a budget. Judges a suspicion when the request's status was seen, too."""
 
     def __init__(self, world: World) -> None:
         self.out = OutOfService(world)
@@ -109,7 +108,7 @@ class BudgetLaw:
         self._came: dict[Gpu, datetime] = {}
 
     def budget_changed(self, before: Object | None, after: Object | None, clock: datetime) -> None:
-        """A budget was written or is gone."""
+        """A budget was written or deleted."""
         one = after or before
         assert one is not None
         uid = one["metadata"]["uid"]
@@ -119,7 +118,7 @@ class BudgetLaw:
             self._since[uid] = clock
 
     def slices_changed(self, now: float, clock: datetime) -> None:
-        """What is published has changed."""
+        """The published devices changed."""
         gpus = {Gpu(device.pool, self._board(device)) for device, _ in self._world.published()}
         for gpu in gpus:
             self._came.setdefault(gpu, clock)
@@ -128,24 +127,24 @@ class BudgetLaw:
             self._published.popleft()
 
     def rule_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A rule was written or is gone."""
+        """A rule was written or deleted."""
         gpu = self.out.changed(before, after)
         if after is not None and after["spec"]["taint"]["effect"] not in BLOCKING:
-            # A request that has gone back to announcing asks the budgets again before it goes on.
+            # A request that only announces again must ask the budgets before it continues.
             self._started = {each for each in self._started if each[0] != owner_of(after)}
         if gpu is None or after is None or (owner_of(after), gpu) in self._started:
-            return  # one that was deleted by hand and comes back was started long ago
+            return  # the rule was deleted by hand and is back: the GPU was taken long ago
         self._started.add((owner_of(after), gpu))
         for uid, budget in self._world.budgets.items():
             if uid in self._since and (text := self._exceeds(budget, gpu)):
                 self._doubted.append(TooMany(now, owner_of(after), gpu, uid, self._since[uid], text))
 
     def weighed(self, now: float) -> Iterator[tuple[str, str]]:
-        """The excesses that were real, each with a key and a text."""
+        """Suspicions that proved right, each with a key and a text."""
         for one in [each for each in self._doubted if now - each.at >= WEIGHED_AFTER_S]:
             self._doubted.remove(one)
             if self._since.get(one.budget) != one.since:
-                continue  # changed in these seconds: nobody knows whether before the rule was written
+                continue  # the budget changed meanwhile: unclear whether before the rule was written
             request = self._world.requests.get(one.request)
             started = moment(((request or {}).get("status") or {}).get("isolatedAt"))
             if request is None or started is None or (started - one.since).total_seconds() <= KNOWN_AFTER_S:
@@ -166,7 +165,7 @@ class BudgetLaw:
         return ""
 
     def _within(self, per: object, pool: str) -> frozenset[str] | None:
-        """The pools, named like their nodes, within which a budget counts; None: all there are."""
+        """The pools, named like their nodes, in which a budget counts GPUs together; None: all pools."""
         if per not in {"Node", "NVLinkDomain"}:
             return None
         cliques = {
@@ -188,13 +187,13 @@ class BudgetLaw:
 
 
 def names_pools(request: Object) -> bool:
-    """Whether it is about pools as a whole: a GPU that comes later is isolated with them, and no budget is asked again."""
+    """Whether it selects whole pools: GPUs that join them later are isolated without asking a budget."""
     selector = request["spec"].get("deviceSelector") or {}
     return not any(selector.get(field) for field in ("device", "deviceClassName", "selectors"))
 
 
 def owner_of(rule: Object) -> str:
-    """The UID of the maintenance that a rule serves; empty for any other rule."""
+    """UID of the DeviceMaintenance that owns the rule; empty for other rules."""
     for owner in rule["metadata"].get("ownerReferences") or []:
         if owner.get("kind") == "DeviceMaintenance":
             return str(owner["uid"])
@@ -202,5 +201,5 @@ def owner_of(rule: Object) -> str:
 
 
 def moment(text: object) -> datetime | None:
-    """A time as the API writes it."""
+    """Parse a time of the API."""
     return datetime.fromisoformat(text) if isinstance(text, str) and text else None

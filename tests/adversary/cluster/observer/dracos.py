@@ -1,6 +1,6 @@
-"""The laws of what Draco publishes and allocates, as one: of bare GPUs, allocators, groups, reservations, limits, and evictions.
+"""All laws of what Draco publishes and allocates: bare GPUs, allocators, groups, reservations, limits, and evictions.
 
-Owns which of them hears of which change. Judges nothing itself.
+Owns which law is told of which change. Judges nothing itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +36,7 @@ class DracosLaws:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How often there was something to judge."""
+        """How many events each law had to judge."""
         return {
             "claims allocated by Draco": self._allocators.by_draco,
             "devices that lost the taint of a hand-over or a fault": self._bare.looked_at,
@@ -58,11 +58,11 @@ class DracosLaws:
         }
 
     def traded(self) -> list[Traded]:
-        """GPUs that have changed hands and can be used now."""
+        """GPUs whose allocator changed and that are usable now."""
         return list(self._allocators.traded())
 
     def changed(self, kind: str, before: Object | None, after: Object | None, now: float) -> None:
-        """An object was written or is gone."""
+        """An object was written or deleted."""
         self.evictions.needless.changed(kind, before, after, now)
         match kind:
             case "slice":
@@ -102,7 +102,7 @@ class DracosLaws:
                 self.evictions.claim_changed(before, after, now)
 
     def weighed(self, now: float, *, grace_s: float, undisturbed: Callable[[float], bool]) -> Iterator[Suspicion]:
-        """What was wrong. `undisturbed` says whether one operator has led since then, and been answered."""
+        """Violations. `undisturbed` says whether one operator has led since a time, with the API server up."""
         yield from self._allocators.weighed(now)
         yield from self._bare.weighed(now)
         yield from self._groups.weighed(now, grace_s=grace_s, undisturbed=undisturbed)

@@ -1,8 +1,8 @@
-"""The laws of evictions for others: a pod leaves for pods of a higher priority, or with a group that lost one, only as it may.
+"""The laws of Draco's evictions: a pod is evicted for pods of a higher priority, or with its group that lost a pod.
 
-Owns what has to be true then, as far as it is seen from outside: who waits, who held what of Draco's, what policies permit, and
-that those who start together, or share a claim, leave together. Whether a drain or a taint was the cause is for `taking` to say,
-which asks here about the rest. Does no I/O.
+Owns their conditions as seen from outside: which pods wait, which held Draco's devices, what policies permit, and that pods that
+start together or share a claim leave together. `taking` judges drains and taints, and asks this module about other causes. Does
+no I/O.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,21 +17,21 @@ from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import DeviceName, Object, World, condition, is_live, name, results
 
 REMEMBERED_S = 30.0
-"""So long after a pod waited, or a policy permitted it, somebody may go because of it: a leader may sleep for 20 s in between."""
+"""How long a waiting pod or a permission may cause an eviction afterwards: a leader may sleep for 20 s."""
 WATCHES_DIFFER_BY_S = 10.0
 SEEN_AFTER_S = 5.0
-"""Who has just come, or was just given a node, may not have been known to the operator."""
+"""The operator may not know newer pods or newer bindings."""
 IN_PART_S = 20.0
-"""So long after the first of them the others of a group may still be there."""
+"""How long the others of a group may stay after the first one left."""
 SHORT_FOR_S = 8.0
-"""So long the adversary's operators let a group be short of a pod."""
+"""How long the adversary's operators let a group lack a pod."""
 EARLY_S = 3.0
-"""By how much less the observer may have seen of that."""
+"""How much of that time the observer may have missed."""
 KEPT_S = 120.0
 
 
 class Use(NamedTuple):
-    """A claim that a pod, or a PodGroup for its pods, holds, since when, and until when."""
+    """A claim that a pod, or a PodGroup for its pods, holds, and the time span."""
 
     claim: Object
     since: float
@@ -39,7 +39,7 @@ class Use(NamedTuple):
 
 
 class Went(NamedTuple):
-    """A pod that went, and which others were there then: on no node, lately on none, and on a node."""
+    """A pod that left, and the other pods then: without a node, lately without one, and on a node."""
 
     at: float
     pod: Object
@@ -53,15 +53,15 @@ class Evictions:
 
     def __init__(self, world: World) -> None:
         self.preempted = self.released = 0
-        """Pods that left for others, and with groups that lost a pod."""
+        """Number of pods evicted for others, and with groups that lost a pod."""
         self._world = world
         self._went: dict[str, Went] = {}
         self._uses: dict[str, dict[str, Use]] = {}
         """By the pod's UID, or the key of its PodGroup, and the claim's UID."""
         self._claims: dict[str, tuple[Object, float]] = {}
-        """Also those that are gone, and when they got what they have, or were last seen."""
+        """Claims, deleted ones too, and when they were allocated or last changed."""
         self._freed: dict[str, tuple[Object, float]] = {}
-        """What claims had, and until when."""
+        """Claims that lost their devices, and when."""
         self._lately: dict[str, tuple[Object, float]] = {}
         self._seen_at: dict[str, float] = {}
         self._bound_at: dict[str, float] = {}
@@ -70,12 +70,12 @@ class Evictions:
         self.needless = Needless(world, self._gpus_of)
 
     def policy_changed(self, before: Object | None, now: float) -> None:
-        """A policy was written or is gone: until now it said what it said before."""
+        """A policy was written or deleted. Its previous content was valid until now."""
         if before is not None:
             self._permitted = [each for each in self._permitted if now - each[1] < KEPT_S] + [(before, now)]
 
     def claim_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A claim was written or is gone."""
+        """A claim was written or deleted."""
         one = after or before
         assert one is not None
         uid = one["metadata"]["uid"]
@@ -95,7 +95,7 @@ class Evictions:
                 uses[uid] = uses[uid]._replace(until=now)
 
     def pod_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A pod was written or is gone."""
+        """A pod was written or deleted."""
         one = after or before
         assert one is not None
         uid = one["metadata"]["uid"]
@@ -116,7 +116,7 @@ class Evictions:
             )
 
     def why_not(self, uid: str) -> str:
-        """What speaks against a pod's having left for others, or with its group; "" for nothing."""
+        """Why Draco may not have evicted this pod; "" if it may."""
         went = self._went.get(uid)
         if went is None or condition(went.pod, "DisruptionTarget").get("reason") != "EvictionByEvictionAPI":
             return "it was not evicted for others"
@@ -137,7 +137,7 @@ class Evictions:
         return ""
 
     def weighed(self, now: float, *, grace_s: float, undisturbed: Callable[[float], bool]) -> Iterator[Suspicion]:
-        """Those that left without the others that they belong to, though nothing came in between."""
+        """Pods that left without those that belong to them, although nothing interfered."""
         for went in [each for each in self._together if now - each.at >= IN_PART_S + grace_s]:
             self._together.remove(went)
             left = name(went.pod)
@@ -149,7 +149,7 @@ class Evictions:
         self._forget(now)
 
     def _note(self, went: Went, own: list[Object]) -> None:
-        """Have it judged whether it was of use, if it left alone."""
+        """Let `needless` judge the eviction of a lone pod."""
         uid = went.pod["metadata"]["uid"]
         self.needless.left(uid)
         gainers = [each for each in (*went.unbound, *went.lately) if self._may_gain(each, went, own)]
@@ -181,7 +181,7 @@ class Evictions:
         return f"nobody of a higher priority than {its} waited that could use it"
 
     def _counts_as(self, went: Went, own: list[Object]) -> int:
-        """By which priority it leaves: its group's, the lowest, or that of a reservation to which what it held goes back."""
+        """The priority that counts: its group's lowest, or a higher one of the reservation that gets its devices back."""
         key = key_of(went.pod)
         group = [each for each in (*went.bound, *went.unbound, *went.lately) if key and key_of(each) == key]
         lowest = min(map(_priority, [went.pod, *group]))
@@ -189,7 +189,7 @@ class Evictions:
         return max([lowest, *(priority_of(each) or 0 for each in reserved if each is not None)])
 
     def _may_gain(self, pod: Object, went: Went, own: list[Object]) -> bool:
-        """Whether room may have been made for this pod."""
+        """Whether the eviction may have been for this pod."""
         group = [pod]
         if key := key_of(pod):
             known = [each for each in went.unbound if went.at - self._seen_at[each["metadata"]["uid"]] >= SEEN_AFTER_S]
@@ -218,7 +218,7 @@ class Evictions:
         return at - self._seen_at.get(pod["metadata"]["uid"], at) >= SHORT_FOR_S - EARLY_S
 
     def _waited(self, pod: Object, at: float) -> bool:
-        """Whether some claim of the pod that is Draco's had no devices then, or got them only a moment before."""
+        """Whether the pod had a claim of Draco's without devices then, or a moment before."""
         return any(True for _ in self._waits_for(pod, at))
 
     def _waits_for(self, pod: Object, at: float) -> Iterator[Object]:
@@ -229,7 +229,7 @@ class Evictions:
                 yield claim
 
     def _permits(self, claim: Object, at: float, says: Callable[[Object], bool]) -> bool:
-        """Whether for each device some policy of its node says so, or did a moment ago."""
+        """Whether a policy permits it for each device, or did so a moment ago."""
         lately = [policy for policy, until in self._permitted if until >= at - REMEMBERED_S]
         found = [each for each in (*self._world.policies.values(), *lately) if says(each["spec"])]
         return all(any(self._selects(policy, each) for policy in found) for each in results(claim))
@@ -253,9 +253,9 @@ class Evictions:
         return seen or list(self._used_unseen(went))
 
     def _used_unseen(self, went: Went) -> Iterator[Use]:
-        """What a pod on a node has of claims that nobody has seen reserved for it: that is done before it gets the node.
+        """Claims of a bound pod that were never seen reserved for it. Kubernetes reserves them before binding.
 
-        A watch of claims may begin again only after the pod has gone.
+        The watch of claims may resume only after the pod has gone.
         """
         names = set(claims_of(went.pod)) if went.pod["spec"].get("nodeName") else set()
         had = [each for each in self._claims.values() if results(each[0])]
@@ -263,13 +263,13 @@ class Evictions:
         yield from (Use(claim, at, float("inf")) for claim, at in had if name(claim) in names)
 
     def _uses_of(self, pod: Object) -> dict[str, Use]:
-        """By the claim's UID: what is reserved for the pod, and what of its claims is reserved for its PodGroup."""
+        """The claims, by UID, that are reserved for the pod or, among its own, for its PodGroup."""
         names, its_groups = set(claims_of(pod)), self._uses.get(key_of(pod), {})
         of_group = {uid: use for uid, use in its_groups.items() if name(use.claim) in names}
         return of_group | self._uses.get(pod["metadata"]["uid"], {})
 
     def _belonging(self, went: Went) -> Iterator[Object]:
-        """Those that were there with it for a while, and start together with it or share a claim."""
+        """Pods that had been bound for a while and belong to its group or share a claim with it."""
         mine = {use.claim["metadata"]["uid"] for use in self._used(went)}
         for pod in went.bound:
             uid, key = pod["metadata"]["uid"], key_of(pod)
@@ -281,7 +281,7 @@ class Evictions:
                 yield pod
 
     def _stays(self, pod: Object) -> bool:
-        """Whether it is still there, and no budget may have refused that it goes."""
+        """Whether it is still there without a PodDisruptionBudget that may have refused its eviction."""
         now = self._world.pods.get(pod["metadata"]["uid"])
         guarded = {each["metadata"]["namespace"] for each in self._world.pod_budgets.values()}
         return now is not None and is_live(now) and pod["metadata"]["namespace"] not in guarded

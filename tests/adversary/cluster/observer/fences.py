@@ -1,8 +1,8 @@
-"""The law of fences: a node is fenced only when its agent had not renewed its lease for as long as that lasts.
+"""The law of fences: a node is fenced only after its agent's lease expired.
 
-Told of each change of a lease and of a rule. They come on different watches, so a fence is weighed a moment later, by the
-renewals that one etcd had stored before it. All run on one machine, so the agent's stamps and the API server's agree; nothing
-that the operator says of a fence is believed. Does no I/O.
+Told of each change of a lease and of a rule. They come on different watches, so a fence is judged a moment later, by the renewals
+stored in etcd before it. All run on one machine, so the agents' clocks and the API server's agree. Nothing that the operator says
+about a fence is trusted. Does no I/O.
 """
 
 from collections import deque
@@ -17,15 +17,15 @@ from tests.adversary.cluster.observer.world import Object, name, revision
 AGENT_LEASE = "draco-agent-"
 WEIGHED_AFTER_S = 2.0
 STAMP_S = 1.0
-"""The API server stamps whole seconds."""
+"""Resolution of the API server's timestamps."""
 CROSSED_S = 2.0
-"""So late a renewal may cross the write of a fence that was decided without it."""
+"""How late a renewal may be stored before a fence that was decided without it."""
 RENEWALS = 64
-"""So many are remembered of each agent: minutes."""
+"""Renewals remembered per agent: several minutes."""
 
 
 class Renewal(NamedTuple):
-    """One renewal: when, at which revision, and how long the lease lasts from then on."""
+    """One renewal: time, revision, and lease duration."""
 
     at: datetime
     revision: int
@@ -33,7 +33,7 @@ class Renewal(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """A rule that fences a node, seen `at` for the first time."""
+    """A rule that fences a node, first seen `at`."""
 
     at: float
     node: str
@@ -41,7 +41,7 @@ class Fence(NamedTuple):
 
 
 class FenceLaw:
-    """Keeps when each agent renewed, and holds each new fence against that."""
+    """Remembers each agent's renewals and judges each new fence by them."""
 
     def __init__(self) -> None:
         self.fences = 0
@@ -50,7 +50,7 @@ class FenceLaw:
         self._doubted: list[Fence] = []
 
     def renewed(self, lease: Object) -> None:
-        """A lease has changed."""
+        """A lease was written."""
         stamped = lease["spec"].get("renewTime")
         if not lease["metadata"]["name"].startswith(AGENT_LEASE) or not stamped:
             return
@@ -60,17 +60,17 @@ class FenceLaw:
         known.append(Renewal(datetime.fromisoformat(stamped), revision(lease), lasts_s))
 
     def rule_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A rule was written or is gone. One that stays is the same fence, however often it is written."""
+        """A rule was written or deleted. Rewriting a rule makes no new fence."""
         if before is not None or after is None or after["spec"]["taint"]["key"] != AGENT_LOST:
             return
         if after["metadata"]["uid"] in self._known:
-            return  # rules were not served for a while
+            return  # a known rule: rules were not served for a while
         self._known.add(after["metadata"]["uid"])
         self.fences += 1
         self._doubted.append(Fence(now, (after["spec"].get("deviceSelector") or {}).get("pool") or "", after))
 
     def weighed(self, now: float, *, grace_s: float) -> Iterator[Suspicion]:
-        """The fences that had no cause. `grace_s` is how late the operator may have been lately, for want of a processor."""
+        """Fences without a cause. `grace_s` is how late the operator may have been lately for lack of a processor."""
         for one in [each for each in self._doubted if now - each.at >= WEIGHED_AFTER_S]:
             self._doubted.remove(one)
             if text := self._without_cause(one, CROSSED_S + grace_s):
@@ -86,7 +86,7 @@ class FenceLaw:
             return "whose agent had no lease"
         last = next((each for each in reversed(stored) if (made - each.at).total_seconds() > crossed_s), None)
         if last is None and (made - stored[0].at).total_seconds() > CROSSED_S:
-            return ""  # as late as the operator was, nobody knows
+            return ""  # the operator may have been too late to see the renewal
         if last is None:
             return "whose agent had only just begun to renew its lease"
         silent_s = (made - last.at).total_seconds() + STAMP_S

@@ -1,7 +1,7 @@
-"""The law of files: what a container is given of the driver is there, and goes with the loaded driver.
+"""The law of files: driver files that a container gets exist and match the loaded driver.
 
-Owns which specs were seen. A container starts right after its spec was written, so a spec is judged when it is new; one that
-lies there is judged when the driver has not changed for so long that it should have been written again. Only looks.
+Owns which specs were seen. A container starts right after its spec was written, so a new spec is judged at once. An older spec is
+judged once the driver has been unchanged for long enough that the agent must have rewritten it. Only reads.
 """
 
 import re
@@ -13,9 +13,9 @@ from tests.adversary.cluster.observer.hardware import Spec
 from tests.adversary.cluster.observer.suspicion import Suspicion
 
 SETTLED_S = 1.0
-"""A spec that is written while files come and go is nobody's fault."""
+"""A spec written within this time of a change of files is not judged."""
 ANEW_S = 45.0
-"""By then all that containers have was written again for another driver: GPUs are read each ten seconds."""
+"""By then every spec was rewritten for a new driver: the agent reads GPUs every ten seconds."""
 _CUDA = re.compile(r"libcuda\.so\.(\d+(?:\.\d+)+)")
 
 
@@ -27,13 +27,13 @@ class FilesLaw:
         self._seen: dict[tuple[str, str], tuple[int, float]] = {}
 
     def changed(self, node: str, now: float) -> None:
-        """Files of the driver, the toolkit, or what is loaded have changed, or are about to."""
+        """The driver's files, the toolkit or the loaded driver change."""
         self._changed[node] = now
 
     def look(
         self, specs: Collection[Spec], states: Mapping[str, Mapping[str, Any]], known: Collection[str], now: float
     ) -> Iterator[Suspicion]:
-        """What is wrong; `known` are the nodes whose agents have had their time."""
+        """Violations. `known` are the nodes whose agents have had time to react."""
         seen, self._seen = self._seen, {}
         for spec in specs:
             key = (spec.node, spec.uid)
@@ -56,7 +56,7 @@ class FilesLaw:
 
 
 def _is_installed(loaded: str, spec: Spec) -> bool:
-    """Whether the files of the loaded driver are where the spec has its own from: else there is nothing right to write."""
+    """Whether the loaded driver's files exist where the spec takes them from. If not, no spec can be right."""
     folders = {Path(path).parent for path in spec.needs if _CUDA.fullmatch(Path(path).name)}
     files = [file.name for folder in folders if folder.is_dir() for file in folder.iterdir()]
     return any(found[1] == loaded for found in map(_CUDA.fullmatch, files) if found)

@@ -1,9 +1,8 @@
-"""The laws of Draco's scheduling gate: it goes once there is what Draco allocates, and off the pods of a gang when all can start.
+"""The laws of Draco's scheduling gate: it is removed once Draco allocated the pod's claims, and from a gang once all can start.
 
-Owns seeing it go, and what the pod had then, and the others of its PodGroup. Pods of other groups lose it one by one: that these
-get their devices together is for `groups`. Pods and claims come on different watches, but have one clock, the store's revision,
-by which what seems wrong is weighed a moment later, once claims have been heard of that were written after the gate went. Does
-no I/O.
+Owns noticing each removal, and what the pod and its PodGroup had then. Pods of other groups lose the gate one by one; `groups`
+judges that they get devices together. Pods and claims come on different watches, but share the store's revision as a clock. So a
+suspicion is judged a moment later, once claims with a later revision were seen. Does no I/O.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,30 +17,30 @@ from tests.adversary.cluster.observer.world import Object, World, is_live, name,
 GATE = "draco.dev/allocation"
 WEIGHED_AFTER_S = 1.5
 UNHEARD_S = 90.0
-"""A watch sends a bookmark every minute: when nothing was heard for longer, no claim was written."""
+"""If claims are silent for longer than this, none was written: a watch sends a bookmark every minute."""
 KNOWN_AFTER_S = 5.0
-"""What happened so long ago Draco knows: that a claim lost its devices, that a pod is over, that a PodGroup has come."""
+"""After this time Draco knows a change: a claim lost its devices, a pod ended, a PodGroup was created."""
 REMEMBERED_S = 30.0
-"""The same where another began to lead, or the API server was down: a leader may sleep for 20 s and then end what it began."""
+"""The same after a change of leader or an outage of the API server: a leader may sleep for 20 s and then finish its work."""
 KEPT_S = 120.0
 
 
 class Span(NamedTuple):
-    """From which revision on a claim had devices, and until when."""
+    """The revision since which a claim had devices, and until when."""
 
     revision: int
     until: float
 
 
 class Over(NamedTuple):
-    """A pod as it was before it was over, and when that was."""
+    """A pod's last state before it ended, and when it ended."""
 
     at: float
     pod: Object
 
 
 class Off(NamedTuple):
-    """A gate that went: off which pod, how many start together with it, and which pods were in its group, or were lately."""
+    """A removed gate: its pod, how many pods start together, and the group's current and recent pods."""
 
     at: float
     pod: Object
@@ -55,7 +54,7 @@ class Gates:
 
     def __init__(self, world: World) -> None:
         self.off = self.off_gangs = 0
-        """Gates that went, and how many of them off pods of PodGroups that start together."""
+        """Number of removed gates, and of those from gangs of PodGroups."""
         self._world = world
         self._had: dict[str, list[Span]] = {}
         self._is_dracos: dict[str, bool] = {}
@@ -63,10 +62,10 @@ class Gates:
         self._over: dict[str, Over] = {}
         self._groups_since: dict[str, float] = {}
         self._offs: list[Off] = []
-        self._heard = 0  # the revision up to which claims are known
+        self._heard = 0  # newest revision seen of any claim
 
     def claim_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A claim was written or is gone."""
+        """A claim was written or deleted."""
         one = after or before
         assert one is not None
         self._heard = max(self._heard, revision(one))
@@ -81,12 +80,12 @@ class Gates:
             spans[-1] = spans[-1]._replace(until=now)
 
     def pod_group_changed(self, after: Object | None, now: float) -> None:
-        """A PodGroup was written or is gone."""
+        """A PodGroup was written or deleted."""
         if after is not None:
             self._groups_since.setdefault(after["metadata"]["uid"], now)
 
     def pod_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A pod was written or is gone."""
+        """A pod was written or deleted."""
         if before is None:
             return
         if is_live(before) and (after is None or not is_live(after)):
@@ -102,14 +101,14 @@ class Gates:
         self._offs.append(Off(now, after, least, live, over))
 
     def _start_together(self, key: str, now: float) -> int:
-        """How many pods of a PodGroup do; 0 for other groups, and for a PodGroup that has just come: nobody may have known it."""
+        """How many pods of a PodGroup start together; 0 for other groups and for a new PodGroup, which Draco may not know yet."""
         group = pod_group_of(self._world, key)
         if group is None or now - self._groups_since.get(group["metadata"]["uid"], now) < KNOWN_AFTER_S:
             return 0
         return size_of(self._world, key, ()) or 0
 
     def weighed(self, now: float, *, grace_s: float, undisturbed: Callable[[float], bool]) -> Iterator[Suspicion]:
-        """The gates that went too early."""
+        """Gates that were removed too early."""
         for one in [each for each in self._offs if now - each.at >= self._weighed_after_s(each)]:
             self._offs.remove(one)
             is_steady = undisturbed(one.at - REMEMBERED_S)
@@ -132,9 +131,9 @@ class Gates:
         return WEIGHED_AFTER_S if self._heard >= revision(off.pod) else UNHEARD_S
 
     def _has_all(self, pod: Object, since: float, until: int | None) -> bool:
-        """Whether the pod had all that Draco allocates for it, at some time since then and before that revision.
+        """Whether all of the pod's claims of Draco's had devices, since that time and before that revision.
 
-        Its status names the claims that were made for it a moment after they are there, and Draco goes by the claims.
+        The pod's status names the claims made for it a moment after they exist; Draco reads the claims themselves.
         """
         known = claims_of(self._world.pods.get(pod["metadata"]["uid"], pod))
         return len(known) == len(pod["spec"].get("resourceClaims") or []) and all(
@@ -156,7 +155,7 @@ class Gates:
 
 
 def kept_gate(world: World) -> Iterator[Suspicion]:
-    """No pod that lacks nothing of Draco's keeps the gate, where as many of its gang as start together lack nothing, either."""
+    """No pod keeps the gate when its claims of Draco's have devices and, in a gang, those of enough other pods, too."""
     claims = {name(claim): claim for claim in world.claims.values()}
     for uid, pod in world.pods.items():
         if not _has_gate(pod) or is_held_back(pod) or not is_live(pod) or not lacks_nothing(pod, claims):
@@ -170,7 +169,7 @@ def kept_gate(world: World) -> Iterator[Suspicion]:
 
 
 def held_behind_gates(world: World) -> Iterator[Suspicion]:
-    """Nothing of Draco's is kept for pods that others hold back, all of them, by scheduling gates of their own."""
+    """No claim of Draco's keeps devices if other scheduling gates hold all of its pods."""
     users: dict[str, list[Object]] = {}
     for pod in world.pods.values():
         if is_live(pod):
@@ -188,7 +187,7 @@ def held_behind_gates(world: World) -> Iterator[Suspicion]:
 
 
 def is_held_back(pod: Object) -> bool:
-    """Whether somebody else's gate holds it."""
+    """Whether a gate other than Draco's holds it."""
     gates = pod["spec"].get("schedulingGates") or []
     return not pod["spec"].get("nodeName") and any(each["name"] != GATE for each in gates)
 

@@ -1,9 +1,9 @@
-"""The laws of groups: all that a group needs, or nothing, and nobody holds devices while waiting for more.
+"""The laws of groups: a group gets all devices that it needs or none, and no group holds devices while waiting for more.
 
-Groups by PodGroup and by label are alike here: which pods they have, and how many start together, is for `members` to say.
-What counts is what Draco allocates: a claim of the scheduler's gets its devices when its pod gets a node. A group whose start was
-disturbed (its allocator died, a pod of it was deleted, the scheduler took back what a pod of both allocators got of Draco) may be
-there in part, as far as its pods use what it has; one that once had all that it needs may lose some of it later. Does no I/O.
+`members` knows the pods of a group, by PodGroup or label, and how many start together. Only Draco's claims count: the scheduler's
+get devices when their pods get a node. A group whose start was disturbed may be there in part, if pods use its devices: its
+allocator died, one of its pods was deleted, or the scheduler took back devices from Draco. A group that was once complete may
+lose devices later. Does no I/O.
 """
 
 import math
@@ -16,13 +16,13 @@ from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World, is_live, name, phase, results
 
 BEGUN_WITHIN_S = 10.0
-"""All claims of a group are written at once; a write that gets no answer is made again after a second or two."""
+"""Draco writes all claims of a group together and retries an unanswered write after a second or two."""
 
 
 class Group(NamedTuple):
-    """The pods of a group that are not over, and what they have of Draco.
+    """The live pods of a group, and which of Draco's devices they have.
 
-    `settled` counts pods that have these devices, or have succeeded.
+    `settled` counts pods that have their devices or have succeeded.
     """
 
     key: str
@@ -30,35 +30,35 @@ class Group(NamedTuple):
     pods: tuple[Object, ...]
     settled: int
     waiting: tuple[str, ...]
-    """Names of pods some of whose claims are not there, or Draco's and have no devices."""
+    """Names of pods with a missing claim, or one of Draco's without devices."""
     loose: tuple[str, ...]
-    """Names of claims that have devices which no pod uses."""
+    """Names of allocated claims that no pod uses."""
     complete: bool
-    """Whether there are as many pods as start together, each with all its claims."""
+    """Whether enough pods to start exist, each with all its claims."""
     of_both: bool
-    """Whether pods of it have claims of the scheduler's, too."""
+    """Whether some of its pods also have claims of the scheduler's."""
 
 
 class Groups:
-    """Remembers which groups have begun, which had all that they need, and which were disturbed meanwhile."""
+    """Remembers which groups were partly allocated, which were complete once, and which were disturbed."""
 
     def __init__(self, world: World) -> None:
         self.whole = self.whole_pod_groups = self.whole_of_both = 0
-        """Groups that had all that they need of Draco, how many of them are by PodGroup, and have claims of both allocators."""
+        """Number of groups that were complete, of those by PodGroup, and of those with claims of both allocators."""
         self._world = world
         self._begun: dict[str, float] = {}
         self._had_all: set[str] = set()
         self._disturbed: dict[str, float] = {}
 
     def pod_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A pod was written or is gone."""
+        """A pod was written or deleted."""
         one = after or before
         assert one is not None
         if (key := key_of(one)) and (after is None or _ends(one) or phase(one) == "Failed"):
             self._disturbed[key] = now
 
     def claim_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A claim was written or is gone."""
+        """A claim was written or deleted."""
         one = after or before
         assert one is not None
         own = [pod for pod in self._world.pods.values() if name(one) in claims_of(pod)]
@@ -69,7 +69,7 @@ class Groups:
                 self._begun.setdefault(key, now)
 
     def _is_taken_back(self, before: Object | None, after: Object, pods: list[Object]) -> bool:
-        """Whether it lost devices that may be of no use: the scheduler has none there for other claims of its pods."""
+        """Whether it lost its devices while the scheduler had none for other claims of its pods."""
         if before is None or not results(before) or results(after) or not is_for_draco(after):
             return False
         claims = {name(claim): claim for claim in self._world.claims.values()}
@@ -77,7 +77,7 @@ class Groups:
         return any(not is_for_draco(each) and not results(each) for each in known)
 
     def weighed(self, now: float, *, grace_s: float, undisturbed: Callable[[float], bool]) -> Iterator[Suspicion]:
-        """Groups that got something, and not all that they need, though nobody disturbed that."""
+        """Groups that got only part of their devices, although nothing disturbed them."""
         groups = {group.key: group for group in groups_of(self._world)} if self._begun else {}
         for key, since in list(self._begun.items()):
             group = groups.get(key)
@@ -100,7 +100,7 @@ class Groups:
 
 
 def holds_and_waits(world: World) -> Iterator[Suspicion]:
-    """No group holds devices that no pod uses while others of it wait, and it cannot start."""
+    """No group that cannot start holds unused devices while others of its pods wait."""
     for group in groups_of(world):
         if group.complete and group.waiting and group.loose and group.settled < group.size:
             text = (
@@ -110,7 +110,7 @@ def holds_and_waits(world: World) -> Iterator[Suspicion]:
 
 
 def groups_of(world: World) -> Iterator[Group]:
-    """Every group of which it is known how many pods start together."""
+    """Every group with a known number of pods that start together."""
     claims = {name(claim): claim for claim in world.claims.values()}
     by_key: dict[str, list[Object]] = {}
     for pod in world.pods.values():
@@ -147,12 +147,12 @@ def groups_of(world: World) -> Iterator[Group]:
 
 
 def has_of_draco(claims: Iterable[Object | None]) -> bool:
-    """Whether all claims of a pod are there, and those that are Draco's have devices."""
+    """Whether all claims of a pod exist and Draco's have devices."""
     return all(claim and (results(claim) or not is_for_draco(claim)) for claim in claims)
 
 
 def lacks_nothing(pod: Object, claims: Mapping[str, Object]) -> bool:
-    """Whether the pod has all that Draco is to allocate for it. `claims` are by name."""
+    """Whether all of the pod's claims exist and Draco's have devices. `claims` are by name."""
     known = claims_of(pod)
     return len(known) == len(pod["spec"].get("resourceClaims") or []) and has_of_draco(map(claims.get, known))
 

@@ -1,4 +1,4 @@
-"""What lies on the simulated nodes: the CDI specs that containers would get, and the boards behind the device files.
+"""Files on the simulated nodes: the CDI specs that containers would get, and the boards behind the device files.
 
 Owns reading them and the laws about them. Writes nothing. The state file is the simulated hardware itself.
 """
@@ -15,13 +15,13 @@ from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import World, part_of
 
 _LOST = 15
-"""What NVML answers for a board that fell off the bus."""
+"""NVML's error code for a board that fell off the bus."""
 _SPEC = re.compile(r"draco-(?P<driver>.+)-(?P<uid>[0-9a-f]{8}-[0-9a-f-]{27})\.json")
 _BOARD = re.compile(r"/dev/nvidia(\d+)")
 
 
 class Spec(NamedTuple):
-    """What one spec gives to containers. `boards` maps a board's device file to the UUIDs that come with it."""
+    """What one CDI spec gives to containers. `boards` maps a board's device file to the UUIDs that come with it."""
 
     node: str
     uid: str
@@ -31,16 +31,16 @@ class Spec(NamedTuple):
     needs: frozenset[str] = frozenset()
     """Files of the node without which a container does not start."""
     written: int = 0
-    """When, in nanoseconds."""
+    """Modification time in nanoseconds."""
 
     @property
     def whole(self) -> frozenset[str]:
-        """The boards that it gives undivided."""
+        """The whole boards that it gives."""
         return frozenset(file for file, uuids in self.boards.items() if any(each.startswith("GPU-") for each in uuids))
 
 
 def read_specs(node: str, folder: Path) -> list[Spec]:
-    """The specs of a node. One that vanishes meanwhile, or is not yet whole, is left out."""
+    """The specs of a node, without those that vanish or are half written."""
     found = []
     for path in sorted(folder.glob("draco-*.json")):
         named = _SPEC.fullmatch(path.name)
@@ -55,12 +55,12 @@ def read_specs(node: str, folder: Path) -> list[Spec]:
 
 
 def spec_of(node: str, uid: str, document: Mapping[str, Any]) -> Spec:
-    """A spec's content."""
+    """Parse a spec."""
     uuids: set[str] = set()
     boards: dict[str, frozenset[str]] = {}
     capabilities: set[str] = set()
     needs: set[str] = set()
-    for device in [document, *(document.get("devices") or [])]:  # what is outside of devices comes with each of them
+    for device in [document, *(document.get("devices") or [])]:  # edits outside of devices apply to each of them
         edits = device.get("containerEdits") or {}
         needs |= {each["hostPath"] for each in edits.get("mounts") or []}
         needs |= {each["path"] for each in edits.get("hooks") or []}
@@ -91,7 +91,7 @@ def given_twice(specs: Collection[Spec], admins: Collection[str]) -> Iterator[Su
 
 
 def wrong_board(specs: Collection[Spec], states: Mapping[str, Mapping[str, Any]]) -> Iterator[Suspicion]:
-    """The device file in a spec is the board whose UUID the spec names."""
+    """The device file in a spec belongs to the board whose UUID the spec names."""
     for spec in specs:
         behind = _boards(states.get(spec.node, {}))
         for file, uuids in spec.boards.items():
@@ -105,7 +105,7 @@ def wrong_board(specs: Collection[Spec], states: Mapping[str, Mapping[str, Any]]
 
 
 def lost_but_obtainable(world: World, states: Mapping[str, Mapping[str, Any]]) -> Iterator[Suspicion]:
-    """What is published of a board that fell off the bus, or is not there, has a taint that keeps claims away."""
+    """Published devices of a lost or missing board have a taint that keeps claims away."""
     lost = {
         gpu["uuid"]: node
         for node, state in states.items()
@@ -121,12 +121,12 @@ def lost_but_obtainable(world: World, states: Mapping[str, Mapping[str, Any]]) -
 
 
 def minded(state: Mapping[str, Any]) -> bool:
-    """Whether the node's driver answers all calls at once: an agent that waits for it can know nothing."""
+    """Whether the node's driver answers all calls without delay. If not, its agent cannot know anything new."""
     return bool(state) and not (state.get("failures") or state.get("latency_s") or state["driver"].get("error"))
 
 
 def _boards(state: Mapping[str, Any]) -> dict[int, list[str]]:
-    """By minor number: the board's UUID and those of its instances."""
+    """The UUIDs of each board and its instances, by minor number."""
     found: dict[int, list[str]] = {}
     for gpu in state.get("gpus") or []:
         instances = [compute for each in gpu.get("instances") or [] for compute in each.get("compute") or []]

@@ -1,6 +1,6 @@
-"""The laws of scale-down: a node with devices that are reserved is held, and no other is by Draco.
+"""The laws of scale-down: Draco protects a node with reserved devices from removal, and no other node.
 
-Owns the reading of these annotations. Does no I/O.
+Owns reading the annotations. Does no I/O.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ HELD = "draco.dev/scale-down-held"
 
 
 def not_held(world: World) -> Iterator[Suspicion]:
-    """Each node on which a claim of Draco's has devices that no pod uses is held against scale-down."""
+    """Each node with an allocated claim of Draco's that no pod uses is protected from scale-down."""
     wanted = _unattended(world)
     for uid, node in world.nodes.items():
         if name(node) in wanted and DISABLED not in (node["metadata"].get("annotations") or {}):
@@ -23,7 +23,7 @@ def not_held(world: World) -> Iterator[Suspicion]:
 
 
 def held_for_nobody(world: World) -> Iterator[Suspicion]:
-    """No other node is held by Draco."""
+    """Draco protects no other node."""
     wanted = _unattended(world)
     for uid, node in world.nodes.items():
         if name(node) not in wanted and HELD in (node["metadata"].get("annotations") or {}):
@@ -33,7 +33,7 @@ def held_for_nobody(world: World) -> Iterator[Suspicion]:
 
 
 def _unattended(world: World) -> dict[str, str]:
-    """A claim for each such node."""
+    """One unused claim for each such node."""
     return {
         each["pool"]: name(claim)
         for claim in world.claims.values()

@@ -1,8 +1,8 @@
-"""The law of idle GPUs: when nothing happens, nobody waits for whole GPUs that are free and would do.
+"""The law of idle GPUs: at rest, nothing waits for whole GPUs while suitable ones are free.
 
-Owns the reading of who waits, what is free, and whether the one surely has room in the other. Only what is certain is judged:
-whole GPUs of Draco's that have no other taint, on nodes that take pods; claims that ask for so many of them and for nothing else,
-all or none of whose group waits; and what no limit, no reservation and no group that goes before may be about. Does no I/O.
+Owns finding who waits, what is free, and whether it surely fits. Judges only certain cases: Draco's whole GPUs without other
+taints on schedulable nodes; claims that request only such GPUs, in groups that wait as a whole; and no limit, reservation or
+earlier group that could interfere. Does no I/O.
 """
 
 import re
@@ -21,18 +21,18 @@ from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World, condition, is_live, name, part_of, results
 
 WHOLE = "gpu.draco.dev"
-"""The class of whole GPUs that are Draco's."""
+"""Draco's class of whole GPUs."""
 OVERDUE_S = 500.0
-"""For who has waited so long, free devices may be kept."""
+"""After waiting this long, a claim may have free devices kept for it."""
 _TOPOLOGY = "draco.dev/topology"
 _RESERVATION = "draco.dev/reservation"
 _TAKEN_BACK = "AllocationTakenBack"
-"""What is said of a claim that was allocated where its pod cannot run: for a while it goes to no such node."""
+"""Event reason of a claim that was allocated where its pod could not run: for a while it avoids that node."""
 _NO_ANSWER = re.compile("No answer was found|takes more than|the check failed|simplify it")
 
 
 class Waiting(NamedTuple):
-    """Who waits, with its claims, and how many GPUs each of its pods needs on one node; None where that is not certain."""
+    """A waiting group, pod, claim or reservation: its claims, and the GPUs that each pod needs on one node; None if uncertain."""
 
     key: str
     namespace: str
@@ -42,7 +42,7 @@ class Waiting(NamedTuple):
 
 
 def beside_free(world: World, at: datetime | None = None) -> Iterator[Suspicion]:
-    """Everybody who waits though what it needs is free."""
+    """Everything that waits although what it needs is free."""
     now, free, all_waiting = at or datetime.now(UTC), _free(world), list(_waiting(world, at or datetime.now(UTC)))
     for one in all_waiting:
         others = [each for each in all_waiting if each.key != one.key]
@@ -54,7 +54,7 @@ def beside_free(world: World, at: datetime | None = None) -> Iterator[Suspicion]
 
 
 def _free(world: World) -> Counter[str]:
-    """Whole GPUs of Draco's that nobody has, by node."""
+    """Draco's free whole GPUs by node."""
     nodes = {name(each) for each in world.nodes.values() if _takes_pods(each)}
     held = [each.part for each in world.holdings() if each.part is not None]
     promised = {
@@ -82,7 +82,7 @@ def _takes_pods(node: Object) -> bool:
 
 
 def _waiting(world: World, now: datetime) -> Iterator[Waiting]:
-    """All who wait for something of Draco's."""
+    """Everything that waits for Draco's devices."""
     claims = {name(claim): claim for claim in world.claims.values()}
     uses = Counter(each for pod in world.pods.values() for each in claims_of(pod))
     grouped = {group.key: group for group in groups_of(world)}
@@ -115,7 +115,7 @@ def _waiting(world: World, now: datetime) -> Iterator[Waiting]:
 
 
 def _reserved(world: World, uses: Mapping[str, int], now: datetime) -> Iterator[Waiting]:
-    """The reservations with claims that wait: these get devices together, once all of them are made."""
+    """Reservations with waiting claims. Their claims get devices together once all are created."""
     for uid, reservation in world.reservations.items():
         own = [each for each in world.claims.values() if reservation_of(each) == uid and not _ends(each)]
         if all(map(results, own)):
@@ -130,13 +130,13 @@ def _reserved(world: World, uses: Mapping[str, int], now: datetime) -> Iterator[
 
 
 def _lacks(pod: Object, claims: Mapping[str, Object]) -> bool:
-    """Whether it waits for something of Draco's."""
+    """Whether the pod waits for Draco's devices."""
     known = [claims[each] for each in claims_of(pod) if each in claims]
     return not pod["spec"].get("nodeName") and any(is_for_draco(each) and not results(each) for each in known)
 
 
 def _needs_of(pod: Object, claims: Mapping[str, Object], uses: Mapping[str, int]) -> int | None:
-    """How many GPUs a pod waits for; None where more than that decides where it can run."""
+    """How many GPUs a pod waits for; None if anything else decides where it can run."""
     spec, known = pod["spec"], claims_of(pod)
     gates = [each["name"] for each in spec.get("schedulingGates") or [] if each["name"] != GATE]
     labels = pod["metadata"].get("labels") or {}
@@ -151,7 +151,7 @@ def _needs_of(pod: Object, claims: Mapping[str, Object], uses: Mapping[str, int]
 
 
 def _plain(claim: Object) -> int | None:
-    """How many GPUs a claim waits for; None where it asks for anything else, or is no matter of these alone."""
+    """How many GPUs a claim waits for; None if it requests anything else or has further conditions."""
     devices, labels = claim["spec"]["devices"], claim["metadata"].get("labels") or {}
     is_to_take_over = _RESERVATION in labels and not reservation_of(claim)
     if results(claim) or _ends(claim) or is_to_take_over or devices.get("constraints") or devices.get("config"):
@@ -169,7 +169,7 @@ def _plain(claim: Object) -> int | None:
 
 
 def _is_bound(world: World, key: str, pods: Sequence[Object]) -> bool:
-    """Whether the group is to be in some topology, or its PodGroup says more than how many start together."""
+    """Whether the group has a topology, or its PodGroup sets more than how many pods start together."""
     pod_group = pod_group_of(world, key) or {"metadata": {}, "spec": {}}
     said = [(one["metadata"].get("annotations") or {}).get(_TOPOLOGY) for one in (pod_group, *pods)]
     spec = pod_group["spec"]
@@ -177,7 +177,7 @@ def _is_bound(world: World, key: str, pods: Sequence[Object]) -> bool:
 
 
 def _fits(needs: Sequence[int], free: Mapping[str, int]) -> bool:
-    """Whether there surely is room: the largest first, each where most is left."""
+    """Whether everything fits if placed largest first, each on the node with the most free GPUs."""
     left = dict(free)
     for need in sorted(needs, reverse=True):
         node = max(left, key=lambda each: left[each], default="")
@@ -188,14 +188,14 @@ def _fits(needs: Sequence[int], free: Mapping[str, int]) -> bool:
 
 
 def _is_doubtful(world: World, one: Waiting, others: Sequence[Waiting], now: datetime) -> bool:
-    """Whether something may be in its way that is not looked at here."""
+    """Whether something that this law does not model may be in its way."""
     if any(_may_forbid(world, each["spec"], one) for each in world.limits.values()):
         return True
     may_leave = [_priority(pod) for pod in world.pods.values() if is_live(pod)]
     may_leave += [its for each in world.reservations.values() if (its := priority_of(each)) is not None]
     least = min(may_leave, default=0)
     if any(one.priority <= each.priority > least or _waited_s(each, now) > OVERDUE_S for each in others):
-        return True  # something may be kept for these
+        return True  # devices may be kept for these
     uids = {each["metadata"]["uid"] for each in one.claims}
     uids |= {pod["metadata"]["uid"] for pod in world.pods.values() if {*claims_of(pod)} & {*map(name, one.claims)}}
     said = [each for each in world.events.values() if (each.get("regarding") or {}).get("uid") in uids]
@@ -203,7 +203,7 @@ def _is_doubtful(world: World, one: Waiting, others: Sequence[Waiting], now: dat
 
 
 def _may_forbid(world: World, spec: Object, one: Waiting) -> bool:
-    """Whether a limit may keep it from having so many more. Where it counts each namespace, all of them are counted here."""
+    """Whether a limit may forbid its devices. This counts all of the limit's namespaces together, even if it counts each."""
     if not selects(spec, one.namespace) or not is_about(spec, WHOLE):
         return False
     most = spec["limits"]

@@ -1,7 +1,7 @@
-"""The law of what is kept: at rest no operator has a question or a key that waits, and says so, and its memory is within a bound.
+"""The law of leftovers: at rest, an operator's metrics show no waiting question or key, and its memory is bounded.
 
-What tenants had is gone by then or stands still, so whatever waits is of objects that nobody has any more, or is done by nobody.
-Owns what a scrape of a replica's metrics and its memory may say. Does no I/O.
+By then tenants' objects are deleted or unchanging, so anything that waits belongs to deleted objects or was forgotten.
+Owns what a replica's metrics and memory may show. Does no I/O.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,40 +10,40 @@ from typing import NamedTuple
 from tests.adversary.cluster.observer.suspicion import Suspicion
 
 WAITING = ("draco_worker_waiting", "draco_queue_depth")
-"""Gauges of what waits for its turn."""
+"""Gauges of waiting work."""
 GIVEN_THE_GATE = 'draco_admission_reviews_total{outcome="gated"}'
 MOST_MIB = 512
-"""An operator of such a cluster, with its workers, takes about half of it."""
+"""About twice what an operator of this cluster takes with its workers."""
 
 
 class Scraped(NamedTuple):
-    """What a replica says of itself, in Prometheus' form, and the memory that it takes with its workers."""
+    """A replica's metrics in Prometheus' text format, and its memory with its workers."""
 
     metrics: str
     memory_mib: float
 
     @property
     def gated(self) -> int:
-        """How many new pods it has given the scheduling gate since it began."""
+        """How many new pods it has gated since it started."""
         said = [line for line in self.metrics.splitlines() if line.startswith(GIVEN_THE_GATE)]
         return round(sum(float(line.rsplit(" ", 1)[1]) for line in said))
 
 
 class Kept:
-    """What every look since rest began has found. What waits is looked at again now and then, which is not kept."""
+    """Suspicions that every look since rest began has found. Periodic rechecks appear only now and then, so they drop out."""
 
     def __init__(self) -> None:
         self._always: dict[str, Suspicion] | None = None
 
     def look(self, found: Iterable[Suspicion]) -> list[Suspicion]:
-        """What this look has found as well as all before."""
+        """The suspicions that this look and all earlier ones found."""
         now = {each.key: each for each in found}
         self._always = now if self._always is None else {key: now[key] for key in self._always if key in now}
         return list(self._always.values())
 
 
 def kept_at_rest(replicas: Mapping[str, Scraped]) -> Iterator[Suspicion]:
-    """What is left with these replicas at rest."""
+    """Leftovers of these replicas at rest."""
     for name, scraped in replicas.items():
         said = [line.rsplit(" ", 1) for line in scraped.metrics.splitlines() if line.startswith(WAITING)]
         for gauge in WAITING:

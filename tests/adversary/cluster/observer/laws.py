@@ -1,6 +1,6 @@
 """The laws about objects: pure functions from a world to what is wrong in it now.
 
-A law says what it sees at this moment; how long that may last, and whether a fresh look confirms it, is up to `observer`.
+A law reports what is wrong at this moment. `observer` decides how long that may last, and confirms it with a fresh look.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +31,7 @@ MANAGER = "draco.dev"
 
 
 class Law(NamedTuple):
-    """How long a suspicion of this law may last, in seconds in which everything it `needs` was up."""
+    """A law, and how many seconds a suspicion may last, counted while everything it `needs` is up."""
 
     look: Callable[[World], Iterator[Suspicion]]
     lasts_s: float
@@ -39,7 +39,7 @@ class Law(NamedTuple):
 
 
 def held_twice(world: World) -> Iterator[Suspicion]:
-    """No two claims hold one device, or parts of one board that overlap."""
+    """No two claims hold the same device or overlapping parts of a board."""
     by_gpu: dict[str, list[Holding]] = {}
     by_name: dict[object, list[Holding]] = {}
     for holding in world.holdings():
@@ -60,7 +60,7 @@ def held_twice(world: World) -> Iterator[Suspicion]:
 
 
 def name_moved(world: World) -> Iterator[Suspicion]:
-    """A name that a claim holds stands for the board that it stood for when the claim got it."""
+    """A device name that a claim holds stands for the same board as when the claim got it."""
     published = {device: part for device, seen in world.names.history.items() for _, part in seen[-1:]}
     there = {device for device, _ in world.published()}
     for holding in world.holdings():
@@ -71,7 +71,7 @@ def name_moved(world: World) -> Iterator[Suspicion]:
 
 
 def ready_but_held(world: World) -> Iterator[Suspicion]:
-    """No claim holds any part of what is ready for work."""
+    """No claim holds a device that is ready for work, or part of it."""
     for request, reach in _ready(world):
         for holding in world.holdings():
             if holding.part is not None and any(holding.part.overlaps(part) for part in reach):
@@ -81,7 +81,7 @@ def ready_but_held(world: World) -> Iterator[Suspicion]:
 
 
 def ready_but_obtainable(world: World) -> Iterator[Suspicion]:
-    """Everything published of what is ready for work has a taint that keeps claims away."""
+    """Every published device that is ready for work has a taint that keeps claims away."""
     for request, reach in _ready(world):
         for device, published in world.published():
             part = _part_now(world, device)
@@ -94,9 +94,9 @@ def ready_but_obtainable(world: World) -> Iterator[Suspicion]:
 
 
 def bare_at_work(world: World) -> Iterator[Suspicion]:
-    """What is ready for work is published with the taint of its request, whatever becomes of operators and GpuNodes.
+    """Devices that are ready for work are published with their request's taint, whatever happens to operators and GpuNodes.
 
-    A rule on it is not enough: none is there yet on a partition that is new.
+    A rule is not enough: a new partition has none yet.
     """
     for request, reach in _ready(world):
         key = (request["spec"].get("taint") or {}).get("key") or "draco.dev/maintenance"
@@ -110,7 +110,7 @@ def bare_at_work(world: World) -> Iterator[Suspicion]:
 
 
 def two_at_work(world: World) -> Iterator[Suspicion]:
-    """No two requests say of the same hardware that work can start."""
+    """No two requests are ready for work on the same hardware."""
     for (one, reach), (other, others) in combinations(sorted(_ready(world), key=lambda each: name(each[0])), 2):
         if shared := [part for part in reach if any(part.overlaps(each) for each in others)]:
             key = f"{one['metadata']['uid']} {other['metadata']['uid']}"
@@ -119,7 +119,7 @@ def two_at_work(world: World) -> Iterator[Suspicion]:
 
 
 def orphan_rule(world: World) -> Iterator[Suspicion]:
-    """Each of Draco's rules belongs to something that is there and still wants it."""
+    """Each of Draco's rules has an owner that exists and still needs it."""
     for uid, rule in world.rules.items():
         metadata = rule["metadata"]
         ours = (metadata.get("labels") or {}).get(MANAGER_LABEL) == MANAGER or metadata["name"].startswith("draco-")
@@ -156,14 +156,14 @@ LAWS: Mapping[str, Law] = {
     "PodGroup written": Law(written_by_draco, 0.0, frozenset({"api"})),
     "held for nobody": Law(held_for_nobody, 45.0, frozenset({"api", "operator"})),
 }
-"""What the operator has to see first gets five seconds: its watches lag, and so do its writes. Whether a device is obtainable
-does not wait for it: what is new is published with the taint, so only our own watches may be behind each other."""
+"""Laws that depend on the operator's reaction get five seconds, because its watches and writes lag. "ready but obtainable" does
+not: new devices are published with the taint, so only the observer's own watches may lag."""
 IN_FLIGHT_S = 5.0
-"""How long the scheduler may take to write an allocation that it decided before it knew of the taint."""
+"""How long the scheduler may take to write an allocation decided before it knew the taint."""
 
 
 class Late(NamedTuple):
-    """A claim that seems to have got what was ready for work: when that was seen, at which revision, and of which request."""
+    """A claim that seems to have got a device that was ready for work: when seen, its revision, and the request."""
 
     at: float
     revision: int
@@ -172,10 +172,10 @@ class Late(NamedTuple):
 
 
 class Latecomers:
-    """No claim that does not tolerate it gets a device that has been ready for work for a while.
+    """No claim without a toleration gets a device that has been ready for work for a while.
 
-    Told of each change as it is seen. Requests and claims are seen on different watches, so what seems wrong is weighed a moment
-    later, by what the request said at the claim's revision.
+    Told of each change as it is seen. Requests and claims come on different watches, so a suspicion is judged a moment later, by
+    the request's content at the claim's revision.
     """
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class Latecomers:
         self._late: list[Late] = []
 
     def requested(self, request: Object, now: float, *, gone: bool = False) -> None:
-        """A request has changed, or gone."""
+        """A request was changed or deleted."""
         uid = request["metadata"]["uid"]
         ready = not gone and condition(request, READY).get("status") == "True"
         self._said.setdefault(uid, []).append((revision(request), ready))
@@ -194,7 +194,7 @@ class Latecomers:
             self._ready_since.pop(uid, None)
 
     def allocated(self, world: World, claim: Object, now: float, *, grace_s: float) -> None:
-        """A claim has got devices."""
+        """A claim was allocated."""
         for request, reach in _ready(world):
             uid = request["metadata"]["uid"]
             since = self._ready_since.get(uid)
@@ -212,7 +212,7 @@ class Latecomers:
                     self._late.append(Late(now, revision(claim), uid, suspicion))
 
     def weighed(self, now: float) -> Iterator[Suspicion]:
-        """Those that were right: both watches have had their time."""
+        """Suspicions that proved right, judged when both watches have had time to catch up."""
         for late in [each for each in self._late if now - each.at >= WATCHES_LAG_S]:
             self._late.remove(late)
             said = [ready for at, ready in self._said.get(late.request, []) if at <= late.revision]
@@ -221,7 +221,7 @@ class Latecomers:
 
 
 def _ready(world: World) -> Iterator[tuple[Object, list[Part]]]:
-    """The requests that say that work can start, each with the parts of boards that it is about."""
+    """The requests that are ready for work, each with its parts of boards."""
     for request in world.requests.values():
         if condition(request, READY).get("status") != "True":
             continue

@@ -1,7 +1,6 @@
-"""The law of the lease: renewed all the time, except when its holder was killed; then taken over in time.
+"""The law of the lease: it is renewed all the time, and taken over in time if its holder was killed.
 
-Owns what is known of the lease's past. Gaps are taken from what the holder itself wrote, so that none has
-the observer's own lag in it.
+Owns the lease's history. Gaps come from the holder's own timestamps, so they do not include the observer's lag.
 """
 
 from collections import Counter
@@ -14,27 +13,27 @@ from tests.adversary.cluster.observer.world import Object, World
 
 LEASE = "draco-operator"
 QUICK_S = 3.0
-"""No older than this where nothing else is to blame."""
+"""The longest gap between renewals if nothing else is to blame."""
 TAKEOVER_GRACE_S = 5.0
-"""Two attempts of whoever waits, jitter included, and its writes."""
+"""Two attempts of a waiting replica, with jitter, and its writes."""
 GIVEN_UP_WITHIN_S = 5.0
-"""A leader that is told to end gives the lease up when its writes are done."""
+"""A leader that is told to end releases the lease when its writes are done."""
 LEADING_FOR_S = 3.0
-"""A new leader first reads what the one before has left."""
+"""A new leader first reads what the previous one left."""
 WITHOUT_WHOM_S = 60.0
 LOSES_LEASE_AFTER_S = 10.0
-"""So long without a renewal, and a leader ends."""
+"""A leader ends after this long without a renewal."""
 SEEN_WITHIN_S = 5.0
-"""So much later it is seen at the latest."""
+"""How much later the observer sees that at the latest."""
 
 
 class LeaseLaw:
-    """Told of each change of the lease; `killed` of the end of its holder on purpose."""
+    """Told of each change of the lease, and by `killed` of each deliberate end of its holder."""
 
     def __init__(
         self, fairness: Fairness, pace: Pace, starved_s: Callable[[str, float], float] = lambda _who, _since: 0.0
     ) -> None:
-        """`starved_s` says how long a holder has waited for a processor since a moment."""
+        """`starved_s` returns how long a holder has waited for a processor since a time."""
         self.oldest_s = 0.0
         self.holder = ""
         self.takeovers: list[float] = []
@@ -46,30 +45,30 @@ class LeaseLaw:
         self._renewed_at: float | None = None
         self._leads_since = 0.0
         self.steady_since = 0.0
-        """Since when the holder has neither changed nor been stopped."""
+        """Since when the holder has neither changed nor been suspended."""
         self._resumed = False
         self._gently = False
 
     def told_to_end(self, now: float) -> None:
-        """The holder leaves, and gives the lease up before it does.
+        """The holder was told to end and releases the lease first.
 
-        Not if it was killed, and nobody has taken over yet: who came in its place has no lease to give up.
+        Ignored if the holder was killed and no replica has taken over yet: its successor has no lease to release.
         """
         if self._killed_at is None:
             self.killed(now)
             self._gently = True
 
     def killed(self, now: float) -> None:
-        """The holder, or all that could hold it, were killed, or stopped for a while."""
+        """The holder, or every replica that could hold the lease, was killed or suspended."""
         self._killed_at = self.steady_since = now
         self._resumed = self._gently = False
 
     def resumed(self) -> None:
-        """The holder was only stopped, and goes on; if nobody took the lease, it still has it."""
+        """The suspended holder continues. It still has the lease unless another replica took it."""
         self._resumed = True
 
     def renewed(self, before: Object | None, after: Object, now: float) -> Iterator[Suspicion]:
-        """The lease has changed."""
+        """The lease was written."""
         if after["metadata"]["name"] != LEASE:
             return
         spec = after["spec"]
@@ -98,7 +97,7 @@ class LeaseLaw:
             yield Suspicion("lease late", f"{spec.get('holderIdentity')} {spec['renewTime']}", text)
 
     def _taken_over(self, old: Object, new: Object, now: float) -> Iterator[Suspicion]:
-        """Somebody else has the lease, or nobody."""
+        """The lease has another holder or none."""
         if not new.get("holderIdentity"):
             return
         self._leads_since = self.steady_since = now
@@ -114,14 +113,14 @@ class LeaseLaw:
             yield Suspicion("lease lost", f"{who} {new['holderIdentity']}", text)
 
     def may_be_lost(self, since: float, now: float, starved_s: float) -> bool:
-        """Whether the machine may have kept a leader from renewing the lease at all, by the measure of being late with it.
+        """Whether a slow machine may have kept a leader from renewing in time, by the same allowance as for late renewals.
 
         `starved_s` is how long the leader was without a processor.
         """
         return QUICK_S + 2 * self._pace.lost_s(since, now) + starved_s >= LOSES_LEASE_AFTER_S
 
     def look(self, world: World, now: float, clock: datetime) -> Iterator[Suspicion]:
-        """Whether the lease has not been renewed for longer than it lasts."""
+        """Violations if the lease has expired or was not taken over in time."""
         lease = _lease(world)
         if lease is None or not lease["spec"].get("renewTime"):
             return
@@ -151,7 +150,7 @@ class LeaseLaw:
             yield Suspicion("lease stale", f"{spec.get('holderIdentity')} {spec['renewTime']}", text)
 
     def led(self, world: World, now: float) -> bool:
-        """Whether somebody leads and has done so for long enough to know the cluster."""
+        """Whether a replica has led for long enough to know the cluster."""
         lease = _lease(world)
         if lease is None or not lease["spec"].get("holderIdentity") or not lease["spec"].get("renewTime"):
             return False

@@ -1,4 +1,4 @@
-"""The laws of faults: what an agent says of its GPUs and what it publishes agree, and what was done to a board is heard.
+"""The laws of faults: an agent's reported faults match its published taints, and it reports the XIDs of its boards.
 
 Owns the comparison of a GpuNode's faults with the taints of that node's devices, and of accidents with both. Does no I/O.
 """
@@ -17,14 +17,14 @@ FAMILIES = frozenset(
 TAINT_OF = {"Announce": "None", "NoSchedule": "NoSchedule", "Evict": "NoSchedule", "NoExecute": "NoExecute"}
 BLOCKING = frozenset({"NoSchedule", "NoExecute"})
 HEARD_WITHIN_S = 20.0
-"""Faults are heard at once where they are events; the next reading is ten seconds away at most, and a sick driver slow."""
+"""Events are heard at once; the next reading follows within ten seconds, and a faulty driver is slow."""
 DEAF_S = 15.0
-"""For so long after a driver was loaded again its agent may not listen yet: it opens NVML again some five seconds later."""
+"""How long an agent may not listen after a driver reload: it reopens NVML some five seconds later."""
 DOMAIN = "draco.dev/"
 
 
 def disagreements(world: World) -> Iterator[Suspicion]:
-    """Each fault that keeps claims away is a taint of its family, and each such taint has a fault."""
+    """Each fault that keeps claims away has its family's taint, and each such taint has a fault."""
     for node in world.gpu_nodes.values():
         faults = {gpu["uuid"]: gpu.get("faults") or [] for gpu in (node.get("status") or {}).get("gpus") or []}
         for device, published in world.published():
@@ -48,7 +48,7 @@ def disagreements(world: World) -> Iterator[Suspicion]:
 
 
 def still_tainted(world: World) -> Iterator[Suspicion]:
-    """Where all is healed, rebooted and given back, no device has a taint that says otherwise."""
+    """After every board is healed, rebooted and returned to service, no device has a taint for a fault or maintenance."""
     for device, published in world.published():
         for taint in world.taints(device, published):
             family = taint["key"].removeprefix(DOMAIN)
@@ -58,7 +58,7 @@ def still_tainted(world: World) -> Iterator[Suspicion]:
 
 
 class Accident(NamedTuple):
-    """An XID of a board whose agent was there, and how many seconds it has had to say so."""
+    """An XID of a board, and how many seconds its agent has had to report it."""
 
     node: str
     uuid: str
@@ -67,7 +67,7 @@ class Accident(NamedTuple):
 
 
 class Accidents:
-    """Told of each XID that a board has reported to an agent that listens; and of whatever may keep that agent from saying so."""
+    """Told of each XID that a listening agent can hear, and of what may keep the agent from reporting it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -76,7 +76,7 @@ class Accidents:
         self.heard = 0
 
     def reloaded(self, node: str, now: float) -> None:
-        """The driver of a node may have been loaded again."""
+        """A node's driver may have been reloaded."""
         self._reloaded[node] = now
 
     def happened(self, node: str, uuid: str, code: int, now: float) -> None:
@@ -85,11 +85,11 @@ class Accidents:
             self._waiting.append(Accident(node, uuid, code, 0.0))
 
     def disturbed(self, node: str) -> None:
-        """Something else is done to the node, or to all of them (""), so that nobody has to know any more."""
+        """Something else happened to the node, or to all (""), so that pending XIDs need not be reported."""
         self._waiting = [each for each in self._waiting if node and each.node != node]
 
     def look(self, passed_s: float, is_up: Callable[[str], bool]) -> Iterator[Suspicion]:
-        """Those that nobody has heard of in time."""
+        """XIDs that were not reported in time."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             if each.code in self._told(each.node, each.uuid):

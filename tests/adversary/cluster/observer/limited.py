@@ -1,9 +1,8 @@
-"""The law of limits: what Draco allocates never makes namespaces hold more than a DeviceLimit permits them.
+"""The law of limits: Draco's allocations never make namespaces hold more than a DeviceLimit permits.
 
-Owns the counting, in devices, memory slices and shares of GPUs; a share is at least its part of the slices, and a GPU whose
-MIG mode is off has none. Limits and claims come on different watches, so what is counted when Draco allocates is weighed a moment
-later, by the limit that there was at the claim's own revision. What the scheduler allocated a moment before Draco may not have
-known. Does no I/O.
+Owns counting devices, memory slices and shares of GPUs. A share is at least the fraction of slices; a GPU outside MIG mode has no
+slices. Limits and claims come on different watches, so each count is judged a moment later, by the limit at the claim's revision.
+Draco may not know what the scheduler allocated a moment before. Does no I/O.
 """
 
 from collections import Counter
@@ -15,10 +14,10 @@ from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World, name, results, revision, stamp
 
 KNOWN_AFTER_S = 5.0
-"""What was written so long ago Draco knows, also one that has just begun to lead."""
+"""Draco knows anything written this long ago, even a new leader."""
 WEIGHED_AFTER_S = 1.5
 SLICES = 8
-"""Memory slices of every board here."""
+"""Memory slices of each board in these tests."""
 _NAMESPACE = "kubernetes.io/metadata.name"
 
 Held = dict[tuple[str, str], Counter[str]]
@@ -26,7 +25,7 @@ Held = dict[tuple[str, str], Counter[str]]
 
 
 class Version(NamedTuple):
-    """A limit as it was written: since when, at which revision, and what it says; None once it is gone."""
+    """A version of a limit: since when, its revision, and its spec; None once it is deleted."""
 
     at: float
     revision: int
@@ -34,7 +33,7 @@ class Version(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What was held when Draco had allocated a claim."""
+    """What was held right after Draco allocated a claim."""
 
     at: float
     claim: Object
@@ -47,14 +46,14 @@ class Limits:
 
     def __init__(self, world: World) -> None:
         self.bound = 0
-        """Allocations by Draco that a limit was about."""
+        """Number of Draco's allocations that a limit covered."""
         self._world = world
         self._limits: dict[str, list[Version]] = {}
         self._by_others: dict[tuple[str, str], float] = {}
         self._counted: list[Counted] = []
 
     def limit_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A limit was written or is gone."""
+        """A limit was written or deleted."""
         one = after or before
         assert one is not None
         versions = self._limits.setdefault(name(one), [])
@@ -63,7 +62,7 @@ class Limits:
             versions.append(Version(now, revision(one), spec))
 
     def claim_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A claim was written or is gone."""
+        """A claim was written or deleted."""
         if after is None or not stamp(after) or (before is not None and stamp(before) == stamp(after)):
             return
         if allocator(after) != DRACO:
@@ -72,7 +71,7 @@ class Limits:
             self._counted.append(Counted(now, after, self._held(now, after), self._held(now)))
 
     def weighed(self, now: float) -> Iterator[Suspicion]:
-        """Where more was held than was permitted."""
+        """Allocations that exceeded a limit."""
         for one in [each for each in self._counted if now - each.at >= WEIGHED_AFTER_S]:
             self._counted.remove(one)
             for title, versions in self._limits.items():
@@ -111,7 +110,7 @@ class Limits:
 
 
 def selects(spec: Object, namespace: str) -> bool:
-    """Whether a limit is about a namespace. The adversary selects by name, with which every namespace is labelled."""
+    """Whether a limit selects a namespace. The adversary selects by the name label that every namespace has."""
     selector = spec.get("namespaceSelector") or {}
     wanted = (selector.get("matchLabels") or {}).get(_NAMESPACE, namespace)
     several = [each["values"] for each in selector.get("matchExpressions") or [] if each["key"] == _NAMESPACE]
@@ -119,12 +118,12 @@ def selects(spec: Object, namespace: str) -> bool:
 
 
 def is_about(spec: Object, device_class: str) -> bool:
-    """Whether a limit counts devices of this class: those of all, if it names none."""
+    """Whether a limit counts devices of this class. One without classes counts all."""
     return device_class in (spec.get("deviceClassNames") or [device_class])
 
 
 def class_of(claim: Object, request: str) -> str:
-    """The DeviceClass of a request of the claim, or of the alternative that was taken."""
+    """The DeviceClass of a claim's request, or of its chosen alternative."""
     title, _, alternative = request.partition("/")
     for each in (claim.get("spec") or {}).get("devices", {}).get("requests") or []:
         asked = [each["exactly"]] if each.get("exactly") else []
@@ -145,7 +144,7 @@ def _amounts(held: Held, spec: Object, namespace: str) -> Counter[str]:
 
 
 def devices_held(world: World, spec: Object) -> int:
-    """How many devices are held of what a limit is about, in all its namespaces."""
+    """How many devices that a limit counts are held in all its namespaces."""
     return sum(
         not given.get("adminAccess") and is_about(spec, class_of(claim, given["request"]))
         for claim in world.claims.values()
@@ -155,7 +154,7 @@ def devices_held(world: World, spec: Object) -> int:
 
 
 def miscounted(world: World) -> Iterator[Suspicion]:
-    """At rest: each limit says how many devices are held of what it is about."""
+    """At rest, each limit's status has the right number of held devices."""
     for uid, limit in world.limits.items():
         spec, used = limit["spec"], (limit.get("status") or {}).get("used") or {}
         counted = devices_held(world, spec)

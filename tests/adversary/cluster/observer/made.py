@@ -1,6 +1,6 @@
-"""The law of claims that are made for pods: at rest, one that its pod does without has no devices.
+"""The law of claims made for pods: at rest, one that its pod does not use has no devices.
 
-Kubernetes says in the pod's status which claim is the pod's; others may say that they are. Does no I/O.
+The pod's status names its real claim; other claims may pretend to be the pod's. Does no I/O.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ ENTRY = "resource.kubernetes.io/pod-claim-name"
 
 
 def made_in_vain(world: World) -> Iterator[Suspicion]:
-    """Claims of Draco's that have devices, though the pod that they say they are for uses others."""
+    """Allocated claims of Draco's that name an owner pod which uses other claims."""
     for uid, claim in world.claims.items():
         pod = world.pods.get(_maker(claim))
         entry = (claim["metadata"].get("annotations") or {}).get(ENTRY)

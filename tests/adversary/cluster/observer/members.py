@@ -1,8 +1,8 @@
-"""Who belongs together: the group of a pod, how many of it start together, and which pods use which claims.
+"""Group membership: a pod's group, how many of its pods start together, and which pods use which claims.
 
-Owns what of that is read off pods, PodGroups and claims: a group is a PodGroup that its pods name, or else what the labels of
-Kueue, LeaderWorkerSet or JobSet say, the first that a pod has. How many pods the Jobs of a JobSet have is not known here: only
-those are judged whose pods say it in Draco's annotation. Judges nothing. Does no I/O.
+Owns reading this from pods, PodGroups and claims. A group is the PodGroup that a pod names, or else the first of the labels of
+Kueue, LeaderWorkerSet and JobSet that it has. The pods of a JobSet's Jobs are not counted here: a JobSet is judged only if its
+pods have Draco's size annotation. Judges nothing. Does no I/O.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ _POD_GROUPS = "podgroups"
 
 
 class Labels(NamedTuple):
-    """What names a group, as Draco calls it to people, and the annotation that says how many start together; "" for none."""
+    """Labels that name a group, Draco's name for the kind of group, and the size annotation; "" for none."""
 
     source: str
     names: tuple[str, ...]
@@ -32,11 +32,11 @@ LABELS = (
     ),
     Labels("JobSet", ("jobset.sigs.k8s.io/jobset-name",)),
 )
-"""The first that a pod has counts."""
+"""In order: the first that a pod has counts."""
 
 
 def key_of(pod: Object) -> str:
-    """The group that a pod is in; "" for none. The PodGroup that it names goes before its labels."""
+    """Key of a pod's group; "" for none. Its PodGroup has precedence over labels."""
     namespace, labels = pod["metadata"]["namespace"], pod["metadata"].get("labels") or {}
     if title := (pod["spec"].get("schedulingGroup") or {}).get("podGroupName"):
         return f"{_POD_GROUP} {namespace}/{title}"
@@ -48,17 +48,17 @@ def key_of(pod: Object) -> str:
 
 
 def is_pod_group(key: str) -> bool:
-    """Whether the group is one by PodGroup."""
+    """Whether the key is of a PodGroup."""
     return key.startswith(_POD_GROUP)
 
 
 def pod_group_of(world: World, key: str) -> Object | None:
-    """The PodGroup of this key; None for one that is not there, and for other groups."""
+    """The PodGroup with this key; None if it does not exist or the group has none."""
     return next((each for each in world.pod_groups.values() if f"{_POD_GROUP} {name(each)}" == key), None)
 
 
 def size_of(world: World, key: str, pods: Iterable[Object]) -> int | None:
-    """How many pods of a group start together; None where nobody says that, or not all pods say the same."""
+    """How many pods of a group start together; None if this is unset or its pods disagree."""
     if is_pod_group(key):
         policy = (pod_group_of(world, key) or {"spec": {}})["spec"].get("schedulingPolicy") or {}
         return int(policy["gang"]["minCount"]) if policy.get("gang") else None
@@ -72,7 +72,7 @@ def size_of(world: World, key: str, pods: Iterable[Object]) -> int | None:
 
 
 def claims_of(pod: Object) -> list[str]:
-    """The claims of a pod that are known by name."""
+    """Names of the pod's claims, as far as they are known."""
     namespace = pod["metadata"]["namespace"]
     made = {
         each["name"]: each.get("resourceClaimName")
@@ -84,7 +84,7 @@ def claims_of(pod: Object) -> list[str]:
 
 
 def consumers(claim: Object) -> set[str]:
-    """Whom a claim is reserved for: UIDs of pods, and keys of PodGroups."""
+    """The pods' UIDs and PodGroups' keys that a claim is reserved for."""
     namespace = claim["metadata"].get("namespace", "")
     return {
         f"{_POD_GROUP} {namespace}/{each['name']}" if each.get("resource") == _POD_GROUPS else str(each["uid"])
@@ -93,11 +93,11 @@ def consumers(claim: Object) -> set[str]:
 
 
 def uses(pod: Object, claim: Object) -> bool:
-    """Whether the claim is reserved for the pod, by name or as one of a PodGroup that names it."""
+    """Whether the claim is reserved for the pod, or is one of its claims and reserved for its PodGroup."""
     found = consumers(claim)
     return pod["metadata"]["uid"] in found or (key_of(pod) in found and name(claim) in claims_of(pod))
 
 
 def users_of(world: World, claim: Object) -> list[Object]:
-    """The pods that the claim is reserved for, as far as they are there."""
+    """The existing pods that the claim is reserved for."""
     return [pod for pod in world.pods.values() if uses(pod, claim)] if consumers(claim) else []

@@ -1,7 +1,7 @@
-"""The law of needless evictions: where one group alone can have had a pod evicted, it gets some of the GPUs that the pod had.
+"""The law of needless evictions: if only one group can have caused an eviction, it gets some of the pod's GPUs.
 
-Owns seeing that nothing else became free meanwhile, so that the group could not have been served without. A pod that leaves with
-others, or shares what it has, is not judged: one of them may be needed, and the others go with it. Does no I/O.
+Owns checking that nothing else became free meanwhile, which could have served the group without the eviction. Pods that leave
+with others or share a claim are not judged: one of them may be needed, and the others leave with it. Does no I/O.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -12,25 +12,25 @@ from tests.adversary.cluster.observer.world import Object, World, name, results
 
 JUDGED_AFTER_S = 20.0
 PLANNED_WITHIN_S = 5.0
-"""So long before an eviction it may have been decided."""
+"""How long before an eviction it may have been decided."""
 KEPT_S = 120.0
 FREES = frozenset({"slice", "rule", "policy", "limit", "reservation", "request"})
-"""What another device may become usable by, or a place be permitted."""
+"""Kinds whose change may make another device usable or permitted."""
 
 
 class Eviction(NamedTuple):
-    """A pod that was evicted for others, the GPUs of which it had some, and who can have been meant: groups, or lone pods."""
+    """A pod evicted for others, its GPUs, and the groups or lone pods that can have caused it."""
 
     at: float
     pod: Object
     gpus: frozenset[str]
     meant: frozenset[str]
     claims: frozenset[str]
-    """UIDs of what those who are meant waited for."""
+    """UIDs of the claims that the suspected group waited for."""
 
 
 class Needless:
-    """Told of each change, and of each eviction of a lone pod for others. `gpus_of` says which GPUs a claim has some of."""
+    """Told of each change, and of each eviction of a lone pod for others. `gpus_of` returns the GPUs that a claim uses."""
 
     def __init__(self, world: World, gpus_of: Callable[[Object], Collection[str]]) -> None:
         self.judged = 0
@@ -42,15 +42,15 @@ class Needless:
         self._got: dict[str, tuple[float, frozenset[str]]] = {}
 
     def evicted(self, eviction: Eviction) -> None:
-        """A lone pod left for others."""
+        """A lone pod was evicted for others."""
         self._evictions.append(eviction)
 
     def left(self, pod: str) -> None:
-        """A pod left for others, alone or not: what becomes free by that is no wonder."""
+        """A pod was evicted for others, alone or not: devices that it frees do not count as freed otherwise."""
         self._victims.add(pod)
 
     def changed(self, kind: str, before: Object | None, after: Object | None, now: float) -> None:
-        """An object was written or is gone."""
+        """An object was written or deleted."""
         if kind in FREES and (before or {}).get("spec") != (after or {}).get("spec"):
             self._freed.append((now, ""))
         if kind != "claim":
@@ -63,7 +63,7 @@ class Needless:
             self._freed += [(now, each["uid"]) for each in [*users, *owners] if each["uid"]] or [(now, "")]
 
     def weighed(self, now: float, *, grace_s: float, undisturbed: Callable[[float], bool]) -> Iterator[Suspicion]:
-        """The evictions that were of no use to those for whom alone they can have been."""
+        """Evictions that did not help the only group that can have caused them."""
         for one in [each for each in self._evictions if now - each.at >= JUDGED_AFTER_S + grace_s]:
             self._evictions.remove(one)
             got = [self._got[each] for each in one.claims if each in self._got]
@@ -82,5 +82,5 @@ class Needless:
         self._got = {uid: each for uid, each in self._got.items() if now - each[0] < KEPT_S}
 
     def _is_freed(self, since: float, until: float) -> bool:
-        """Whether anything became free that was not of those evicted."""
+        """Whether devices became free other than by evictions."""
         return any(since <= at <= until and pod not in self._victims for at, pod in self._freed)

@@ -1,7 +1,7 @@
-"""The observer as a whole: a thread of its own that watches, judges, and keeps the story of what happened.
+"""The observer as a whole: a thread that watches, judges, and keeps the story of what happened.
 
-Owns how long a suspicion may last, the second look that confirms it, and what is told of a violation. What is wrong is for
-`laws`, `lease`, `rest`, `hardware` and `programs` to say.
+Owns how long a suspicion may last, the second look that confirms it, and the report of a violation. The laws are in `laws`,
+`lease`, `rest`, `hardware` and `programs`.
 """
 
 import asyncio
@@ -51,22 +51,22 @@ from tests.adversary.cluster.observer.world import Object, World, name, phase, r
 LOOK_EVERY_S = 0.25
 FILES_EVERY_S = 0.5
 TWIN_EVERY_S = 0.5
-"""Several times as often as an operator renews its lease: a stall of the machine is seen at nearly its whole length."""
+"""Several times as often as an operator renews its lease, so that stalls of the machine are measured accurately."""
 STORY = 400
-"""Lines of the story that are kept."""
+"""How many lines of the story are kept."""
 TOLD = 60
-"""Lines of it that go with a violation."""
+"""How many lines of the story a violation includes."""
 MOST_TOLD = 5
-"""Of one law so many are told in full, and all are counted."""
+"""How many violations of one law are reported in full; all are counted."""
 SLOW_ANSWER_S = 1.0
-"""While the API server takes longer than this for a small read, no time counts."""
+"""While the API server takes longer than this for a small write, no time counts."""
 FILES_LAST_S = {"prepared twice": 1.0, "wrong files": 1.0, "wrong board": 15.0, "lost but obtainable": 15.0}
-"""The agent notices at its next reading what the driver does not tell, ten seconds later at most."""
+"""The agent notices what the driver does not report at its next reading, at most ten seconds later."""
 
 WAITED_S = 60.0
-"""For so long after a driver's calls have waited its agent may say so: it notices after thirty seconds."""
+"""How long an agent may log that its driver's calls waited: it notices after thirty seconds."""
 RELISTS_S = 90.0
-"""client-go's reflector doubles its pause up to 30 s, and adds as much by chance; then it lists."""
+"""client-go's reflector doubles its backoff up to 30 s, plus as much jitter, before it lists."""
 
 
 class Node(NamedTuple):
@@ -89,7 +89,7 @@ class Violation(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A suspicion that stands: how many seconds of it counted, and what was last said."""
+    """A current suspicion, and how many of its seconds counted."""
 
     counted_s: float
     said: Suspicion
@@ -104,7 +104,7 @@ class Observer:
         self.budgets = BudgetLaw(self.world)
         self.accidents = Accidents(self.world)
         self.expects_nothing_tainted = False
-        """All requests were deleted, and every board is healed and its node was rebooted."""
+        """Whether all requests were deleted, every board healed, and every node rebooted."""
         self.fairness = Fairness()
         self.violations: list[Violation] = []
         self.counts: Counter[str] = Counter()
@@ -127,7 +127,7 @@ class Observer:
         self._still = Still()
         self._dracos = DracosLaws(self.world)
         self.bystanders = Bystanders(self.world, tenants, self._dracos.evictions.why_not)
-        self._admins: set[str] = set()  # remembered: a spec may outlive its claim for a moment
+        self._admins: set[str] = set()  # kept, because a spec may outlive its claim for a moment
         self._answer_s = 0.0
         self._waited: dict[str, float] = {}
         self._stop = threading.Event()
@@ -137,13 +137,13 @@ class Observer:
         self._failure: BaseException | None = None
 
     def start(self) -> None:
-        """Begin, and return when everything has been listed once."""
+        """Start, and return when everything has been listed once."""
         self._thread.start()
         while not self.ready.wait(0.1):
             self._check()
 
     def stop(self) -> None:
-        """End. A second time does nothing."""
+        """Stop. A second call does nothing."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(30.0)
@@ -154,17 +154,17 @@ class Observer:
             raise RuntimeError("the observer failed") from self._failure
 
     def note(self, text: str) -> None:
-        """Add a line to the story: what is being done."""
+        """Add a line to the story: what the adversary does."""
         self._story.append(f"{clock()} > {text}")
 
     def down(self, part: str) -> None:
-        """A part is taken down on purpose: "api", "collector", "rules", "agent of <node>"."""
+        """A part is taken down deliberately: "api", "collector", "rules", "agent of <node>"."""
         if part == "api":
             self.disturbed()
         self.fairness.down(part, time.monotonic())
 
     def upgrade_began(self, node: str) -> None:
-        """The agent that serves a node is about to be told to end; the next one stands by."""
+        """A node's serving agent is about to be told to end; the next one stands by."""
         state = hardware.read_state(self._nodes[node].state)
         with self._lock:
             self.counts["upgrades of agents"] += 1
@@ -172,17 +172,17 @@ class Observer:
                 self.upgrades.began(node, self.world, time.monotonic())
 
     def upgrade_ended(self, node: str) -> None:
-        """It has ended."""
+        """The old agent has ended."""
         self.upgrades.ended(node, time.monotonic())
 
     def driver_changed(self, node: str) -> None:
-        """Files of a node's driver, its toolkit, or what is loaded, are about to change, or have changed."""
+        """A node's driver files, its toolkit or its loaded driver change."""
         self.disturbed(node)
         self.files.changed(node, time.monotonic())
         self.accidents.reloaded(node, time.monotonic())
 
     def disturbed(self, node: str = "") -> None:
-        """Something is done to a node, or to all, so that an upgrade may be noticed."""
+        """Something happens to a node, or to all, so that an upgrade may be noticed."""
         self.upgrades.disturbed(time.monotonic(), node)
         with self._lock:
             self.accidents.disturbed(node)
@@ -195,7 +195,7 @@ class Observer:
                 self.accidents.happened(node, uuid, code, now)
 
     def up(self, part: str, *, grace_s: float) -> None:
-        """It was started again."""
+        """A part was started again and has `grace_s` to recover."""
         self.fairness.up(part, time.monotonic(), grace_s=grace_s)
 
     def killed(self, program: str) -> None:
@@ -205,13 +205,13 @@ class Observer:
                 self._violated(wrong)
 
     def not_settled(self, now: float) -> str:
-        """What does not run yet, or has not had its time; empty when everything has."""
+        """The parts that are down or still recovering; empty if there are none."""
         parts = ("api", "collector", "scheduler", "operator", "replicas", *(f"agent of {node}" for node in self._nodes))
         slow = ["answers come slowly"] if self._answer_s >= SLOW_ANSWER_S else []
         return ", ".join([*(part for part in parts if not self._is_up(part, now)), *slow])
 
     def unexplained(self) -> list[Suspicion]:
-        """At rest: what is left that nobody wants, and of what nothing, or something else than is so, is said."""
+        """At rest: leftovers, and missing or wrong explanations."""
         with self._lock:
             states = {node: hardware.read_state(files.state) for node, files in self._nodes.items()}
             left = [*not_restored(self.world), *stuck(self.world), *fenced_without_cause(self.world)]
@@ -222,23 +222,23 @@ class Observer:
             return [*unexplained(self.world, states), *misreported(self.world), *left]
 
     def traded(self) -> list[Traded]:
-        """GPUs that were handed over or back and can be used now."""
+        """GPUs that were handed over or back and are usable now."""
         with self._lock:
             return self._dracos.traded()
 
     def waits_for_a_node(self, wrong: Suspicion) -> bool:
-        """Whether the pod that was not explained is still on no node."""
+        """Whether the unexplained pod still has no node."""
         with self._lock:
             pod = self.world.pods.get(wrong.key)
             return pod is not None and not pod["spec"].get("nodeName")
 
     def violated(self, wrong: Suspicion) -> None:
-        """Report a violation that was found by whoever uses the observer, such as at rest."""
+        """Report a violation that the caller found, for example at rest."""
         with self._lock:
             self._violated(wrong)
 
     def story(self, lines: int = TOLD) -> list[str]:
-        """The last lines of it."""
+        """The last lines of the story."""
         return list(self._story)[-lines:]
 
     def _run(self) -> None:
@@ -272,7 +272,7 @@ class Observer:
         self.ready.set()
 
     async def _look(self, api: Api) -> None:
-        """Judge everything, again and again; what has lasted too long is looked at afresh."""
+        """Judge everything repeatedly. Confirm suspicions that lasted too long with a fresh look."""
         while True:
             started = time.monotonic()
             with self._lock:
@@ -300,7 +300,7 @@ class Observer:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _weigh(self, counts_s: float, now: float) -> list[Suspicion]:
-        """Let time pass over the suspicions, and return those that stand longer than they may."""
+        """Update the suspicions, and return those that have lasted too long."""
         due = []
         for law, (look, lasts_s, needs) in LAWS.items():
             up = self._answer_s < SLOW_ANSWER_S and all(self._is_up(part, now) for part in needs)
@@ -317,7 +317,7 @@ class Observer:
         return due
 
     def _hears(self, node: str, now: float) -> bool:
-        """Whether the agent of a node can say in time what it hears."""
+        """Whether a node's agent can report in time what it hears."""
         minded = hardware.minded(hardware.read_state(self._nodes[node].state))
         return (
             minded
@@ -333,7 +333,7 @@ class Observer:
         return self.fairness.is_up(part, now)
 
     async def _confirm(self, api: Api, due: Iterable[Suspicion]) -> None:
-        """What the store itself shows too, read in one go, is a violation."""
+        """Report the suspicions that a fresh read of the API server confirms."""
         before = await fresh(api, ("request",), self.world)
         found = await fresh(
             api, ("claim", "slice", "rule", "node", "request", "pod", "pod group", "reservation"), self.world
@@ -359,7 +359,7 @@ class Observer:
         self._story.append(f"{clock()} ! {wrong.law}: {wrong.text}")
 
     async def _files(self) -> None:
-        """Look at what lies on the nodes. A suspicion must last over several readings: files are not read all at once."""
+        """Check the nodes' files. A suspicion must last over several readings, because files are not read atomically."""
         since: dict[tuple[str, str], float] = {}
         last = time.monotonic()
         while True:
@@ -389,12 +389,12 @@ class Observer:
                         self._violated(found[key])
 
     def groups_to_compare(self) -> set[str]:
-        """The groups that have waited long enough for the law to judge which of them begins."""
+        """The groups that have waited long enough for the law of order to judge which starts."""
         now = time.monotonic()
         return self._dracos.order.long_enough(now, grace_s=self._grace_s(now), undisturbed=self._undisturbed)
 
     async def _twin(self, api: Api) -> None:
-        """Renew a lease of our own as the operator renews its: what this machine grants."""
+        """Renew a lease as the operator does, to measure how much this machine delays it."""
         path = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
         body: Object = {"metadata": {"name": "observer-twin"}, "spec": {"holderIdentity": "observer"}}
         await api.call("POST", path, body)
@@ -410,12 +410,12 @@ class Observer:
                 last = asked
 
     def _grace_s(self, now: float) -> float:
-        """By how much what was done lately may be late, for no fault of its own."""
+        """By how much recent actions may be late because of the machine."""
         late_s = self.pace.excess_s(now - 30.0, now) + self.fairness.was_down("api", now - 30.0, now)
         return late_s + self._starved_s(self.lease.holder, now - 30.0)
 
     def _schedulers_grace_s(self, now: float) -> float:
-        """The same of kube-scheduler, whose watches of single kinds pause for up to a minute after the API server was down."""
+        """The same for kube-scheduler, whose watches may pause for up to a minute after an outage of the API server."""
         was_down = self.fairness.was_down("api", now - RELISTS_S, now) > 0
         return self._grace_s(now) + (RELISTS_S if was_down else 0.0)
 
@@ -431,13 +431,13 @@ class Observer:
         return self.starvation.waited_s(pid, since)
 
     def _undisturbed(self, since: float) -> bool:
-        """Whether the same operator has led all the time, and been answered."""
+        """Whether the same operator has led since then, with the API server up."""
         now = time.monotonic()
         steady = self.lease.led(self.world, now) and self.lease.steady_since < since - 1.0
         return steady and not self.fairness.was_down("api", since - 1.0, now)
 
     def _could_do_nothing(self, program: str) -> bool:
-        """Whether the API server was down lately, or a lease may have been lost for want of a processor."""
+        """Whether the API server was down lately, or the lease may have been lost for lack of a processor."""
         now = time.monotonic()
         if self.fairness.was_down("api", now - 30.0, now) > 0:
             return True
@@ -449,7 +449,7 @@ class Observer:
         return time.monotonic() - self._waited.get(node, -math.inf) < WAITED_S
 
     def _count_phase(self, before: Object, after: Object) -> None:
-        """What becomes of the requests that a Job verifies."""
+        """Count the phases of requests that a Job verifies."""
         if after and verified_by_job(after) and phase_of(after) != phase_of(before):
             self.counts[f"requests that a Job verifies: {phase_of(after) or 'new'}"] += 1
 
@@ -513,5 +513,5 @@ class Observer:
 
 
 def _repaired(kind: str, one: Object | None) -> int:
-    """How many GPUs a GpuNode says are repaired."""
+    """How many GPUs a GpuNode lists as repaired."""
     return len(((one or {}).get("spec") or {}).get("repaired") or []) if kind == "gpunode" else 0

@@ -1,9 +1,9 @@
-"""The law of order: of two groups that ask for just the same, the younger gets no devices while the older goes on waiting.
+"""The law of order: of two groups with the same requests, the younger gets no devices while the older keeps waiting.
 
-Owns which groups can be compared: those that wait for Draco's devices alone, complete and undisturbed, and differ only in age. By
-the documentation the more urgent group comes first, then the older. Left out is whom it promises otherwise: who lost what it had
-(Draco tries other nodes then), whom a limit is about, for whom others may be evicted, and who waits when the operator changes or
-GPUs are handed back; also who has just come, as a group that found no place is asked about again only after a rest. Does no I/O.
+Owns which groups can be compared: complete, undisturbed groups that wait for Draco's devices alone and differ only in age. The
+documentation promises that the more urgent group comes first, then the older. Exceptions are not judged: groups that lost devices
+(Draco tries other nodes then), that a limit covers, or for which others may be evicted; groups that wait while the operator
+changes or GPUs are handed back; and new groups, because Draco retries a group without a place only after a pause. Does no I/O.
 """
 
 import json
@@ -22,23 +22,23 @@ from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World, is_live, name, part_of, results
 
 JUDGED_AFTER_S = 10.0
-"""For so long the older has to wait on."""
+"""How long the older group must keep waiting."""
 KNOWN_AFTER_S = 5.0
-"""Both have been there, complete, for so long."""
+"""How long both groups must have been complete."""
 MARGIN_S = 2.0
-"""Between what would be long enough and what is judged to be."""
+"""Safety margin on top of the time that is long enough."""
 REMEMBERED_S = 60.0
-"""So long a limit, a GPU that was handed back, a less urgent pod that may have been evicted, or a lack of answers counts."""
+"""How long a limit, a GPU handed back, an evictable pod of lower priority or a missing answer excludes a group."""
 STEADY_S = 10.0
-"""The same operator has led for so long: one that begins asks about all that waits, in order."""
+"""How long the same operator must have led: a new leader first asks about everything that waits, in order."""
 TOPOLOGY = "draco.dev/topology"
 RESERVATION = "draco.dev/reservation"
 _NO_ANSWER = re.compile("No answer was found|takes more than|the check failed|simplify it")
-"""What is said of a group about which nothing was found out: it is left alone for a while."""
+"""Events of a group whose search gave no answer: Draco retries it only after a while."""
 
 
 class Waits(NamedTuple):
-    """Since when a group has been seen to wait, what it asks for, and when the first and the last object of it were made."""
+    """Since when a group waits, what it requests, and when its first and last object were created."""
 
     since: float
     asks: str
@@ -47,7 +47,7 @@ class Waits(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two groups that asked for the same when one of them began, and how both, the older first, had waited until then."""
+    """Two groups with the same requests when one of them got devices, and how both had waited, the older first."""
 
     at: float
     older: str
@@ -56,37 +56,37 @@ class Pair(NamedTuple):
 
 
 class Order:
-    """Told of each change of pods, claims and Events; the rest it looks at now and then."""
+    """Told of each change of pods, claims and Events; it polls the rest."""
 
     def __init__(self, world: World) -> None:
         self.compared = 0
-        """Pairs of which one began."""
+        """Number of compared pairs."""
         self._world = world
         self._waiting: dict[str, Waits] = {}
         self._disturbed: set[str] = set()
         self._pairs: list[Pair] = []
         self._limited_at: dict[str, float] = {}
-        """By namespace, when a limit was about it last."""
+        """When a limit last covered each namespace."""
         self._unanswered_at: dict[str, float] = {}
         self._seen_at: dict[int, float] = {}
-        """When there was a pod of a priority last."""
+        """When a pod or reservation of each priority was last seen."""
         self._gpus: frozenset[str] = frozenset()
         self._lost_at = float("-inf")
 
     def pod_changed(self, before: Object | None, after: Object | None) -> None:
-        """A pod was written or is gone."""
+        """A pod was written or deleted."""
         one = after or before
         assert one is not None
         if (key := key_of(one)) and (after is None or not is_live(after)):
             self._disturbed.add(key)
 
     def event_changed(self, after: Object | None, now: float) -> None:
-        """An Event was written or is gone."""
+        """An Event was written or deleted."""
         if after is not None and _NO_ANSWER.search(str(after.get("note") or "")):
             self._unanswered_at[str((after.get("regarding") or {}).get("namespace"))] = now
 
     def claim_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A claim was written or is gone."""
+        """A claim was written or deleted."""
         one = after or before
         assert one is not None
         keys = {key_of(pod) for pod in self._world.pods.values() if name(one) in claims_of(pod)} - {""}
@@ -106,7 +106,7 @@ class Order:
                 yield Pair(now, key, other, (mine, its))
 
     def weighed(self, now: float, *, grace_s: float, undisturbed: Callable[[float], bool]) -> Iterator[Suspicion]:
-        """The groups that were passed by one that nothing tells apart from them but that it is younger."""
+        """Groups that were overtaken by a younger but otherwise identical group."""
         self._look(now)
         for one in [each for each in self._pairs if now - each.at >= JUDGED_AFTER_S + grace_s]:
             self._pairs.remove(one)
@@ -124,7 +124,7 @@ class Order:
                 )
 
     def long_enough(self, now: float, *, grace_s: float, undisturbed: Callable[[float], bool]) -> set[str]:
-        """The groups that would be compared if one began now, also where the machine is twice as slow by then."""
+        """The groups that could be compared if one got devices now, even if the machine became twice as slow."""
         if not undisturbed(now - STEADY_S) or now - self._lost_at < REMEMBERED_S:
             return set()
         return {
@@ -132,7 +132,7 @@ class Order:
         }
 
     def _look(self, now: float) -> None:
-        """See who waits, and what may come in between."""
+        """Update which groups wait, and what may exclude them."""
         self._seen_at |= {_priority(pod): now for pod in self._world.pods.values() if is_live(pod)}
         kept = map(priority_of, self._world.reservations.values())
         self._seen_at |= {its: now for its in kept if its is not None}
@@ -158,21 +158,21 @@ class Order:
         self._waiting = found
 
     def _may_be_compared(self, group: Group, now: float) -> bool:
-        """Whether nothing comes in between that tells it apart from others."""
+        """Whether nothing excludes the group from a comparison."""
         namespace = group.pods[0]["metadata"]["namespace"] if group.pods else ""
         doubts = (self._limited_at.get(namespace), self._unanswered_at.get(namespace), *self._lower(group))
         lately = any(at is not None and now - at < REMEMBERED_S for at in doubts)
         return group.complete and group.key not in self._disturbed and not lately
 
     def _lower(self, group: Group) -> Iterator[float]:
-        """When there were pods that may be evicted for it."""
+        """When pods that may be evicted for it were last seen."""
         least = min(map(_priority, group.pods), default=0)
         yield from (at for priority, at in self._seen_at.items() if priority < least)
 
     def _waits(
         self, group: Group, claims: dict[str, Object], uses: Counter[tuple[str, str]], now: float
     ) -> Waits | None:
-        """What the group asks for; None for one that has something already, or of which more than its age is special."""
+        """What the group requests; None if it has devices already or has anything that makes it incomparable."""
         pods = group.pods
         known = {each: claims[each] for pod in pods for each in claims_of(pod)}
         if any(map(_is_special, pods)):
@@ -193,7 +193,7 @@ class Order:
 
 
 def _said(pod_group: Object | None, pods: Iterable[Object]) -> Object:
-    """The group's topology, as its PodGroup or its pods say it, and what else its PodGroup says."""
+    """The group's topology, from its PodGroup or its pods, and its PodGroup's constraints and priority."""
     spec = (pod_group or {}).get("spec") or {}
     topology = ((pod_group or {}).get("metadata") or {}).get("annotations", {}).get(TOPOLOGY)
     said = {(pod["metadata"].get("annotations") or {}).get(TOPOLOGY, "") for pod in pods} - {""}
@@ -205,7 +205,7 @@ def _said(pod_group: Object | None, pods: Iterable[Object]) -> Object:
 
 
 def _told(pod: Object, asked: list[tuple[int, Object]]) -> str:
-    """What may tell a pod apart: its claims, and how many pods use each of them, how urgent it is, and what it tolerates."""
+    """What may distinguish a pod: its claims and their number of users, its priority, and its tolerations."""
     spec = pod["spec"]
     claims = sorted(json.dumps(each, sort_keys=True) for each in asked)
     return json.dumps(
@@ -214,14 +214,14 @@ def _told(pod: Object, asked: list[tuple[int, Object]]) -> str:
 
 
 def _is_special(pod: Object) -> bool:
-    """Whether something but devices may keep it waiting, or it is bound to a place."""
+    """Whether something other than devices may keep it waiting, or it is bound to a place."""
     spec = pod["spec"]
     gates = [each["name"] for each in spec.get("schedulingGates") or [] if each["name"] != GATE]
     return bool(gates or spec.get("nodeSelector") or spec.get("affinity") or spec.get("nodeName"))
 
 
 def _is_someones(claim: Object) -> bool:
-    """Whether it is for others than the group, too: one that nobody made for it, or that takes over from a reservation."""
+    """Whether the claim is not the group's alone: not created for it, taking over from a reservation, or the scheduler's."""
     owners = {each["kind"] for each in claim["metadata"].get("ownerReferences") or []}
     reserved = (claim["metadata"].get("labels") or {}).get(RESERVATION)
     return not owners & {"Pod", "PodGroup"} or bool(reserved) or not is_for_draco(claim)

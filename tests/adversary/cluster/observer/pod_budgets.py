@@ -1,7 +1,7 @@
 """The law of PodDisruptionBudgets: no eviction leaves fewer pods ready than a budget wants.
 
-Owns counting the pods that a budget covers, in the order in which the API server tells of them. Kubernetes learns late of a pod
-that goes without being evicted, so for a while after that nothing is held against anybody. Does no I/O.
+Owns counting the pods that a budget covers, in the order of the API server's watch. Kubernetes learns late of a pod that leaves
+without an eviction, so for a while after that nothing is judged. Does no I/O.
 """
 
 from collections.abc import Iterator
@@ -19,19 +19,19 @@ class PodBudgets:
 
     def __init__(self, world: World) -> None:
         self.judged = 0
-        """Evictions of pods that a budget covers."""
+        """Number of evictions of pods that a budget covers."""
         self._world = world
         self._since: dict[str, float] = {}
         self._lost: dict[str, float] = {}
         self._wrong: list[Suspicion] = []
 
     def budget_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A budget was written or is gone."""
+        """A budget was written or deleted."""
         if after is not None and (before is None or before["spec"] != after["spec"]):
             self._since[after["metadata"]["uid"]] = now
 
     def pod_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A pod was written or is gone."""
+        """A pod was written or deleted."""
         if before is None or not _is_ready(before) or (after is not None and _is_ready(after)):
             return
         namespace = before["metadata"]["namespace"]
@@ -56,7 +56,7 @@ class PodBudgets:
                 self._wrong.append(Suspicion("pod budget overrun", before["metadata"]["uid"], text))
 
     def weighed(self) -> Iterator[Suspicion]:
-        """What was wrong."""
+        """Evictions that broke a budget."""
         wrong, self._wrong = self._wrong, []
         yield from wrong
 

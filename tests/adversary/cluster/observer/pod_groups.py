@@ -1,7 +1,7 @@
-"""The laws of PodGroups: Draco only reads them, and what one of them keeps for its pods stays theirs while they run.
+"""The laws of PodGroups: Draco only reads them, and a claim that one keeps for its pods keeps its devices while they run.
 
-Owns seeing who wrote a PodGroup, told by the API server, and since when a claim and its PodGroup have had a pod that runs. That a
-group gets all or nothing is for `groups`. Does no I/O.
+Owns finding who wrote a PodGroup, by its field managers, and since when a claim and its PodGroup have had a running pod. `groups`
+judges that a group gets all or nothing. Does no I/O.
 """
 
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World, is_live, name, results, stamp
 
 DRACO = "draco"
-"""What the names of Draco's programs begin with, as managers of fields."""
+"""Prefix of Draco's field managers."""
 WEIGHED_AFTER_S = 1.5
 SEEN_AFTER_S = 5.0
-"""A pod that has just got its node may not have been known to whoever took the claim back."""
+"""Whoever took the claim back may not know newer bindings of pods."""
 
 
 def written_by_draco(world: World) -> Iterator[Suspicion]:
-    """No PodGroup has a field that Draco has written, least of all in its status."""
+    """No PodGroup has a field that Draco wrote, not even in its status."""
     for uid, group in world.pod_groups.items():
         for entry in group["metadata"].get("managedFields") or []:
             if str(entry.get("manager")).startswith(DRACO):
@@ -31,20 +31,20 @@ class PodGroups:
 
     def __init__(self, world: World) -> None:
         self.kept = self.taken_back = 0
-        """Claims that were reserved for a PodGroup, and that lost their devices while they were made for one that is there."""
+        """Number of claims reserved for a PodGroup, and of claims that lost their devices while their PodGroup existed."""
         self._world = world
         self._bound_at: dict[str, float] = {}
         self._doubted: list[tuple[float, str, Suspicion]] = []
-        """Since when, about which pod: pods and claims come on different watches, so it is weighed a moment later."""
+        """Time, pod and suspicion. Judged a moment later, because pods and claims come on different watches."""
 
     def pod_changed(self, after: Object | None, now: float) -> None:
-        """A pod was written or is gone."""
+        """A pod was written or deleted."""
         if after is not None and after["spec"].get("nodeName"):
             self._bound_at.setdefault(after["metadata"]["uid"], now)
         self._bound_at = {uid: at for uid, at in self._bound_at.items() if uid in self._world.pods}
 
     def claim_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A claim was written or is gone."""
+        """A claim was written or deleted."""
         kept, keeps = (set(filter(is_pod_group, consumers(each))) if each else set() for each in (before, after))
         self.kept += bool(keeps) and not kept
         self.taken_back += self._is_taken_back(before, after)
@@ -67,7 +67,7 @@ class PodGroups:
         return any(not group["metadata"].get("deletionTimestamp") for group in groups)
 
     def weighed(self, now: float) -> Iterator[Suspicion]:
-        """What was wrong: the pod runs still."""
+        """Suspicions that proved right: the pod still runs."""
         for one in [each for each in self._doubted if now - each[0] >= WEIGHED_AFTER_S]:
             self._doubted.remove(one)
             _, uid, wrong = one

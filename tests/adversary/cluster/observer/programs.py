@@ -1,4 +1,4 @@
-"""Who runs: that no program ends unless it was killed, and that none of them logs an error of its own.
+"""The laws of programs: none ends unless it was killed, and none logs an error of its own.
 
 Owns reading the processes and their logs. Starts and ends nothing.
 """
@@ -14,19 +14,19 @@ from tests.adversary.cluster.observer.suspicion import Suspicion
 EXPECTED_ERRORS = frozenset(
     {"election.lost", "election.body_did_not_end", "operator.leadership_lost", "reconcile.failed"}
 )
-"""Errors that are right to log after an outage of the API server, after a sleep, or where there was no processor for the program:
-a leader cannot know that it still leads, and nothing can be written."""
+"""Expected errors after an outage of the API server, a suspension, or a lack of processors: a leader cannot know whether it still
+leads, and writes fail."""
 LOST = "election.lost"
 HELD = "loop.held"
-"""Why a program was late: told with the error that came of it."""
+"""Explains why a program was late; quoted with the resulting error."""
 OWN_FAULTS = frozenset({"allocation.late", "allocation.not_woken"})
-"""What an operator tells of that it should have done a minute ago: nothing woke it. Right for nobody, at whatever level."""
+"""Events of work that an operator should have done a minute ago but nothing woke it. Always wrong, at any level."""
 FACTS = frozenset({"driver.mismatch", "gpu.fault"})
-"""What is an error of the hardware or of the node's driver, told as one."""
+"""Errors of the hardware or the node's driver, correctly logged as errors."""
 OF_SLOW_DRIVERS = frozenset({"nvml.hangs"})
-"""Right to log where the driver's calls wait, though each of them may end in time."""
+"""Expected if the driver's calls are slow, even if each ends in time."""
 EXPECTED_LOGGERS = ("kopf.",)
-"""Libraries that call a request that failed an error, and try again."""
+"""Libraries that log a failed request as an error and retry it."""
 
 
 @dataclass
@@ -46,8 +46,8 @@ class Program:
 class Programs:
     """The programs of the product.
 
-    `excused` says whether a program lately got no answer of the API server, or no processor, `waits` whether its calls of its
-    driver waited lately.
+    `excused` returns whether a program lately lacked the API server or a processor, `waits` whether its driver's calls waited
+    lately.
     """
 
     def __init__(self, excused: Callable[[str], bool], waits: Callable[[str], bool] = lambda _: False) -> None:
@@ -56,41 +56,41 @@ class Programs:
         self._programs: dict[str, Program] = {}
 
     def started(self, name: str, pid: int, log: Path) -> None:
-        """A program was started; what its log says already was said by an earlier run."""
+        """A program was started. Earlier lines of its log are from a previous run."""
         self._programs[name] = Program(name, pid, log, read=log.stat().st_size if log.exists() else 0)
 
     def killed(self, name: str) -> list[Suspicion]:
-        """A program is about to be killed on purpose: its last words are read, its end is none of ours."""
+        """A program is about to be killed deliberately: judge its last log lines, but not its end."""
         program = self._programs.pop(name, None)
         return list(self._said(program)) if program else []
 
     def may_end(self, name: str) -> None:
-        """A program was stopped for a while: when it goes on it may find that it has lost its lease, and must end."""
+        """A program was suspended: when resumed, it may find that it lost its lease, and must end."""
         if name in self._programs:
             self._programs[name].may_end = True
 
     def told_to_end(self, name: str) -> None:
-        """A program was told to end, for good: it goes when it is done with what it does, and says nothing wrong meanwhile."""
+        """A program was told to end: it finishes its work first and must log nothing wrong meanwhile."""
         if name in self._programs:
             self._programs[name].leaves = True
 
     def pid(self, name: str) -> int | None:
-        """The process of a program; None when none was started."""
+        """A program's process ID; None if it was not started."""
         return self._programs[name].pid if name in self._programs else None
 
     def look(self) -> Iterator[Suspicion]:
-        """What is wrong since the last look; each is told once."""
+        """Violations since the last look, each reported once."""
         for program in list(self._programs.values()):
             yield from self._said(program)
             if not program.leaves and not program.ended and not _runs(program.pid):
                 program.ended = True
                 if program.name.startswith("operator") and self._is_excused(program):
-                    continue  # it could not renew its lease: it must end, and whoever runs it starts it again
+                    continue  # it could not renew its lease: it must end and is restarted
                 text = f"{program.name} (pid {program.pid}) ended by itself: see {program.log}"
                 yield Suspicion("program ended", f"{program.name} {program.pid}", text)
 
     def ended(self) -> list[str]:
-        """Those that ended by themselves."""
+        """Programs that ended without being killed."""
         return [each.name for each in self._programs.values() if each.ended]
 
     def _is_excused(self, program: Program) -> bool:
@@ -111,7 +111,7 @@ class Programs:
                 program.held = f"; before that: {line[:300]}"
             wrong = _wrong(said, line)
             if wrong and _may_be_excused(said) and self._is_excused(program):
-                program.may_end = program.may_end or wrong == LOST  # which takes it a few seconds yet
+                program.may_end = program.may_end or wrong == LOST  # it may still take a few seconds to end
                 continue
             if wrong and not (wrong in OF_SLOW_DRIVERS and self._waits(program.name)):
                 yield Suspicion(
@@ -120,7 +120,7 @@ class Programs:
 
 
 def _parsed(line: str) -> dict[str, Any]:
-    """What a line of a log says; nothing where it is none of ours."""
+    """Parse a log line; empty if it is not a structured one."""
     try:
         said = json.loads(line)
     except ValueError:
@@ -129,7 +129,7 @@ def _parsed(line: str) -> dict[str, Any]:
 
 
 def _wrong(said: dict[str, Any], line: str) -> str:
-    """What makes a line wrong; empty when nothing does."""
+    """Why a log line is wrong; empty if it is not."""
     if not said:
         return "a traceback" if line.startswith("Traceback (most recent call last)") else ""
     event = str(said.get("event", ""))

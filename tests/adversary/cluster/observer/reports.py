@@ -1,7 +1,6 @@
-"""The law of reports: at rest, each rule that somebody wrote has one Event that says how many devices it taints, who has them.
+"""The law of reports: at rest, each person's taint rule has one Event with the number of tainted devices and their holders.
 
-Owns the comparison of that sentence with what is published and held, by the hardware that names stand for; it shares no code with
-whoever wrote the Event. Does no I/O.
+Owns comparing that text with the published and held hardware. Shares no code with the Event's writer. Does no I/O.
 """
 
 import re
@@ -19,7 +18,7 @@ _DELETES = re.compile(r"deletes? (no|\d+) pods?")
 
 
 def misreported(world: World) -> Iterator[Suspicion]:
-    """Every rule of whose reach the Event says something else than what is so."""
+    """Every rule whose Event describes its reach wrongly."""
     told = {
         each["regarding"].get("uid"): str(each.get("note"))
         for each in world.events.values()
@@ -52,13 +51,13 @@ def _wrong(world: World, rule: Object, note: str) -> str:
 
 
 def _is_gone(world: World, rule: Object) -> bool:
-    """Whether it names one device that is published no more. Draco does not know how large that was, as this observer does."""
+    """Whether it names a device that is no longer published. Draco, unlike this observer, does not remember its hardware."""
     wanted = tuple((rule["spec"].get("deviceSelector") or {}).get(each) for each in ("driver", "pool", "device"))
     return all(wanted) and wanted not in {tuple(device) for device, _ in world.published()}
 
 
 def _means(world: World, rule: Object, device: DeviceName) -> bool:
-    """Whether the rule selects the device, or names exactly one that is the same hardware."""
+    """Whether the rule selects the device, or names one on the same hardware."""
     selector = rule["spec"].get("deviceSelector")
     if selector is None:
         return False

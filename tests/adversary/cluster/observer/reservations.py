@@ -1,7 +1,7 @@
-"""The laws of reservations: what is reserved stays so until its end, and goes to nobody but who takes it over.
+"""The laws of reservations: reserved devices stay reserved until the end, and go only to pods that take them over.
 
-Owns the memory of what each reservation has promised to whom, revision by revision: reservations and claims come on different
-watches, so what seems wrong is weighed a moment later, by what was promised at the claim's own revision. Does no I/O.
+Owns the history of what each reservation promised, by revision. Reservations and claims come on different watches, so a suspicion
+is judged a moment later, by the promises at the claim's revision. Does no I/O.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from tests.adversary.cluster.observer.world import DeviceName, Object, World, is
 KIND = "DeviceReservation"
 WEIGHED_AFTER_S = 1.5
 REMEMBERED_S = 40.0
-"""So long somebody of a higher priority may be gone for whom a reservation lost what it had."""
+"""How long ago the pod of a higher priority may have gone that a reservation lost devices to."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 class Given(NamedTuple):
-    """A claim that was given devices, or lost them."""
+    """A claim that got devices or lost them."""
 
     at: float
     claim: Object
@@ -32,17 +32,17 @@ class Reservations:
 
     def __init__(self, world: World) -> None:
         self.reserved = self.taken_over = 0
-        """Claims of reservations that got devices, and claims of pods that took some over."""
+        """Number of reservations' claims that got devices, and of pods' claims that took some over."""
         self._world = world
         self._promised: dict[str, list[tuple[int, dict[DeviceName, str]]]] = {}
         self._given: list[Given] = []
         self._lost: list[Given] = []
         self._named: set[str] = set()
         self._urgent_at: dict[int, float] = {}
-        """When there was a pod, or a reservation, of a priority last."""
+        """When a pod or reservation of each priority was last seen."""
 
     def reservation_changed(self, before: Object | None, after: Object | None) -> None:
-        """A reservation was written or is gone."""
+        """A reservation was written or deleted."""
         one = after or before
         assert one is not None
         taking = ((after or {}).get("status") or {}).get("takeovers") or []
@@ -50,12 +50,12 @@ class Reservations:
         self._promised.setdefault(one["metadata"]["uid"], []).append((revision(one), promised))
 
     def pod_changed(self, pod: Object, now: float) -> None:
-        """A pod was written: the scheduler may take back what it cannot use, and what a reservation keeps may go to it."""
+        """A pod was written: the scheduler may take back devices that it cannot use, and a reservation's devices may go to it."""
         self._named.update(claims_of(pod))
         self._urgent_at[int(pod["spec"].get("priority") or 0)] = now
 
     def claim_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A claim was written or is gone."""
+        """A claim was written or deleted."""
         if after is None or after["metadata"].get("deletionTimestamp"):
             return
         had, has = stamp(before) if before else "", stamp(after)
@@ -67,15 +67,15 @@ class Reservations:
             self._lost.append(Given(now, after, _held(before)))
 
     def _may_lose(self, one: Given) -> bool:
-        """Whether somebody of a higher priority than its reservation may have got what it had."""
+        """Whether a pod or reservation of a higher priority may have got its devices."""
         reservation = self._world.reservations.get(reservation_of(one.claim))
         its = priority_of(reservation) if reservation is not None else None
         if its is None:
-            return reservation is None  # it goes with its reservation
+            return reservation is None  # it is deleted with its reservation
         return any(priority > its and one.at - at < REMEMBERED_S for priority, at in self._urgent_at.items())
 
     def weighed(self, now: float) -> Iterator[Suspicion]:
-        """Those that were right."""
+        """Suspicions that proved right."""
         there = [priority_of(each) for each in self._world.reservations.values()]
         there += [int(each["spec"].get("priority") or 0) for each in self._world.pods.values() if is_live(each)]
         self._urgent_at |= {each: now for each in there if each is not None}
@@ -92,7 +92,7 @@ class Reservations:
         for one in [each for each in self._lost if now - each.at >= WEIGHED_AFTER_S]:
             self._lost.remove(one)
             if not one.devices <= {device for device, _ in self._world.published()}:
-                continue  # it has left its pool: no pod could use the claim
+                continue  # the device has left its pool: no pod could use the claim
             if name(one.claim) not in self._named and not self._may_lose(one):
                 held = ", ".join(sorted(map(str, one.devices)))
                 text = f"claim {name(one.claim)} of a reservation lost {held}; no pod ever named it, and nobody is more urgent"
@@ -100,7 +100,7 @@ class Reservations:
 
 
 def kept_after_the_end(world: World, at: datetime | None = None) -> Iterator[Suspicion]:
-    """A reservation that has ended has no claims but those that are in use, or go."""
+    """An ended reservation has no claims except those in use or being deleted."""
     now = at or datetime.now(UTC)
     ended = {uid for uid, one in world.reservations.items() if (end := ends_at(one)) is not None and end <= now}
     for uid, claim in world.claims.items():
@@ -111,7 +111,7 @@ def kept_after_the_end(world: World, at: datetime | None = None) -> Iterator[Sus
 
 
 def kept_unused(world: World, at: datetime | None = None) -> Iterator[Suspicion]:
-    """Of what a reservation says that it loses, as no pod uses it, nothing is there after that time."""
+    """Unused claims are gone by the time at which their reservation says it loses them."""
     now = at or datetime.now(UTC)
     for reservation in world.reservations.values():
         for each in (reservation.get("status") or {}).get("idle") or []:
@@ -127,19 +127,19 @@ def kept_unused(world: World, at: datetime | None = None) -> Iterator[Suspicion]
 
 
 def priority_of(reservation: Object) -> int | None:
-    """As its status says it."""
+    """A reservation's priority, from its status."""
     said = (reservation.get("status") or {}).get("priority")
     return int(said) if said is not None else None
 
 
 def reservation_of(claim: Object) -> str:
-    """The UID of the reservation that controls a claim; "" for none."""
+    """UID of the reservation that controls a claim; "" for none."""
     owners = claim["metadata"].get("ownerReferences") or []
     return next((str(each["uid"]) for each in owners if each["kind"] == KIND and each.get("controller")), "")
 
 
 def ends_at(reservation: Object) -> datetime | None:
-    """When it ends; None for never. Durations are written as one number and one unit."""
+    """When it ends; None for never. Understands durations of one number and one unit."""
     spec = reservation["spec"]
     if said := spec.get("expiresAt"):
         return datetime.fromisoformat(said)

@@ -1,7 +1,7 @@
-"""The law of rest: when nothing happens, each pod runs, or is told why not, by the cause for which it is refused.
+"""The law of rest: at rest, each pod runs or has an Event with the true cause of its waiting.
 
-Owns the comparison of what the scheduler says, what the pod's Event says and what is there; coarse, since it shares no code with
-whoever wrote the Event. Does no I/O.
+Owns comparing the scheduler's message, the pod's Event and the cluster. The comparison is coarse, because it shares no code with
+the Event's writer. Does no I/O.
 """
 
 import re
@@ -29,18 +29,18 @@ _GROUP = re.compile(
     rf"Draco allocates all of ((?:{'|'.join(['PodGroup', *(each.source for each in LABELS)])}) \S+) or none of it"
 )
 _XID = 8
-"""NVML's type of the event that tells of an XID; what became of the board nobody but the driver knows."""
+"""NVML's event type of an XID. Only the driver knows the board's condition afterwards."""
 _OWN_FAULT = re.compile(
     "configuration for request .* cannot be carried out|was allocated a device that takes no new work"
 )
-"""What kubelet is told of a claim that asks for what no driver here has, or was allocated a GPU with a fault, which is named:
-whoever tolerates that taint has it so."""
+"""The agent's error for a claim with an unsupported configuration, or for a GPU with a named fault: claims that tolerate the
+taint get such GPUs."""
 _NOT_HERE = re.compile(r"was allocated (\S+), which this node does not have")
-"""What kubelet is told of a claim whose board was replaced before it was prepared."""
+"""The agent's error for a claim whose board was replaced before it was prepared."""
 
 
 def unexplained(world: World, states: Mapping[str, Mapping[str, Any]]) -> Iterator[Suspicion]:
-    """Every pod that is neither running nor told why not."""
+    """Every pod that neither runs nor has a right explanation."""
     told = {
         each["regarding"].get("uid"): each
         for each in world.events.values()
@@ -59,7 +59,7 @@ def unexplained(world: World, states: Mapping[str, Mapping[str, Any]]) -> Iterat
 
 
 def is_said_to_fit(wrong: Suspicion) -> bool:
-    """Whether the scheduler refuses the pod, or has forgotten it, and Draco sees nothing in its way."""
+    """Whether the scheduler refuses or forgot the pod, while Draco says that it fits."""
     return any(each in wrong.text for each in (f"{_DRACO_SAYS}{_FITS}", _NOT_LOOKED_AT, _NOT_LOOKED_AT_SINCE))
 
 
@@ -71,7 +71,7 @@ def _wrong(
     tainted: frozenset[str],
     states: Mapping[str, Mapping[str, Any]],
 ) -> str:
-    """What is not right about a pod that does not run; empty when it is told why."""
+    """What is wrong about a waiting pod; empty if its explanation is right."""
     node, ending = pod["spec"].get("nodeName"), pod["metadata"].get("deletionTimestamp")
     if node or ending:
         said = waiting(pod)
@@ -84,7 +84,7 @@ def _wrong(
 def _refused(
     world: World, pod: Object, event: Object | None, claims: Mapping[str, Object], tainted: frozenset[str]
 ) -> str:
-    """The same of a pod that is on no node."""
+    """The same for a pod without a node."""
     scheduled = condition(pod, "PodScheduled")
     note = str((event or {}).get("note") or "")
     if scheduled.get("reason") == "SchedulingGated":
@@ -93,7 +93,7 @@ def _refused(
     if scheduled.get("status") != "False":
         return "the scheduler has said nothing of it" if not note else ""
     if "untolerated taint" in said and "cannot allocate" not in said and "claim" not in said:
-        return ""  # no matter of devices
+        return ""  # not about devices
     if not note:
         return _untold(pod, said, claims)
     if (group := _GROUP.search(note)) and group[1] != key_of(pod):
@@ -102,17 +102,17 @@ def _refused(
 
 
 def _untold(pod: Object, said: str, claims: Mapping[str, Object]) -> str:
-    """The same of a pod that the scheduler refuses with these words, and of which no Event tells."""
+    """The same for a pod that the scheduler refuses with this message and that has no Event."""
     if not _has_all(pod, claims):
         return f"no Event says why; the scheduler says: {said}"
-    # Short of pods that are not over, a PodGroup does not start: no matter of devices.
+    # A PodGroup with too few live pods does not start, whatever devices there are.
     return "" if _SHORT_OF_PODS in said else f"{_NOT_LOOKED_AT_SINCE}{said}"
 
 
 def _gated(world: World, pod: Object, note: str, claims: Mapping[str, Object], tainted: frozenset[str]) -> str:
-    """The same of a pod that the scheduler has not looked at: Draco's gate is there as long as it waits.
+    """The same for a pod that the scheduler has not considered: it must have Draco's gate while it waits.
 
-    One that others hold back is theirs to explain.
+    A pod held by another gate needs no explanation from Draco.
     """
     if is_held_back(pod):
         return ""
@@ -128,7 +128,7 @@ def _gated(world: World, pod: Object, note: str, claims: Mapping[str, Object], t
 
 
 def _is_short_of_pods(world: World, key: str, claims: Mapping[str, Object]) -> bool:
-    """Whether it is a PodGroup of which fewer pods have all that is Draco's than start together."""
+    """Whether its PodGroup has too few pods with Draco's devices to start."""
     group = next((each for each in groups_of(world) if each.key == key), None) if is_pod_group(key) else None
     return group is not None and sum(lacks_nothing(pod, claims) for pod in group.pods) < group.size
 
@@ -142,7 +142,7 @@ def _has_all(pod: Object, claims: Mapping[str, Object]) -> bool:
 
 
 def _tainted(world: World) -> frozenset[str]:
-    """The keys of all taints that keep claims from some device."""
+    """Keys of all device taints that keep claims away."""
     return frozenset(
         str(taint.get("key"))
         for device, published in world.published()
@@ -152,7 +152,7 @@ def _tainted(world: World) -> frozenset[str]:
 
 
 def _contradicts(said: str, note: str, claims: Mapping[str, Object], tainted: frozenset[str]) -> str:
-    """Where what Draco says cannot be, by what the scheduler says and by what is there."""
+    """How Draco's explanation contradicts the scheduler or the cluster; empty if it does not."""
     if note.startswith(_FITS) and "cannot allocate all claims" in said:
         return f"the scheduler says: {said} {_DRACO_SAYS}{note}"
     if (missing := _MISSING.search(said)) and missing[1].rpartition("/")[2] not in note:
@@ -167,7 +167,7 @@ def _contradicts(said: str, note: str, claims: Mapping[str, Object], tainted: fr
 
 
 def _was_replaced(world: World, node: str, said: str, states: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether the board is really not there that kubelet is told is not there."""
+    """Whether the board that the agent reports as missing is really missing."""
     missed = _NOT_HERE.search(said)
     if missed is None or node not in states:
         return False
@@ -181,7 +181,7 @@ def _was_replaced(world: World, node: str, said: str, states: Mapping[str, Mappi
 
 
 def _sick(pod: Object, states: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether something is wrong with the hardware of the pod's node, and the pod says so."""
+    """Whether the node's hardware has a fault and the pod's status says so."""
     state = states.get(pod["spec"].get("nodeName", ""), {})
     broken = any(gpu.get("error") for gpu in state.get("gpus") or []) or (state.get("driver") or {}).get("error")
     told = any(event.get("type") == _XID for event in state.get("events") or [])

@@ -1,6 +1,6 @@
-"""The laws of devices out of service: what is isolated stays so while somebody works, and comes back when nobody wants it.
+"""The laws of maintenance: devices stay isolated during the work, and return to service when no request needs them.
 
-Owns what a request's phase promises, held against rules and slices, and what may be left when all is over. Does no I/O.
+Owns comparing what a request's phase promises with rules and slices, and what may be left at the end. Does no I/O.
 """
 
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ ENDING_WORKS = ("adv-works", "adv-works-long")
 
 
 def phase_of(request: Object) -> str:
-    """Where the request says it stands."""
+    """The request's phase."""
     return str((request.get("status") or {}).get("phase") or "")
 
 
 def taken(world: World, request: Object) -> list[Part]:
-    """The hardware that a request took: what its devices were then, and what their names stand for now."""
+    """The hardware that a request isolated: what its device names stood for then, and stand for now."""
     parts = []
     for each in (request.get("status") or {}).get("devices") or []:
         if each.get("overlaps"):
@@ -42,7 +42,7 @@ def taken(world: World, request: Object) -> list[Part]:
 
 
 def lifted_at_work(world: World) -> Iterator[Suspicion]:
-    """As long as a request says InMaintenance, Verifying or Failed, all it took has a taint that keeps claims away."""
+    """While a request is InMaintenance, Verifying or Failed, all its devices have a taint that keeps claims away."""
     for request in world.requests.values():
         effect = (request["spec"].get("taint") or {}).get("effect", "NoSchedule")
         isolated = (request.get("status") or {}).get("isolatedAt")
@@ -71,7 +71,7 @@ def cordoned(world: World) -> Iterator[Suspicion]:
 
 
 def wants_its_rules(world: World, uid: str) -> bool:
-    """Whether whoever owns a rule is there, and not done with it."""
+    """Whether a rule's owner exists and still needs it."""
     if uid in world.nodes or uid in world.rules or uid in world.gpu_nodes:
         return True
     request = world.requests.get(uid)
@@ -79,7 +79,7 @@ def wants_its_rules(world: World, uid: str) -> bool:
 
 
 def not_restored(world: World) -> Iterator[Suspicion]:
-    """At rest, a device has Draco's taint for maintenance only if there is a request that is about it and not over."""
+    """At rest, a device has Draco's maintenance taint only if an unfinished request covers it."""
     wanted: list[tuple[set[str], list[Part]]] = []
     for request in world.requests.values():
         if phase_of(request) in OVER or request["metadata"].get("deletionTimestamp"):
@@ -97,7 +97,7 @@ def not_restored(world: World) -> Iterator[Suspicion]:
 
 
 def stuck(world: World) -> Iterator[Suspicion]:
-    """At rest, no request waits for what nobody has to do: what was cancelled is given back, what was deleted is gone."""
+    """At rest, no request is stuck: cancelled ones have returned their devices, and deleted ones are gone."""
     for uid, request in world.requests.items():
         phase = phase_of(request)
         if request["metadata"].get("deletionTimestamp"):
@@ -109,14 +109,14 @@ def stuck(world: World) -> Iterator[Suspicion]:
 
 
 def verified_by_job(request: Object) -> bool:
-    """Whether a Job verifies it that ends by itself."""
+    """Whether it is verified by a Job that ends on its own."""
     return (request["spec"].get("verification") or {}).get("fromCronJob") in ENDING_WORKS
 
 
 def verifying_for_ever(world: World) -> Iterator[Suspicion]:
-    """A request whose devices are free, and which a Job verifies that ends by itself, does not stay in Verifying.
+    """A request with free devices and a Job that ends on its own does not stay in Verifying.
 
-    Devices with a taint of anything but maintenance are left aside: a fault or a person may keep the Job off.
+    Devices with another taint than that of maintenance are not judged: a fault or a person may keep the Job away.
     """
     keys = {(each["spec"].get("taint") or {}).get("key", MAINTENANCE) for each in world.requests.values()}
     published = dict(world.published())
@@ -135,7 +135,7 @@ def verifying_for_ever(world: World) -> Iterator[Suspicion]:
 
 
 def _is_free(world: World, device: DeviceName, published: Object | None, keys: set[str]) -> bool:
-    """Whether a Job of maintenance can have it."""
+    """Whether a maintenance Job can get the device."""
     part = part_now(world, device)
     if published is None or part is None:
         return False
@@ -147,14 +147,14 @@ def _is_free(world: World, device: DeviceName, published: Object | None, keys: s
 
 
 def fenced_without_cause(world: World) -> Iterator[Suspicion]:
-    """At rest all agents are there, so that no device is fenced. Whether a fence had a cause meanwhile is for `fences`."""
+    """At rest, all agents run, so no device is fenced. `fences` judges earlier fences."""
     for device, published in world.published():
         if any(taint["key"] == AGENT_LOST for taint in world.taints(device, published)):
             yield Suspicion("fenced without cause", str(device), f"{device} is fenced, and its agent is there")
 
 
 def emptied_by_mistake(world: World) -> Iterator[Suspicion]:
-    """A drain that ends in a NoExecute taint empties the boards that its request isolated, and none that has their name now."""
+    """A drain by NoExecute taint empties the boards that its request isolated, not other boards that have their names now."""
     for uid, rule in world.rules.items():
         spec, selector = rule["spec"], rule["spec"].get("deviceSelector") or {}
         owners = [each["uid"] for each in rule["metadata"].get("ownerReferences") or []]
@@ -162,7 +162,7 @@ def emptied_by_mistake(world: World) -> Iterator[Suspicion]:
         if request is None or spec["taint"]["effect"] != "NoExecute":
             continue
         if (request["spec"].get("taint") or {}).get("effect") == "NoExecute":
-            continue  # its author wants just that
+            continue  # its author asked for NoExecute
         for each in (request.get("status") or {}).get("devices") or []:
             device = DeviceName(each["driver"], each["pool"], each["device"])
             is_meant = all(selector.get(field) == each[field] for field in ("driver", "pool", "device"))
@@ -173,7 +173,7 @@ def emptied_by_mistake(world: World) -> Iterator[Suspicion]:
 
 
 def repaired_by_nobody(world: World) -> Iterator[Suspicion]:
-    """An agent is told that a GPU was repaired only as long as a policy's request has it whose Jobs have succeeded."""
+    """A GpuNode lists a GPU as repaired only while a policy's request whose Jobs succeeded covers it."""
     requests = {name(each): each for each in world.requests.values()}
     for node in world.gpu_nodes.values():
         for each in (node.get("spec") or {}).get("repaired") or []:

@@ -1,8 +1,8 @@
-"""The law of still pools and claims: when nothing happens, no pool is published and no claim is allocated over and over.
+"""The law of stillness: at rest, no pool is published and no claim is allocated repeatedly.
 
-Each time every pod that waits is tried again by kube-scheduler, and everybody who follows the pool has to look again; what one
-allocates and another takes back is used by nobody. Owns when each was; whether anything happens is for the caller to say. Does no
-I/O.
+Each publication makes kube-scheduler retry every waiting pod, and every watcher of the pool read it again. A claim that is
+allocated and deallocated in turn is of no use. Owns when each happened; the caller decides whether the cluster is at rest. Does
+no I/O.
 """
 
 from collections import defaultdict
@@ -12,7 +12,7 @@ from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object
 
 OFTEN, WITHIN_S = 5, 40.0
-"""So many times in so long are more than what one change after another takes to come to an end."""
+"""More times within these seconds than successive changes need to settle."""
 
 
 class Still:
@@ -24,7 +24,7 @@ class Still:
         self._allocated: dict[str, list[float]] = defaultdict(list)
 
     def slice_changed(self, after: Object | None, now: float) -> None:
-        """A slice was written or is gone."""
+        """A slice was written or deleted."""
         if after is None:
             return
         pool, generation = after["spec"]["pool"]["name"], after["spec"]["pool"].get("generation", 0)
@@ -33,11 +33,11 @@ class Still:
             self._published[pool].append(now)
 
     def allocated(self, claim: str, now: float) -> None:
-        """A claim was allocated that was not."""
+        """A claim was newly allocated."""
         self._allocated[claim].append(now)
 
     def restless(self, now: float) -> Iterator[Suspicion]:
-        """The pools and claims that are not still."""
+        """Pools and claims that change repeatedly."""
         for pool in _often(self._published, now):
             text = f"nothing happens, and pool {pool} is published {OFTEN} times and more within {WITHIN_S:g} s"
             yield Suspicion("not still", pool, text)
@@ -47,7 +47,7 @@ class Still:
 
 
 def _often(happened: dict[str, list[float]], now: float) -> list[str]:
-    """What happened often lately; what did not happen lately is forgotten."""
+    """What happened often lately. Older entries are dropped."""
     for key, times in list(happened.items()):
         times[:] = [each for each in times if now - each < WITHIN_S]
         if not times:

@@ -10,7 +10,7 @@ from tests.adversary.cluster.observer.world import Object, name, phase, stamp
 
 
 def told(kind: str, before: Object | None, after: Object | None) -> str:
-    """A change in few words; empty for one that is not worth it."""
+    """A change in few words; empty if it is not worth a line."""
     if kind in {"lease", "event", "node", "gpunode", "policy"} or (one := after or before) is None:
         return ""
     brief = _brief(kind, after) if after else "gone"

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Suspicion(NamedTuple):
-    """Something that breaks a law, if it lasts. `key` is the same as long as it is the same."""
+    """Something that breaks a law if it lasts. The same suspicion keeps the same `key`."""
 
     law: str
     key: str

@@ -1,8 +1,8 @@
-"""The law of taints: no claim is newly given a device that was tainted or not published any more for a while already.
+"""The law of taints: no claim gets a device that has been tainted or unpublished for a while.
 
-Told of each change of rules, slices and claims as it is seen. They come on different watches, so what seems wrong is weighed a
-moment later, by what was tainted at the claim's own revision: one etcd keeps all of them. A device that is withdrawn is one from
-its notice on, and at rest none is. Does no I/O.
+Told of each change of rules, slices and claims as it is seen. They come on different watches, so a suspicion is judged a moment
+later, by the taints at the claim's revision: one etcd stores all of them. A notice of withdrawal counts as a taint, and at rest
+there is none. Does no I/O.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,23 +15,23 @@ from tests.adversary.cluster.observer.world import DeviceName, Object, World, na
 
 BLOCKING = frozenset({"NoSchedule", "NoExecute"})
 IN_FLIGHT_S = 5.0
-"""How long the scheduler may take to write an allocation that it decided before it knew of the taint."""
+"""How long the scheduler may take to write an allocation decided before it knew the taint."""
 WEIGHED_AFTER_S = 1.5
 GONE = "not published"
-"""In place of a taint where there is none, as there is no device. No claim tolerates that."""
+"""Stands for a taint on an unpublished device. No claim tolerates it."""
 UNSETTLED, WITHDRAWN = "draco.dev/unsettled", "Withdrawn"
-"""The taint of a device, and its value, that gives notice of its withdrawal."""
+"""Key and value of the taint that announces a device's withdrawal."""
 
 
 def withdrawn_for_ever(world: World) -> Iterator[Suspicion]:
-    """At rest no device is about to go: it is gone, or stays."""
+    """At rest, no device has a notice of withdrawal."""
     for device, published in world.published():
         if any(map(_is_notice, world.taints(device, published))):
             yield Suspicion("withdrawn for ever", str(device), f"{device} is about to be published no more, and stays")
 
 
 class Source(NamedTuple):
-    """Where a taint comes from: a rule's UID, or a device's name and the taint's key and effect."""
+    """Source of a taint: a rule's UID, or a device's name and the taint's key and effect."""
 
     of: str
     taint: str
@@ -46,7 +46,7 @@ class Since(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A claim that seems to have got what was tainted."""
+    """A claim that seems to have got a tainted device."""
 
     at: float
     revision: int
@@ -55,7 +55,7 @@ class Given(NamedTuple):
 
 
 class GivenWhileTainted:
-    """Keeps since when each taint has been there, and until which revision."""
+    """Remembers since when, and until which revision, each taint existed."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -65,7 +65,7 @@ class GivenWhileTainted:
         self._doubted: list[Given] = []
 
     def rule_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A rule was written or is gone; of the spec only its taint may change."""
+        """A rule was written or deleted. Only the taint in its spec may change."""
         one = after or before
         assert one is not None
         taint = one["spec"]["taint"]
@@ -79,7 +79,7 @@ class GivenWhileTainted:
             self._ended.pop(source, None)
 
     def slice_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A slice was written or is gone. One of an older generation than there is says nothing."""
+        """A slice was written or deleted. One of an older generation than there is says nothing."""
         one = after or before
         assert one is not None
         spec = one["spec"]
@@ -120,14 +120,14 @@ class GivenWhileTainted:
                 if source.taint != GONE and tolerates(tolerations, since.taint):
                     continue
                 if since.taint.get("key") == TAINT and allocator(claim) == DRACO:
-                    continue  # it is published for Draco to give out; to which claims is for `allocators`
+                    continue  # Draco may allocate it; `allocators` judges to which claims
                 what = "had not been published" if source.taint == GONE else f"had the taint {source.taint}"
                 text = f"claim {name(claim)} was given {device}, which {what} for {now - since.at:.1f} s"
                 key = f"{claim['metadata']['uid']} {stamp(claim)} {source}"
                 self._doubted.append(Given(now, revision(claim), source, Suspicion("given while tainted", key, text)))
 
     def weighed(self, now: float) -> Iterator[Suspicion]:
-        """Those that were right: the taint was still there at the claim's revision."""
+        """Suspicions that proved right: the taint existed at the claim's revision."""
         for one in [each for each in self._doubted if now - each.at >= WEIGHED_AFTER_S]:
             self._doubted.remove(one)
             if self._ended.get(one.source, one.revision + 1) > one.revision:
@@ -142,5 +142,5 @@ class GivenWhileTainted:
 
 
 def _is_notice(taint: Mapping[str, Any]) -> bool:
-    """Whether it says that its device is about to be withdrawn."""
+    """Whether the taint announces its device's withdrawal."""
     return (taint.get("key"), taint.get("value")) == (UNSETTLED, WITHDRAWN)

@@ -1,7 +1,7 @@
-"""The law of bystanders: a pod goes if somebody asks, if a drain or a taint is about what it holds, or if it may for others.
+"""The law of bystanders: a pod leaves only if somebody deletes it, its devices are drained or tainted, or Draco may evict it.
 
-Owns remembering what was drained and what was tainted so. A pod that goes is weighed a moment later, when other watches have told
-what was the matter. Does no I/O.
+Owns the memory of drains and NoExecute taints. A pod that leaves is judged a moment later, when other watches have shown the
+cause. Does no I/O.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -14,18 +14,18 @@ from tests.adversary.cluster.observer.world import DeviceName, Object, Part, Wor
 
 WEIGHED_AFTER_S = 3.0
 UNHEARD_OF_S = 30.0
-"""So long a pod that a taint took is not weighed, of which nothing is known that it had: the watch of claims may be late, by 16 s
+"""How long to wait before judging a pod that a taint evicted and whose claims are unknown: the watch of claims may lag, by 16 s
 on a busy machine."""
 TARGET, BY_A_TAINT = "DisruptionTarget", "DeletionByDeviceTaintManager"
 REMEMBERED_S = 120.0
-"""So long after a drain or a taint is over a pod may still go because of it: grace periods, and controllers that were killed."""
+"""How long after a drain or taint a pod may still leave because of it: grace periods and killed controllers delay it."""
 WATCHES_DIFFER_BY_S = 10.0
-"""A claim's end may be heard of before that of its pod, which came first: so long what a pod held counts as held."""
+"""How long a claim still counts as held by its pod: its end may be heard of before the pod's, which came first."""
 DRAINS = frozenset({"Evict", "NoExecute"})
 
 
 class Gone(NamedTuple):
-    """A pod that goes, with what it held and what it only looked at, as far as that was known then."""
+    """A leaving pod, with what it is known to have held, and what it had only administrative access to."""
 
     at: float
     pod: Object
@@ -36,7 +36,7 @@ class Gone(NamedTuple):
 class Bystanders:
     """Told of each change of requests, rules, slices and pods. `watched` are the namespaces whose pods are judged.
 
-    `why_not` says of a pod's UID what speaks against its having left for others; "" for nothing.
+    `why_not` returns why Draco may not have evicted the pod with a UID; "" if it may.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class Bystanders:
         self._asked: set[str] = set()
         self._may_go: dict[str, tuple[float, Callable[[], list[Part]]]] = {}
         self._gone: list[Gone] = []
-        self._had: dict[str, list[tuple[float, Part, bool]]] = {}  # by pod or PodGroup; whether it only looked
+        self._had: dict[str, list[tuple[float, Part, bool]]] = {}  # by pod or PodGroup; True for administrative access
         self._seen: set[str] = set()
         self.taken = 0
 
     def asked(self, pod: str) -> None:
-        """Somebody is about to delete this pod, "namespace/name"."""
+        """The adversary is about to delete this pod, "namespace/name"."""
         self._asked.add(pod)
 
     def request_changed(self, request: Object, now: float) -> None:
-        """A request was written or is gone."""
+        """A request was written or deleted."""
         drains = (request["spec"].get("drain") or {}).get("policy") in DRAINS
         evicts = (request["spec"].get("taint") or {}).get("effect") == "NoExecute"
         if (drains or evicts) and phase_of(request) not in {"", "Pending", "Rehearsed"}:
@@ -65,13 +65,13 @@ class Bystanders:
             self._may_go[f"request {request['metadata']['uid']}"] = (now, lambda: parts)
 
     def rule_changed(self, rule: Object, now: float) -> None:
-        """A rule was written or is gone."""
+        """A rule was written or deleted."""
         if rule["spec"]["taint"]["effect"] == "NoExecute":
             selector = rule["spec"].get("deviceSelector") or {}
             self._may_go[f"rule {rule['metadata']['uid']}"] = (now, lambda: self._selected(selector))
 
     def slice_changed(self, one: Object, now: float) -> None:
-        """A slice was written or is gone."""
+        """A slice was written or deleted."""
         spec = one["spec"]
         for device in spec.get("devices") or []:
             if any(taint["effect"] == "NoExecute" for taint in device.get("taints") or []):
@@ -80,13 +80,13 @@ class Bystanders:
                 self._may_go[f"slice {key}"] = (now, lambda part=part: [part] if part else [])
 
     def claim_changed(self, before: Object | None, now: float) -> None:
-        """A claim was written or is gone: its pods had until now what it had before."""
+        """A claim was written or deleted. Its pods had its previous devices until now."""
         parts = list(self._parts(before or {}))
         for who in consumers(before) if before is not None and parts else ():
             self._had.setdefault(who, []).extend((now, part, looks) for part, looks in parts)
 
     def pod_changed(self, before: Object | None, after: Object | None, now: float) -> None:
-        """A pod was written or is gone."""
+        """A pod was written or deleted."""
         one = after or before
         assert one is not None
         uid, metadata = one["metadata"]["uid"], one["metadata"]
@@ -101,12 +101,12 @@ class Bystanders:
         self._gone.append(Gone(now, one, *self._had_by(one, now)))
 
     def weighed(self, now: float) -> Iterator[Suspicion]:
-        """The pods that went without a cause."""
+        """Pods that left without a cause."""
         self._may_go = {key: (at, parts) for key, (at, parts) in self._may_go.items() if self._lives(key, at, now)}
         oldest = min((each.at for each in self._gone), default=now) - WATCHES_DIFFER_BY_S
         self._had = {uid: had for uid, had in self._had.items() if had[-1][0] >= oldest}
         for one in [each for each in self._gone if now - each.at >= WEIGHED_AFTER_S]:
-            # The claim may be heard of only after its pod has gone.
+            # The claim's event may come only after the pod has gone.
             late_held, late_looked_at = self._had_by(one.pod, one.at)
             held, looked_at = {*one.held, *late_held}, {*one.looked_at, *late_looked_at}
             is_known = held or looked_at or condition(one.pod, TARGET).get("reason") != BY_A_TAINT
@@ -117,7 +117,7 @@ class Bystanders:
             taints = [
                 part for key, (_, parts) in self._may_go.items() if not key.startswith("request") for part in parts()
             ]
-            reasons = [(held, causes), (looked_at, taints)]  # no drain is about who only looks
+            reasons = [(held, causes), (looked_at, taints)]  # no drain affects administrative access
             if any(mine.overlaps(part) for parts, why in reasons for mine in parts for part in why):
                 continue
             uid = one.pod["metadata"]["uid"]
@@ -130,7 +130,7 @@ class Bystanders:
                 yield Suspicion("bystander taken", uid, text)
 
     def _had_by(self, pod: Object, gone_at: float) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-        """What the pod holds, or held when it went and a moment before that, and what it only looked at."""
+        """What the pod held when it left or a moment before, and what it had administrative access to."""
         used = [claim for claim in self._world.claims.values() if uses(pod, claim)]
         had = [each for claim in used for each in self._parts(claim)]
         earlier = [*self._had.get(pod["metadata"]["uid"], ()), *self._had.get(key_of(pod), ())]
@@ -144,7 +144,7 @@ class Bystanders:
         return uid in there or now - at < REMEMBERED_S
 
     def _parts(self, claim: Object) -> Iterator[tuple[Part, bool]]:
-        """What a claim has, and whether it only looks at that."""
+        """A claim's parts, each with whether it is administrative access."""
         for one in results(claim):
             if part := part_now(self._world, DeviceName(one["driver"], one["pool"], one["device"])):
                 yield part, bool(one.get("adminAccess"))

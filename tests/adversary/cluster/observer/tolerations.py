@@ -5,7 +5,7 @@ from typing import Any
 
 
 def tolerates(tolerations: tuple[tuple[str, str, str, str], ...], taint: Mapping[str, Any]) -> bool:
-    """Whether one of the tolerations is for the taint."""
+    """Whether one of the tolerations matches the taint."""
     return any(
         (not key or key == taint.get("key"))
         and (operator == "Exists" or value == (taint.get("value") or ""))

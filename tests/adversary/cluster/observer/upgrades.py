@@ -1,7 +1,6 @@
-"""The law of upgrades: while one agent follows another, nobody notices.
+"""The law of upgrades: when one agent replaces another, nobody notices.
 
-Owns what is known of each upgrade under way. What happens besides (a kill, a reboot, an ill driver) ends the judgement of it:
-such things have laws of their own.
+Owns each upgrade under way. Other events (a kill, a reboot, a faulty driver) end its judgement: they have their own laws.
 """
 
 import math
@@ -14,17 +13,17 @@ from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import World, name, phase, waiting
 
 LASTS_S = 2.0
-"""So long a spec may be missed: files, claims and pods are not read all at once."""
+"""How long a spec may seem missing: files, claims and pods are not read atomically."""
 AFTER_S = 5.0
-"""Also so long after the one before has ended, nothing may be amiss."""
+"""How long after the old agent's end the upgrade is still judged."""
 RECOVERS_S = 20.0
-"""So long after something else has happened an upgrade is not judged: a kubelet that starts deletes the slices of its node."""
+"""How long after another event an upgrade is not judged: a starting kubelet deletes its node's slices."""
 GONE = "is not registered on this node"
 
 
 @dataclass
 class Upgrade:
-    """What there was when it began."""
+    """The node's state when an upgrade began."""
 
     specs: frozenset[str]
     said: frozenset[tuple[str, str]]
@@ -33,7 +32,7 @@ class Upgrade:
 
 
 class UpgradeLaw:
-    """Told of the begin and the end of each upgrade of an agent, and of what else happens to its node."""
+    """Told of the start and end of each agent's upgrade, and of other events on its node."""
 
     def __init__(self) -> None:
         self._upgrades: dict[str, Upgrade] = {}
@@ -41,18 +40,18 @@ class UpgradeLaw:
         self._disturbed: dict[str, float] = {}
 
     def began(self, node: str, world: World, now: float) -> None:
-        """The agent that serves is about to be told to end; another one stands by."""
+        """The serving agent is about to be told to end; another one stands by."""
         if any(now - self._disturbed.get(each, -math.inf) < RECOVERS_S for each in (node, "")):
             return
         self._upgrades[node] = Upgrade(self._specs.get(node, frozenset()), frozenset(_said(world, node)))
 
     def ended(self, node: str, now: float) -> None:
-        """It has ended."""
+        """The old agent has ended."""
         if node in self._upgrades:
             self._upgrades[node].until = now + AFTER_S
 
     def disturbed(self, now: float, node: str = "") -> None:
-        """Something else happened to the node; without a name, to all."""
+        """Something else happened to the node, or to all if no name is given."""
         self._disturbed[node] = now
         for each in [node] if node else list(self._upgrades):
             self._upgrades.pop(each, None)
@@ -60,7 +59,7 @@ class UpgradeLaw:
     def look(
         self, world: World, specs: Collection[Spec], nodes: Mapping[str, object], now: float
     ) -> Iterator[Suspicion]:
-        """What somebody has noticed."""
+        """What was noticeable."""
         self._specs = {node: frozenset(each.uid for each in specs if each.node == node) for node in nodes}
         for node, upgrade in list(self._upgrades.items()):
             if now > upgrade.until:
@@ -83,13 +82,13 @@ class UpgradeLaw:
 
 
 def _said(world: World, node: str) -> set[tuple[str, str]]:
-    """The pods of a node that are told that nobody serves them."""
+    """The node's pods with an Event that no plugin serves them."""
     pods = [pod for pod in list(world.pods.values()) if pod["spec"].get("nodeName") == node]
     return {(name(pod), waiting(pod)) for pod in pods if GONE in waiting(pod)}
 
 
 def _used(world: World, node: str, uid: str) -> bool:
-    """Whether a pod runs with the claim."""
+    """Whether a running pod uses the claim."""
     claim = world.claims.get(uid)
     pods = users_of(world, claim) if claim is not None else []
     return any(

@@ -1,4 +1,4 @@
-"""Lists and watches: keeps a world up with the API server, and says what changed.
+"""Lists and watches: keeps a world up to date with the API server, and reports changes.
 
 Owns one task per kind. Judges nothing.
 """
@@ -17,7 +17,7 @@ RETRY_S = 0.3
 
 
 class Kind(NamedTuple):
-    """Where objects of one kind are, and the attribute of World that has them. The first path that is served is used."""
+    """A kind's API paths, of which the first served one is used, and its attribute in World."""
 
     paths: tuple[str, ...]
     kept_in: str
@@ -42,11 +42,11 @@ KINDS: Mapping[str, Kind] = {
 }
 
 Changed = Callable[[str, Object | None, Object | None], None]
-"""Told of a kind, the object before and the object after; None for there being none."""
+"""Called with the kind, the object before and the object after; None if there is none."""
 
 
 async def fresh(api: Api, kinds: tuple[str, ...], known: World) -> World | None:
-    """A world of these kinds as the store has them now, with what `known` remembers of names; None when there is no answer."""
+    """List these kinds into a new world with `known`'s history of names; None if there is no answer."""
     found = World(names=known.names, held_since=known.held_since)
     for kind in kinds:
         for path in KINDS[kind].paths:
@@ -63,7 +63,7 @@ async def fresh(api: Api, kinds: tuple[str, ...], known: World) -> World | None:
 
 
 def learn(world: World, kind: str, one: Object) -> Object | None:
-    """Put an object into a world; what was there before."""
+    """Put an object into a world. Returns the previous one."""
     kept: dict[str, Object] = getattr(world, KINDS[kind].kept_in)
     uid = one["metadata"]["uid"]
     before = kept.get(uid)
@@ -78,7 +78,7 @@ def learn(world: World, kind: str, one: Object) -> Object | None:
 
 
 class Watching:
-    """One kind, listed and watched until cancelled. The world is changed under `lock`, and `changed` called under it."""
+    """Lists and watches one kind until cancelled. Updates the world and calls `changed` under `lock`."""
 
     def __init__(self, api: Api, kind: str, world: World, changed: Changed, lock: threading.RLock) -> None:
         self.kind = kind
@@ -91,7 +91,7 @@ class Watching:
         self._lock = lock
 
     async def run(self) -> None:
-        """List, watch, and again."""
+        """List and watch, again and again."""
         while True:
             started = await self._list()
             if started is not None:
@@ -118,7 +118,7 @@ class Watching:
                 self._replace(answer.body["items"])
             self.listed.set()
             return path, answer.body["metadata"]["resourceVersion"]
-        self.served = False  # what is known stays: the objects are there, nobody can read them
+        self.served = False  # keep the known objects: they still exist but cannot be read
         self.listed.set()
         return None
 

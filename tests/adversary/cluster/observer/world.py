@@ -1,6 +1,6 @@
-"""What the observer knows of the cluster: objects as JSON, and which part of which board a device's name has stood for.
+"""The observer's knowledge of the cluster: objects as JSON, and which part of which board each device name has stood for.
 
-Owns these and nothing else: whether something is right is for `laws`. Does no I/O.
+Judges nothing: `laws` does. Does no I/O.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 Object = dict[str, Any]
 WHOLE: frozenset[str] = frozenset()
 SINGLE = frozenset({"ofa-engines"})
-"""Counters of engines of which each board here has one, so that of two partitions with it only one can be had."""
+"""Counters of engines that each board in these tests has once, so that two partitions with it exclude each other."""
 
 
 class DeviceName(NamedTuple):
@@ -25,14 +25,14 @@ class DeviceName(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of one board, told by its memory slices, and by the engines of which a board has one; no slices mean all of it."""
+    """A part of a board: its memory slices and its single engines. No slices mean the whole board."""
 
     gpu: str
     slices: frozenset[str] = WHOLE
     engines: frozenset[str] = frozenset()
 
     def overlaps(self, other: "Part") -> bool:
-        """Whether both cannot be had at once."""
+        """Whether the two exclude each other."""
         if self.gpu != other.gpu or not self.slices or not other.slices:
             return self.gpu == other.gpu
         return bool(self.slices & other.slices or self.engines & other.engines)
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """A claim that holds a device. `part` is what the name stood for when the claim got it; None when nobody has seen that."""
+    """A claim that holds a device. `part` is what the name stood for when the claim got it; None if that was not seen."""
 
     claim: str
     uid: str
@@ -54,7 +54,7 @@ class Holding(NamedTuple):
 
 @dataclass
 class Names:
-    """What each device's name has stood for, revision by revision: names may move, and a claim means what it was given."""
+    """What each device name has stood for, by revision: names may move, and a claim refers to what it was given."""
 
     history: dict[DeviceName, list[tuple[int, Part]]] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ class Names:
                 seen.append((revision(one), part))
 
     def at(self, name: DeviceName, when: int) -> Part | None:
-        """What the name stood for at a revision; what came first, when that was later; None when it was never published."""
+        """What the name stood for at a revision, or first stood for if that was later; None if it was never published."""
         seen = self.history.get(name)
         if not seen:
             return None
@@ -80,7 +80,7 @@ class Names:
 
 @dataclass
 class World:
-    """Objects by UID. `held_since` is the revision at which a claim's present allocation was first seen."""
+    """Objects by UID. `held_since` is the revision at which a claim's current allocation was first seen."""
 
     claims: dict[str, Object] = field(default_factory=dict)
     slices: dict[str, Object] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class World:
     held_since: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def holdings(self) -> Iterator[Holding]:
-        """Every device that a claim holds; who has administrative access only looks at it."""
+        """Every device that a claim holds. Administrative access does not count."""
         for uid, claim in self.claims.items():
             for result in results(claim):
                 if result.get("adminAccess"):
@@ -113,7 +113,7 @@ class World:
                 )
 
     def generation(self, pool: tuple[str, str]) -> int:
-        """The newest generation of a pool among the slices there are: it begins anew when all of them were deleted."""
+        """The newest generation of a pool among existing slices. It restarts after all of them were deleted."""
         specs = [one["spec"] for one in self.slices.values()]
         found = [spec["pool"].get("generation", 0) for spec in specs if (spec["driver"], spec["pool"]["name"]) == pool]
         return max(found, default=0)
@@ -132,7 +132,7 @@ class World:
                 yield DeviceName(*pool, device["name"]), device
 
     def taints(self, device: DeviceName, published: Object) -> list[Object]:
-        """What is tainted of a device, by its slice and by rules."""
+        """A device's taints, from its slice and from rules."""
         found = list(published.get("taints") or [])
         for rule in self.rules.values():
             selector = rule["spec"].get("deviceSelector") or {}
@@ -143,7 +143,7 @@ class World:
 
 
 def part_of(device: Object) -> Part | None:
-    """What a published device is of which board; None for a device that says neither."""
+    """A published device's part of a board; None if it does not say."""
     attributes = device.get("attributes") or {}
 
     def text(key: str) -> str:
@@ -169,7 +169,7 @@ def name(one: Object) -> str:
 
 
 def revision(one: Object) -> int:
-    """The store's revision of an object: one clock for all kinds, since one etcd keeps them."""
+    """The store's revision of an object: one clock for all kinds, because one etcd stores them."""
     return int(one["metadata"].get("resourceVersion") or 0)
 
 
@@ -180,28 +180,28 @@ def results(claim: Object) -> list[Object]:
 
 
 def stamp(claim: Object) -> str:
-    """Tells one allocation of a claim from another."""
+    """Distinguishes a claim's allocations."""
     return ",".join(f"{each['driver']}/{each['pool']}/{each['device']}" for each in results(claim))
 
 
 def condition(one: Object, kind: str) -> Object:
-    """A condition of an object, empty when it has none."""
+    """A condition of an object; empty if it has none."""
     found: Iterable[Object] = (one.get("status") or {}).get("conditions") or []
     return next((each for each in found if each["type"] == kind), {})
 
 
 def phase(pod: Object) -> str:
-    """How far a pod has come."""
+    """A pod's phase."""
     return str((pod.get("status") or {}).get("phase"))
 
 
 def is_live(pod: Object) -> bool:
-    """Whether it has not ended, and is not being deleted."""
+    """Whether the pod has not ended and is not being deleted."""
     return phase(pod) not in {"Succeeded", "Failed"} and not pod["metadata"].get("deletionTimestamp")
 
 
 def waiting(pod: Object) -> str:
-    """Why its containers do not start."""
+    """Why the pod's containers do not start."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
     return "; ".join(((each.get("state") or {}).get("waiting") or {}).get("message", "") for each in statuses)
 
