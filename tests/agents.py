@@ -33,7 +33,7 @@ CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_pro
 
 
 def growing_pauses() -> Iterator[float]:
-    """Seconds between two looks at the API server: each costs as much as many a step of what is waited for."""
+    """Growing seconds between polls of the API server: a poll can cost as much as a step of the awaited work."""
     pause_s = 0.02
     while True:
         yield pause_s
@@ -41,7 +41,7 @@ def growing_pauses() -> Iterator[float]:
 
 
 async def eventually(check: Callable[[], Awaitable[Any] | Any], *, within_s: float = 60.0) -> Any:
-    """The first truthy answer of `check`, which may raise NotFound until then; fails when there is none in time."""
+    """The first truthy result of `check`, which may raise NotFound until then. Fails if there is none in time."""
     deadline = time.monotonic() + within_s
     for pause_s in growing_pauses():
         with suppress(NotFound):
@@ -98,7 +98,7 @@ class SimulatedNode:
         return AgentSettings(**{**defaults, **changes})
 
     def rebuild_sysfs(self) -> None:
-        """As the kernel shows devices and drivers now."""
+        """Rebuild sysfs to match the current devices and drivers."""
         sysfs.build(self.folder / "sys", state.load(self.gpus))
 
     async def create(self) -> Node:
@@ -106,7 +106,7 @@ class SimulatedNode:
 
     async def delete(self) -> None:
         for one in await self.slices():
-            with suppress(NotFound):  # where there is a garbage collector, they go with a node that is gone
+            with suppress(NotFound):  # a garbage collector may have deleted them with their node
                 await self.client.delete(SLICES, one.metadata.key)
         with suppress(NotFound):
             await self.client.delete(NODES, ObjectKey("", self.name))
@@ -114,7 +114,7 @@ class SimulatedNode:
 
     @asynccontextmanager
     async def running(self, *, files: Any = None, **changes: Any) -> AsyncIterator["asyncio.Task[None]"]:
-        """The agent, until the block ends; it has served kubelet's sockets and published before the block begins."""
+        """Run the agent within the block. It serves kubelet's sockets and has published when the block begins."""
         task = asyncio.create_task(
             run_agent(self.settings(**changes), client=self.client, library=self.library, files=files)
         )
@@ -130,7 +130,7 @@ class SimulatedNode:
 
     @asynccontextmanager
     async def running_through(self, proxy: FaultProxy, **changes: Any) -> AsyncIterator[None]:
-        """The agent as in `running`, with a fault proxy between it and the API server."""
+        """Like `running`, with a fault proxy between agent and API server."""
         direct = self.client
         async with Client(Connection(proxy.url)) as through:
             self.client = through
@@ -139,7 +139,7 @@ class SimulatedNode:
                 yield
 
     async def run(self, **changes: Any) -> None:
-        """The agent, in the test's own task, for agents that end by themselves."""
+        """Run the agent in the test's own task, for agents that end on their own."""
         await asyncio.wait_for(run_agent(self.settings(**changes), client=self.client, library=self.library), 60)
 
     async def slices(self) -> list[ResourceSlice]:
@@ -147,7 +147,7 @@ class SimulatedNode:
         return sorted(found, key=lambda one: one.metadata.name)
 
     async def published(self, gpus: int) -> list[ResourceSlice]:
-        """The slices, once they have so many devices."""
+        """The slices, once they have this many devices."""
 
         async def look() -> list[ResourceSlice]:
             found = await self.slices()
@@ -189,7 +189,7 @@ class SimulatedNode:
         )
 
     async def prepare(self, *claims: ResourceClaim) -> Any:
-        """Kubelet's call; the answers by uid."""
+        """Kubelet's call to prepare; the answers by UID."""
         request = dra_v1_pb2.NodePrepareResourcesRequest(claims=_references(claims))
         return (await self.call(wire.DRA_V1, "NodePrepareResources", request)).claims
 
@@ -202,7 +202,7 @@ class SimulatedNode:
             return await wire.unary(connected, service, method)(request, timeout=45)
 
     async def register(self, error: str = "") -> Any:
-        """Kubelet's handshake; what the plugin said of itself."""
+        """Kubelet's registration handshake; returns the plugin's info."""
         async with channel(self.registration_socket) as connected:
             info = await wire.unary(connected, wire.REGISTRATION, "GetInfo")(registration_pb2.InfoRequest(), timeout=30)
             verdict = registration_pb2.RegistrationStatus(plugin_registered=not error, error=error)

@@ -1,6 +1,6 @@
-"""Objects for tests: each builder gives a plain, valid one, and takes only what a test is about.
+"""Builders of valid objects for tests. Arguments set only what a test is about.
 
-Shared by all tests; grow it by new builders and new keyword arguments. UIDs follow from names, so that equal calls are equal.
+Shared by all tests; extend it with builders and keyword arguments. UIDs follow from names, so equal calls give equal objects.
 """
 
 import uuid
@@ -96,7 +96,7 @@ def a_uid(*names: str) -> str:
 
 
 def a_device_key(text: str) -> DeviceKey:
-    """From "node/device" of NVIDIA's driver, or from "driver/pool/device"."""
+    """Parse "node/device" of NVIDIA's driver, or "driver/pool/device"."""
     parts = text.split("/")
     return DeviceKey(*parts) if len(parts) == 3 else DeviceKey(NVIDIA_DRIVER, parts[0], parts[1])
 
@@ -152,7 +152,7 @@ def a_claim(
 ) -> ResourceClaim:
     """A claim for one device; allocated if `on` names devices as `a_device_key` reads them, reserved for the named pods.
 
-    `made_for` is the pod that it was made for from a template, and which of the pod's claims it is.
+    `made_for` is the pod for which it was made from a template, and the pod's name for the claim.
     """
     results = [
         DeviceRequestAllocationResult(
@@ -215,7 +215,7 @@ def a_pod(
     status: PodStatus | None = None,
     **meta: Any,
 ) -> Pod:
-    """A pod with one container, using claims by name and claims made from templates (entries are named after them)."""
+    """A pod with one container that uses claims by name and from templates; its entries have the same names."""
     entries = [PodResourceClaim(name=claim, resource_claim_name=claim) for claim in claims]
     entries += [PodResourceClaim(name=template, resource_claim_template_name=template) for template in templates]
     return Pod(
@@ -256,7 +256,7 @@ def a_rule(
 def a_budget(
     name: str = "budget", *, namespace: str = "default", allows: int = 0, **labels: str
 ) -> PodDisruptionBudget:
-    """A budget for the pods with these labels; without any for all of its namespace."""
+    """A budget for the pods with these labels; without labels, for all pods of its namespace."""
     return PodDisruptionBudget(
         metadata=ObjectMeta(name=name, namespace=namespace, uid=a_uid("budget", namespace, name)),
         spec=PodDisruptionBudgetSpec(selector=LabelSelector(match_labels=labels)),
@@ -285,7 +285,7 @@ def a_maintenance(
 
 
 def a_gpu_node(name: str = "node-0", *, gpus: Mapping[str, str] | int = 2, driver: str = NVIDIA_DRIVER) -> GpuNode:
-    """A node's report: so many healthy GPUs, or the health of each by device name."""
+    """A node's report: a number of healthy GPUs, or the health of each by device name."""
     health = {f"gpu-{index}": "Healthy" for index in range(gpus)} if isinstance(gpus, int) else gpus
     return GpuNode(
         metadata=ObjectMeta(name=name, uid=a_uid("gpunode", name)),
@@ -300,7 +300,7 @@ def a_gpu_node(name: str = "node-0", *, gpus: Mapping[str, str] | int = 2, drive
 
 
 def called_lost(gpu_node: GpuNode) -> GpuNode:
-    """A node whose agent the operator calls lost."""
+    """A node whose agent is lost according to the operator."""
     ready = Condition(
         type="Ready", status="Unknown", reason="AgentLost", message="The agent has not renewed its lease."
     )
@@ -308,7 +308,7 @@ def called_lost(gpu_node: GpuNode) -> GpuNode:
 
 
 def a_fault(name: str = "Xid79", **fields: Any) -> GpuFaultStatus:
-    """A fault of a GPU, an XID where its name says so."""
+    """A fault of a GPU; an XID if its name says so."""
     code = int(name.removeprefix("Xid")) if name.startswith("Xid") else None
     family = FaultFamily.XID if code is not None else FaultFamily.THERMAL
     return GpuFaultStatus(**{"family": family, "name": name, "code": code, "first_seen": MOMENT, **fields})
@@ -371,7 +371,7 @@ def a_board_table(board: Board, name: str = "H100-80") -> BoardTable:
 
 
 def a_mig_instance(text: str, *, size: int = 1, **fields: Any) -> InstanceStatus:
-    """From "1g.10gb@4"."""
+    """An instance, from "1g.10gb@4"."""
     profile, start = text.split("@")
     return InstanceStatus(profile=profile, start=int(start), size=size, **fields)
 
@@ -385,7 +385,7 @@ def a_mig_node(
     driver: str = NVIDIA_DRIVER,
     **status: Any,
 ) -> GpuNode:
-    """A node whose agent reports partitions: so many GPUs with MIG off, or these, all of one board that needs no reset for it."""
+    """A node whose agent reports partitions: a number of GPUs with MIG off, or the given ones. MIG mode needs no reset."""
     migs = [GpuMig(capable=True)] * gpus if isinstance(gpus, int) else list(gpus)
     tables = [a_board_table(board)] if board else []
     return GpuNode(
@@ -424,7 +424,7 @@ def a_mig_policy(
 
 
 def a_static_policy(name: str = "policy", *instances: str, created: datetime = MOMENT, **spec: Any) -> MigPolicy:
-    """A policy whose one layout consists of these: "3g.40gb", "3g.40gb@4", "7x1g.10gb"."""
+    """A policy with one layout of such instances: "3g.40gb", "3g.40gb@4", "7x1g.10gb"."""
     items = [_layout_instances(text) for text in instances]
     layout = MigLayout(name="layout", instances=items)
     return a_mig_policy(name, mode=MigMode.STATIC, created=created, layouts=[layout], layout="layout", **spec)
@@ -456,7 +456,7 @@ def a_gpu(minor: int = 0, **fields: Any) -> Gpu:
 
 
 def a_limit(name: str = "limit", *, tenant: str = "", **spec: Any) -> DeviceLimit:
-    """A DeviceLimit for namespaces with the label tenant, or for all; amounts and all else by the fields' names."""
+    """A DeviceLimit for namespaces with the label tenant, or for all. Keyword arguments are fields of the spec and its limits."""
     amounts = {field: spec.pop(field) for field in ("devices", "memory", "memory_slices", "gpu_share") if field in spec}
     selector = LabelSelector(match_labels={"tenant": tenant}) if tenant else None
     return DeviceLimit(

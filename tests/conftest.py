@@ -1,7 +1,7 @@
-"""What every test may ask for: a real API server, a client of it, a namespace, our CRDs; and the check for lost tasks.
+"""Fixtures for every test: a real API server, a client, a namespace, Draco's CRDs; and the check for lost tasks.
 
-A test that also asks for `control_plane` gets its `client`, `namespace` and `crds` there; otherwise they are on
-`api_server`, where nothing acts on objects but the test.
+If a test also requests `control_plane`, its `client`, `namespace` and `crds` are there; otherwise they are on
+`api_server`, where only the test acts on objects.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from draco_local.cluster.controlplane import ALL, STORE, ControlPlane, Settings
 from draco_local.cluster.programs import binaries, download
 from draco_local.cluster.programs.versions import Features
 from tests.requests import call
-from tests.side_by_side import (  # noqa: F401 - pytest takes hooks from here
+from tests.side_by_side import (  # noqa: F401 - pytest finds hooks here
     pytest_collection_modifyitems,
     pytest_sessionfinish,
     pytest_terminal_summary,
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
 settings.register_profile(
     "repeatable",
     settings(),
-    deadline=None,  # a busy machine is no finding
+    deadline=None,  # a slow machine is no failure
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="DRACO_SEED" not in os.environ,
 )
 settings.load_profile("repeatable")
 
-os.environ[binaries.MIRROR] = download.NONE  # whatever is missing: no test fetches it from anybody
+os.environ[binaries.MIRROR] = download.NONE  # no test downloads missing programs
 
-# Tests run side by side, so servers need no second processor: looking for work for it costs each a quarter of its idle time.
+# Tests run in parallel, so servers need no second processor: seeking work for it takes a quarter of an idle server's time.
 os.environ.setdefault("GOMAXPROCS", "1")
-# They live for minutes, so memory is cheaper than collecting garbage: a tenth of an API server's time.
+# Servers live for minutes, so memory is cheaper than garbage collection, which takes a tenth of an API server's time.
 os.environ.setdefault("GOGC", "400")
 
 A_COLLECTION_AFTER = 10_000
-"""Objects made since the last search for garbage that ask for the next one: Python's own 700 fit smaller programs."""
+"""New objects that trigger a garbage collection: Python's default of 700 suits smaller programs."""
 
 CRDS = Path(__file__).parent.parent / "crds"
 DIES_WITH_THE_TESTS = ("setpriv", "--pdeathsig", "KILL")
@@ -62,7 +62,7 @@ DIES_WITH_THE_TESTS = ("setpriv", "--pdeathsig", "KILL")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Look for garbage after the tests are collected, not meanwhile, and never again in what stays as long as they do."""
+    """Collect garbage only after the tests are collected, and never again among the objects that exist by then."""
     gc.disable()
     try:
         return (yield)
@@ -75,7 +75,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture
 def no_collection() -> Iterator[None]:
-    """No search for garbage meanwhile: among all that a run of tests loads it takes longer than most of what is measured."""
+    """Suspend garbage collection: with all that a test run loads, it takes longer than most of what is measured."""
     gc.disable()
     yield
     gc.enable()
@@ -98,12 +98,12 @@ def start_control_plane(
         yield plane
     finally:
         plane.stop()
-        shutil.rmtree(folder / "etcd", ignore_errors=True)  # 64 MB each; the logs stay for reading
+        shutil.rmtree(folder / "etcd", ignore_errors=True)  # 64 MB each; the logs stay
 
 
 @pytest.fixture(scope="session")
 def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """The store alone (etcd, kube-apiserver): objects are stored, validated and watched, and nothing else happens to them."""
+    """Only etcd and kube-apiserver: objects are validated, stored and watched, but nothing acts on them."""
     yield from start_control_plane(tmp_path_factory.mktemp("api-server") / "state", STORE)
 
 
@@ -115,7 +115,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 @pytest.fixture
 def served(request: pytest.FixtureRequest) -> ControlPlane:
-    """The control plane if the test asks for it, else the API server alone."""
+    """The control plane if the test requests it, else the API server alone."""
     name = "control_plane" if "control_plane" in request.fixturenames else "api_server"
     plane: ControlPlane = request.getfixturevalue(name)
     return plane
@@ -123,7 +123,7 @@ def served(request: pytest.FixtureRequest) -> ControlPlane:
 
 @pytest.fixture
 async def client(served: ControlPlane) -> AsyncIterator["Client"]:
-    """An administrator's client of `served`. What it creates outside of namespaces goes with the test."""
+    """An administrator's client of `served`. Cluster-scoped objects that it creates are deleted with the test."""
     from draco.kube.connect.kubeconfig import connect  # noqa: PLC0415 - unit tests do not load the network stack
     from tests.tidy import TidyClient  # noqa: PLC0415 - the same
 
@@ -138,31 +138,31 @@ async def client(served: ControlPlane) -> AsyncIterator["Client"]:
 
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest, served: ControlPlane) -> Iterator[str]:
-    """A new namespace, in which pods can be made, deleted afterwards."""
+    """A new namespace in which pods can be created; deleted afterwards."""
     name = f"test-{uuid.uuid4().hex[:10]}"
     call(served, "POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    if "control_plane" in request.fixturenames:  # there pods need the account that kube-controller-manager makes
+    if "control_plane" in request.fixturenames:  # pods there need an account that kube-controller-manager makes
         deadline = time.monotonic() + 60
         while not call(served, "GET", f"/api/v1/namespaces/{name}/serviceaccounts")["items"]:
             assert time.monotonic() < deadline, f"no service account in {name}"
             time.sleep(0.02)
     yield name
-    # Nobody empties a namespace here: its pods would go on waiting, and its claims would hold their devices, in later tests too.
+    # Nothing empties a namespace here: its pods would keep waiting and its claims hold devices in later tests.
     call(served, "DELETE", f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=0")
-    if "control_plane" in request.fixturenames:  # kube-controller-manager takes back what deleted claims hold
+    if "control_plane" in request.fixturenames:  # kube-controller-manager deallocates deleted claims
         call(served, "DELETE", f"/apis/resource.k8s.io/v1/namespaces/{name}/resourceclaims")
     call(served, "DELETE", f"/api/v1/namespaces/{name}")
 
 
 @pytest.fixture(scope="session")
 def _served_as() -> dict[tuple[str, str], str]:
-    """Version in which each server has each definition since it was applied there."""
+    """Version of each definition applied to each server."""
     return {}
 
 
 @pytest.fixture
 def crds(served: ControlPlane, _served_as: dict[tuple[str, str], str]) -> None:
-    """Draco's own kinds, served: applied unless they are as they were when they were last applied."""
+    """Draco's own kinds, served. Applied only if they changed since they were last applied."""
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     found = {each["metadata"]["name"]: each for each in call(served, "GET", path)["items"]}
     deadline = time.monotonic() + 60
@@ -193,7 +193,7 @@ def _established(definition: dict[str, Any]) -> bool:
 
 @pytest.fixture(autouse=True)
 def no_task_left_behind(request: pytest.FixtureRequest) -> None:
-    """An asynchronous test fails when it, or what it asked for, leaves a task running."""
+    """Fails an asynchronous test if it or its fixtures leave a task running."""
     if inspect.iscoroutinefunction(getattr(request, "function", None)):
         request.getfixturevalue("_tasks_are_checked")
 
@@ -206,12 +206,12 @@ def _running_since(before: set["asyncio.Task[Any]"]) -> set["asyncio.Task[Any]"]
 async def _tasks_are_checked() -> AsyncIterator[None]:
     before = asyncio.all_tasks()
     yield
-    for _ in range(10):  # a task that has been cancelled needs a few turns to end
+    for _ in range(10):  # a cancelled task needs a few turns to end
         await asyncio.sleep(0)
     left = _running_since(before)
     deadline = time.monotonic() + 5.0
     while any("_cython_" in str(task.get_coro()) for task in left) and time.monotonic() < deadline:
-        await asyncio.sleep(0.01)  # gRPC ends what is its own in a thread of its own
+        await asyncio.sleep(0.01)  # gRPC ends its own tasks in another thread
         left = _running_since(before)
     for task in left:
         task.cancel()

@@ -1,4 +1,4 @@
-"""Objects at the edge of what an API server stores: what it takes, and what it refuses with what Draco says of that."""
+"""Objects at the limits of what an API server stores: accepted ones, and refused ones with Draco's message."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""Pools of GPUs that can be divided, as an agent publishes them, and claims on their partitions."""
+"""Pools of MIG-capable GPUs as an agent publishes them, and claims for their partitions."""
 
 import msgspec
 
@@ -19,7 +19,7 @@ IDS = {profile.name: profile.id for profile in H100.profiles}
 
 
 def a_mig_pool(node: str, gpus: int) -> list[ResourceSlice]:
-    """What an agent publishes of so many H100s that can be divided."""
+    """The pool that an agent publishes for this many H100s in mode Dynamic."""
     divisible = [
         Divisible(
             located=LocatedGpu(gpu), mig=GpuMigView(gpu=gpu.uuid, capable=True, enabled=True, board=H100), board=H100
@@ -35,7 +35,7 @@ def a_mig_pool(node: str, gpus: int) -> list[ResourceSlice]:
 
 
 def a_partition(text: str, node: str = "node-0") -> str:
-    """From "0:3g.40gb@4" to the device's name."""
+    """The device name of "0:3g.40gb@4"."""
     gpu, placement = text.split(":")
     name, start = placement.split("@")
     return f"{node}/gpu-{gpu}-mig-{name.replace('.', '').replace('+', '-')}-{IDS[name]}-{start}"
@@ -44,7 +44,7 @@ def a_partition(text: str, node: str = "node-0") -> str:
 def a_mig_claim(
     name: str, profile: str, on: str = "", *, used: bool = False, node: str = "node-0", namespace: str = "default"
 ) -> ResourceClaim:
-    """A claim for one partition; allocated if `on` says where, reserved for a pod if it is used."""
+    """A claim for one partition; allocated if `on` names it, reserved for a pod if it is used."""
     claim = a_claim(
         name,
         namespace=namespace,

@@ -15,7 +15,7 @@ from draco_local.cluster.controlplane import ControlPlane
 
 CONTENT_TYPES = {"PATCH": "application/apply-patch+yaml"}
 ONLY_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-"""What to accept where the rest of the objects in a list does not matter."""
+"""Accept header for lists of which only the metadata matters."""
 
 
 class RefusedError(Exception):
@@ -59,7 +59,7 @@ def call(
 
 @functools.cache
 def _connections(server: str, pki: Path) -> urllib3.PoolManager:
-    """Connections to one server that are used again: a handshake takes longer than most requests."""
+    """Reused connections to one server: a handshake takes longer than most requests."""
     context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
     context.load_cert_chain(pki / "admin.crt", pki / "admin.key")
     return urllib3.PoolManager(ssl_context=context)

@@ -1,4 +1,4 @@
-"""Who scrapes metrics over TLS: a client as Prometheus is one, and service accounts with and without the right."""
+"""Scraping metrics over TLS: a client that acts like Prometheus, and service accounts with and without the right."""
 
 import ssl
 import uuid
@@ -14,7 +14,7 @@ HOST = "draco-operator-metrics.draco-system.svc"
 
 
 class Scraper:
-    """Asks as Prometheus does: by address, with a token, and holding the certificate against the name that it was told."""
+    """Scrapes as Prometheus does: by address, with a token, checking the certificate against a given name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -22,7 +22,7 @@ class Scraper:
         self.authority = Authority.create("metrics")
 
     def show(self, authority: Authority) -> None:
-        """Have the endpoint show a certificate of this authority."""
+        """Give the endpoint a certificate of this authority."""
         issued = authority.issue("metrics", hosts=[HOST])
         (self.folder / "tls.crt").write_bytes(issued.certificate)
         (self.folder / "tls.key").write_bytes(issued.key)
@@ -30,7 +30,7 @@ class Scraper:
     async def scrape(
         self, token: str = "", *, path: str = "/metrics", trusts: Authority | None = None
     ) -> tuple[int, str]:
-        """Status and text; (0, why) where there is no TLS."""
+        """Status and text; (0, reason) if TLS fails."""
         tls = ssl.create_default_context(cadata=(trusts or self.authority).certificate.decode())
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
@@ -46,7 +46,7 @@ class Scraper:
 
 
 def accounts_in(api_server: ControlPlane, namespace: str) -> dict[str, str]:
-    """Tokens of two service accounts, of which one may get /metrics."""
+    """Tokens of two service accounts; one may get /metrics."""
     tokens = {}
     for name in ("prometheus", "tenant"):
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts"

@@ -1,6 +1,6 @@
-"""Tests side by side: which of them stay together, in which order, and what workers tell the process that shows the results.
+"""Parallel tests: which stay together, in which order, and what workers report to the main process.
 
-Owns the hooks for pytest-xdist, which `tests/conftest.py` takes. Without workers the tests run as they were collected.
+Owns the hooks for pytest-xdist, which `tests/conftest.py` imports. Without workers, tests run as collected.
 """
 
 import os
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 WORKERS = "DRACO_TEST_WORKERS"
 
 REPORTS: list[str] = []
-"""What tests found out, a line each: shown below the results, whichever worker ran them."""
+"""Lines that tests report, shown below the results of all workers."""
 
 SHARED = () if FROM_IMAGE else ("tests/e2e/real_nodes", "tests/e2e")
-"""Folders whose tests share a cluster that takes long to make. Elsewhere the tests of a file stay together.
+"""Folders whose tests share a cluster that is slow to create. Elsewhere the tests of a file stay together.
 
-Where Draco is installed from its image all clusters are alike: each worker makes one, and takes file after file.
+If Draco is installed from its image, all clusters are alike: each worker creates one and takes file after file.
 """
 
 SECONDS: dict[str, float] = {
@@ -64,20 +64,20 @@ SECONDS: dict[str, float] = {
     "tests/unit/agent/mig/test_mig_crash.py": 15,
     "tests/unit/explanation/test_kept.py": 10,
 }
-"""How long a group takes where the number of its tests does not tell. The longest begin first, so that workers end together."""
+"""Seconds of groups whose number of tests does not tell. The longest start first, so that workers end together."""
 
 A_TEST_S = 0.03
 
 API_SERVERS = 2
-"""How many workers run tests on an API server: each has its own, which costs as much to start and to keep as many tests."""
+"""How many workers run tests on an API server. Each has its own, which costs as much as many tests."""
 
 _ON = " on "
 
 
 def group_of(test: str) -> str:
-    """What a test runs together with, one after another on one worker."""
+    """The group of tests that a test belongs to: they run one after another on one worker."""
     name, _, server = test.rpartition(_ON)
-    if name and not test.endswith("]"):  # a parameter's words are not ours
+    if name and not test.endswith("]"):  # " on " may be part of a parameter
         return server
     file = test.partition("::")[0]
     return next((folder for folder in SHARED if file.startswith(f"{folder}/")), file)
@@ -88,7 +88,7 @@ def _seconds(file: str, tests: int) -> float:
 
 
 def _servers(items: list[pytest.Item]) -> dict[int, str]:
-    """The server that each test, by its place, shares with others, if it asks for one: whole files, spread evenly."""
+    """The API server of each test, by index, if it needs one: files are spread evenly and stay whole."""
     on_api_server: dict[str, list[int]] = {}
     found: dict[int, str] = {}
     for number, item in enumerate(items):
@@ -107,16 +107,16 @@ def _servers(items: list[pytest.Item]) -> dict[int, str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two workers more than there are processors: some always wait for a server."""
+    """Two workers more than processors, because some always wait for a server."""
     asked = os.environ.get(WORKERS, "auto")
     return max(2, len(os.sched_getaffinity(0))) + 2 if asked == "auto" else int(asked)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On a worker: the longest groups first. Every worker counts the tests alike.
+    """On a worker: order the longest groups first. Every worker must get the same order.
 
-    Where a test shares a server with other files, its id says so, as xdist's own groups do: only ids reach the scheduler.
+    A shared server becomes part of the test's ID, as with xdist's own groups: only IDs reach the scheduler.
     """
     if not hasattr(config, "workerinput"):
         return
@@ -144,7 +144,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Load
     """Give workers whole groups in the order of the collection, unless --dist asks for another way."""
     if config.getoption("dist") != "load":
         return None
-    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - only where there are workers
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - only with workers
 
     class Groups(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -155,7 +155,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Load
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker hands over what its tests reported."""
+    """On a worker: send its tests' reports."""
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["reports"] = REPORTS
@@ -163,7 +163,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: "WorkerController") -> None:
-    """A worker is done; one that crashed has nothing to hand over."""
+    """A worker ended: take its reports. One that crashed has none."""
     REPORTS.extend(getattr(node, "workeroutput", {}).get("reports", []))
 
 

@@ -1,7 +1,7 @@
-"""A client for tests that share a cluster: what it creates outside of namespaces is deleted at the end.
+"""A client for tests that share a cluster: it deletes the cluster-scoped objects it created at the end.
 
-A DeviceClass that one test leaves behind selects the devices of the next. Namespaces stay: an API server without the controllers
-of Kubernetes never ends the deletion of one, and then takes nothing into it any more.
+A DeviceClass left behind by one test would select the devices of the next. Namespaces stay: without Kubernetes' controllers, the
+deletion of a namespace never ends, and the API server accepts nothing into it meanwhile.
 """
 
 from contextlib import suppress
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class TidyClient(Client):
-    """Remembers what it creates outside of namespaces."""
+    """Remembers the cluster-scoped objects that it creates."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -32,7 +32,7 @@ class TidyClient(Client):
         return made
 
     async def tidy(self) -> None:
-        """Delete what is left, the newest first."""
+        """Delete what is left, newest first."""
         for kind, key in reversed(self._made):
             with suppress(NotFound):
                 await self.delete(kind, key)

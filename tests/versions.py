@@ -1,7 +1,7 @@
 """The releases of Kubernetes that tests run on.
 
-`make test` needs only the one that Draco starts by default. What runs on another is marked `other_version`, which
-`make test-versions` runs.
+`make test` needs only the one that Draco starts by default. Tests on another release are marked `other_version`;
+`make test-versions` runs them.
 """
 
 import pytest
@@ -13,7 +13,7 @@ OTHERS = KUBERNETES_VERSIONS[1:]
 
 
 def on(*versions: str) -> list[object]:
-    """Parameters of a fixture that starts each of these releases."""
+    """Fixture parameters, one for each of these releases."""
     return [
         pytest.param(each, marks=() if each == DEFAULT_KUBERNETES else pytest.mark.other_version) for each in versions
     ]

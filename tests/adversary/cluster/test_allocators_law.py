@@ -1,4 +1,4 @@
-"""The laws of two allocators: what the observer holds against Draco, against kube-scheduler, and against what is left over."""
+"""The laws of two allocators: what counts as a violation by Draco, by kube-scheduler, and as a leftover."""
 
 from typing import Any
 

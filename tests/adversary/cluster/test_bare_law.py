@@ -1,4 +1,4 @@
-"""The law of bare GPUs: what was handed over, or is sick, is published so until an operator decides otherwise."""
+"""The law of bare GPUs: a GPU that is handed over or faulty keeps its taint until an operator decides otherwise."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def report(revision: int, *faults: Document, decided: tuple[str, ...] = (GPU,), 
 
 
 def made_anew(revision: int, *faults: Document) -> tuple[str, Document]:
-    """The GpuNode was deleted, and its agent has made another."""
+    """The GpuNode was deleted, and its agent created another."""
     return report(revision, *faults, decided=())
 
 

@@ -1,4 +1,4 @@
-"""The law of budgets: what the observer counts, rule by rule, and what it holds against a request that is one too many."""
+"""The law of budgets: how the observer counts GPUs rule by rule, and when a request takes one too many."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -40,7 +40,7 @@ def a_request(uid: str, isolated_at: datetime, **selector: str) -> Document:
 
 
 class Judged:
-    """A budget, and rules that come and go under it."""
+    """A budget, and maintenance rules that are created and deleted under it."""
 
     def __init__(self, **spec: Any) -> None:
         self.world = a_world_of_three()

@@ -1,4 +1,4 @@
-"""The run of a fixed shape: what it draws, and a small one on a whole cluster."""
+"""The run of a fixed shape: its draws, and a small run on a whole cluster."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the cluster machine tells its observer of what it takes down."""
+"""What the cluster machine tells its observer when it takes a part down."""
 
 import os
 import subprocess

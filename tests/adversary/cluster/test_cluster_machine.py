@@ -1,4 +1,4 @@
-"""What the cluster machine draws, writes down and shrinks, and a short run of it on a whole cluster."""
+"""What the cluster machine draws, records and shrinks, and a short run on a whole cluster."""
 
 import os
 from pathlib import Path
@@ -12,12 +12,12 @@ from tests.adversary.cluster.observer.observer import Violation
 from tests.adversary.cluster.tenants import Action
 
 SEED = 35245
-"""The same draws in each run of the tests, so that a change is not held up by what it did not do; `make adversary` draws anew."""
+"""The same draws in each test run, so that they do not fail an unrelated change; `make adversary` uses a random seed."""
 ACTIONS = 48
-"""As many in each run, however fast the machine is: they take some 20 s."""
+"""The same number in each run, however fast the computer is: about 20 s."""
 SECONDS = 90.0
 AHEAD_S = 6.0
-"""What is kept meets what it needs before anything is drawn, and ends beside it."""
+"""The kept findings start this much earlier than the drawn actions, so that their conditions are met."""
 
 
 def test_the_same_seed_draws_the_same_actions() -> None:

@@ -1,4 +1,4 @@
-"""The laws of evictions for others: who may have to leave for whom, all who belong together or none, and no budget overrun."""
+"""The laws of evictions for others: which pods may be evicted for which, only together with their group, and within budgets."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,7 @@ def a_pod(
 def a_claim(
     title: str, *pods: str, device: str = "gpu-0", by: str = "draco-operator", device_class: str = "gpu.draco.dev"
 ) -> Document:
-    """It has a device if pods use it."""
+    """A claim; it has a device if pods use it."""
     one = given(by, device_class=device_class)
     one["metadata"] |= {"name": f"c-{title}", "namespace": "tenant-a", "uid": f"c-{title}"}
     one["status"]["allocation"]["devices"]["results"][0]["device"] = device
@@ -51,7 +51,7 @@ def permitting(title: str = "mp", *, node: str = "node", **spec: Any) -> Documen
 
 
 class Leaves:
-    """A pod that is evicted while another waits: what is here through time, and what the laws say of it."""
+    """A pod that is evicted while another waits: the objects over time, and the laws' verdict."""
 
     def __init__(self) -> None:
         self.world = a_world(("slice", a_slice(whole(), whole("gpu-1", OTHER))))
@@ -84,11 +84,11 @@ class Leaves:
         return self.see("pod", told, now).gone("pod", told, now)
 
     def found(self) -> list[str]:
-        """What is said a moment later, of this pod alone."""
+        """The verdict on this pod alone, a moment later."""
         return [each.text for each in self.bystanders.weighed(WENT_AT + WEIGHED_AFTER_S)]
 
     def in_part(self, *, undisturbed: Callable[[float], bool] = lambda _: True) -> list[str]:
-        """What is said of those who did not leave with it."""
+        """The verdict on the pods that did not leave with it."""
         assert not self.found()
         assert not list(self.law.weighed(WENT_AT + WEIGHED_AFTER_S, grace_s=0.0, undisturbed=undisturbed))
         found = self.law.weighed(WENT_AT + IN_PART_S, grace_s=0.0, undisturbed=undisturbed)
@@ -138,7 +138,7 @@ def test_a_pod_that_leaves_for_nobody_who_may_ask_it_to_is_told(case: str) -> No
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_pod_on_a_node_has_its_claims_though_nobody_has_seen_them_reserved_for_it(*, gone: bool) -> None:
-    """As when the watch of claims begins again: kube-scheduler reserves claims before it gives the pod a node."""
+    """As after a restart of the watch of claims: kube-scheduler reserves claims before it binds the pod."""
     held = {**HELD, "status": {**HELD["status"], "reservedFor": []}}
     leaves = Leaves().see("policy", permitting()).see("claim", held).see("claim", WAITS).see("pod", LOW)
     leaves.see("pod", HIGH).evicted(LOW)
@@ -268,7 +268,7 @@ def test_some_may_stay_when_the_operator_died_or_a_budget_guards_them_or_they_ha
 def a_group_that_lost_a_pod(
     *, since: float = 0.0, member: Document | None = None, by: str = "label", **spec: Any
 ) -> Leaves:
-    """One runs, the next waits, and the policy says that the rest leaves."""
+    """One pod runs, the next waits, and the policy releases the group."""
     says: dict[str, Any] = {"preemption": "Never", "gangs": {"onPartialLoss": "Release"}} | spec
     one = a_pod("one", node="node", group="g", by=by)
     held = a_claim("one", "one")

@@ -1,4 +1,4 @@
-"""The law of fences: which fences have a cause, and that the cluster's agents give one by their leases."""
+"""The law of fences: which fences have a cause, and that the cluster's agents renew leases."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the observer says of what containers get of the driver, and what the cluster machine does to it."""
+"""What the observer says of driver files in containers, and what the cluster machine does to them."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def spec(driver: DriverFiles) -> Spec:
 
 
 def seen(law: FilesLaw, one: Spec, now: float = LONG_S) -> list[Suspicion]:
-    """A spec that was there a moment ago, too."""
+    """The verdict on a spec that already existed a moment ago."""
     list(law.look([one], STATES, [], now))
     return list(law.look([one], STATES, [], now + 0.5))
 

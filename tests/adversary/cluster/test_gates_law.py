@@ -1,4 +1,4 @@
-"""The laws of Draco's scheduling gate: when it may go, off the pods of a gang at once, and that it does not stay for nothing."""
+"""The laws of Draco's scheduling gate: when it may be removed from a pod or a gang, and that it does not stay needlessly."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,7 +51,7 @@ def group(least: int | None = 2) -> Document:
 
 
 class History:
-    """Pods with the gate, and what becomes of them and of their claims."""
+    """Pods with the gate, and changes of them and their claims."""
 
     def __init__(self, *pods: Document, of: Document | None = None) -> None:
         self.world = a_world()
@@ -81,7 +81,7 @@ class History:
         return self
 
     def off(self, number: int = 1, *, then: Callable[["History"], object] = lambda _: None, **more: Any) -> list[str]:
-        """What is said of a gate that goes; `then` is what is heard of right after it."""
+        """The verdict on a removed gate; `then` is what happens right after."""
         self.pod(member(number, gated=False, revision=AT_REVISION, **more), GATE_WENT_AT)
         then(self)
         assert not self.found(GATE_WENT_AT)

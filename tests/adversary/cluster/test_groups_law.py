@@ -1,4 +1,4 @@
-"""The laws of groups: all that a group needs or nothing, and nobody holds devices while waiting for more."""
+"""The laws of groups: a group gets all devices that it needs or none, and holds none while waiting for more."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ def group(size: str = "2") -> Document:
 
 
 def as_pod_group(objects: Objects, *, size: str = "2") -> Objects:
-    """The same with a PodGroup that the pods name, instead of what their label and annotation say."""
+    """The same objects with a PodGroup in place of the label and annotation."""
     named: Objects = [("pod group", group(size))]
     for kind, one in objects:
         if kind == "pod":
@@ -46,7 +46,7 @@ def as_pod_group(objects: Objects, *, size: str = "2") -> Objects:
 
 
 def by_labels(objects: Objects, by: str) -> Objects:
-    """The same with other labels, and the annotation that goes with them."""
+    """The same objects with other labels and their annotation."""
     named: Objects = []
     for kind, one in objects:
         meta = one["metadata"]
@@ -135,7 +135,7 @@ def test_what_a_pod_group_reserves_for_its_pods_is_used() -> None:
 
 
 class History:
-    """A group of two pods through time."""
+    """A group of two pods over time."""
 
     def __init__(self, size: str = "2", *, by: str = "Kueue", of_both: bool = False) -> None:
         pods: Objects = [("pod", member(each, size=size, of_both=of_both)) for each in (1, 2)]

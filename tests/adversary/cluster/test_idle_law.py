@@ -1,4 +1,4 @@
-"""The law of idle GPUs: at rest nobody waits for what is free and would do, by the observer's own reading."""
+"""The law of idle GPUs: at rest, nothing waits while suitable GPUs are free."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The law of what is kept: nothing waits at rest, and memory is within a bound."""
+"""The law of leftovers: at rest, nothing waits, and memory is bounded."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def test_a_replica_that_does_not_say_what_waits_is_told() -> None:
 def test_the_memory_of_a_process_is_that_of_all_below_it() -> None:
     size = 64 << 20
     hold = f"import sys; kept = bytearray(b'x' * {size}); print(flush=True); sys.stdin.read()"
-    # A shell of its own above it, which takes next to nothing: what else the tests have started comes and goes.
+    # Measure it under a shell, which takes almost no memory: the tests' other child processes come and go.
     shell = ["sh", "-c", '"$@"; true', "sh", sys.executable, "-c", hold]
     parent = subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with parent:

@@ -1,4 +1,4 @@
-"""The kills of what answers for an operator: the process that holds its fleet, and a child while it answers."""
+"""Kills of an operator's fleet process, and of its child while it answers a question."""
 
 import asyncio
 import subprocess
@@ -24,7 +24,7 @@ one.wait()
 print("ended", flush=True)
 input()
 """
-"""A program with a child that runs the text of its first argument; it says when the child has ended."""
+"""A program whose child runs the code in its first argument; it reports when the child has ended."""
 
 
 @contextmanager
@@ -77,5 +77,5 @@ async def test_a_child_that_waits_for_questions_lives(monkeypatch: pytest.Monkey
 
 async def until_idle(pid: int) -> None:
     async with asyncio.timeout(30.0):
-        while processes.is_running(pid):  # noqa: ASYNC110 - another process, which tells nobody
+        while processes.is_running(pid):  # noqa: ASYNC110 - another process, which sends no signal
             await asyncio.sleep(0.01)

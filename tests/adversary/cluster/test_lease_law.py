@@ -1,4 +1,4 @@
-"""The law of the lease, on histories of it: late renewals are told, and what the machine is to blame for is not."""
+"""The law of the lease, on example histories: late renewals are violations, unless the machine caused them."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -23,7 +23,7 @@ def a_lease(holder: str, renewed_s: float) -> Document:
 
 
 class LeaseHistory:
-    """A lease through time: seconds since the start are both clocks."""
+    """A lease over time: both clocks are seconds since the start."""
 
     def __init__(self, starved_s: Callable[[str, float], float] = lambda _who, _since: 0.0) -> None:
         self.fairness, self.pace, self.world = Fairness(), Pace(TWIN_EVERY_S), World()
@@ -50,7 +50,7 @@ def test_a_lease_that_is_renewed_late_is_told() -> None:
 
 
 def beats(pace: Pace, *stalls: tuple[float, float], until: float) -> None:
-    """A twin's writes on a machine that stalls: when, and for how long."""
+    """A twin's writes on a machine that stalls at a time for some seconds."""
     last = due = 0.0
     while due <= until:
         now = max([due, *(start + lasts for start, lasts in stalls if start <= due < start + lasts)])

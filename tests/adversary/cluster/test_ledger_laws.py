@@ -1,4 +1,4 @@
-"""What the observer holds against agents: faults without taints, taints without faults, and accidents that nobody tells of."""
+"""The laws of faults: faults without taints, taints without faults, and unreported XIDs."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_where_all_is_given_back_nothing_is_tainted(key: str) -> None:
 
 
 class Told:
-    """A board that reports XID 48, and who hears of it."""
+    """A board that reports XID 48, and its agent's report."""
 
     def __init__(self, world: World | None = None) -> None:
         self.law = Accidents(world or a_world(a_gpu_node()))

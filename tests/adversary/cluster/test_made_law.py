@@ -1,4 +1,4 @@
-"""The law of claims that are made for pods: one that its pod does without has no devices."""
+"""The law of claims made for pods: one that its pod does not use has no devices."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the observer holds against requests that say that work can start."""
+"""The laws of requests that are ready for work."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The observer catches each violation that is planted for it, leaves what is right alone, and shares no code with the product."""
+"""The observer finds each planted violation, raises no false alarm, and shares no code with the product."""
 
 import ast
 import json
@@ -155,7 +155,7 @@ def test_a_pool_whose_slices_were_deleted_begins_anew() -> None:
 
 
 class Given:
-    """Claims that are given parts of a board while a request for it stands."""
+    """Claims that get parts of a board while a request covers it."""
 
     def __init__(self) -> None:
         self.late = laws.Latecomers()
@@ -345,7 +345,7 @@ def test_time_in_which_the_observer_did_not_run_does_not_count() -> None:
 
 @pytest.fixture
 def observer(api_server: ControlPlane, crds: None, tmp_path: Path) -> Iterator[Observer]:
-    """On a real API server, of a node whose files are in `tmp_path`."""
+    """An observer on a real API server, with a node whose files are in `tmp_path`."""
     (tmp_path / "cdi").mkdir()
     found = Observer(access_of(api_server), {"node": Node(tmp_path / "cdi", tmp_path / "gpus.json")})
     found.start()
@@ -379,7 +379,7 @@ REQUESTS = "/apis/draco.dev/v1alpha1/devicemaintenances"
 
 @pytest.fixture
 def field(api_server: ControlPlane, namespace: str) -> Iterator[ControlPlane]:
-    """An API server on which nothing is left afterwards that an operator of another test would work at."""
+    """An API server, cleaned afterwards of everything that another test's operator would work on."""
     yield api_server
     planted = [f"{RULES}/draco-{namespace}-{each}" for each in ("orphan", "owned")]
     planted += [f"{RESOURCE}/resourceslices/{namespace}-{number}" for number in (0, 1)]
@@ -408,7 +408,7 @@ def test_what_is_planted_on_a_real_api_server_is_found(
     system = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "draco-system"}}
     call(plane, "PATCH", "/api/v1/namespaces/draco-system?fieldManager=tests", system)
     leases = "/apis/coordination.k8s.io/v1/namespaces/draco-system/leases"
-    now = datetime.now(UTC) + timedelta(seconds=40)  # whoever leads here need not renew during this test
+    now = datetime.now(UTC) + timedelta(seconds=40)  # the holder need not renew during this test
     spec = {
         "holderIdentity": "somebody",
         "leaseDurationSeconds": 15,

@@ -1,4 +1,4 @@
-"""The law of order: which groups are alike but for their age, and that the younger is not served before the older."""
+"""The law of order: which groups differ only in age, and that the younger is not served first."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -58,13 +58,13 @@ class Group:
 
     @property
     def objects(self) -> list[tuple[str, Document]]:
-        """All of it."""
+        """All objects of the group."""
         groups = [("pod group", self.pod_group)] if self.pod_group is not None else []
         return [*groups, *(("pod", each) for each in self.pods), *(("claim", each) for each in self.claims)]
 
 
 class Line:
-    """Groups that wait, and what becomes of them."""
+    """Waiting groups and their changes."""
 
     def __init__(self, *groups: Group) -> None:
         self.world = a_world(("slice", a_slice(whole(taints=OWN), whole("gpu-1", OTHER, taints=OWN))))
@@ -104,7 +104,7 @@ class Line:
         return self
 
     def found(self, *, undisturbed: Callable[[float], bool] = lambda _: True) -> list[str]:
-        """What is said when it is time to judge, after the last look before that."""
+        """The verdict when it is time to judge, after one more look before."""
         assert not self.look(JUDGED_AT - 1.0)
         return self.look(JUDGED_AT, undisturbed=undisturbed)
 

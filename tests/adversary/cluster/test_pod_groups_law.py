@@ -1,4 +1,4 @@
-"""The laws of PodGroups: Draco only reads them, and nobody takes from a group what it keeps for pods that run."""
+"""The laws of PodGroups: Draco only reads them, and a claim kept for running pods keeps its devices."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def test_draco_writes_no_pod_group(case: str) -> None:
 
 
 class Keeping:
-    """A claim that a PodGroup keeps for a pod, and what becomes of it."""
+    """A claim that a PodGroup keeps for a pod, and its changes."""
 
     def __init__(self, one: Document) -> None:
         self.world = a_world(("pod group", group()), ("claim", kept()), ("pod", one))

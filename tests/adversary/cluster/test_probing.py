@@ -1,4 +1,4 @@
-"""What is tried out at rest: GPUs that have changed hands, and what is said of those that are of no use."""
+"""Probing at rest: GPUs whose allocator changed, and the verdict on unusable ones."""
 
 import asyncio
 from collections import Counter
@@ -20,7 +20,7 @@ THERE = Traded(DeviceName("gpu.nvidia.com", "node", "gpu-1"), "GPU-2", is_dracos
 def tried(
     monkeypatch: pytest.MonkeyPatch, *, phase: str, taken: bool = False, looked_at: bool = True
 ) -> tuple[Any, list[str]]:
-    """`looked_at` says whether the scheduler knows the pod and its claim."""
+    """Probe GPUs. `looked_at`: whether the scheduler knows the pod and its claim."""
     monkeypatch.setattr(probing, "WITHIN_S", 2.0)
     monkeypatch.setattr(probing, "UNTOLD_S", 4.0)
     monkeypatch.setattr(probing, "POLL_S", 1.0)

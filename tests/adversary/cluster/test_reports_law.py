@@ -1,4 +1,4 @@
-"""The law of reports: what the Event on a rule says, held against what is published and held."""
+"""The law of reports: the Event on a rule, compared with the published and held devices."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The laws of reservations, limits and holds: what is reserved stays so, what is limited is not exceeded, nodes are held."""
+"""The laws of reservations, limits and holds: reservations are kept, limits respected, and nodes with reserved devices held."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -142,7 +142,7 @@ def a_limit(limits: Document, *, revision: int = 2, **more: Any) -> Document:
 
 
 def bound(*limits: Document, at: float = KNOWN_AFTER_S, by: str = "draco-operator", waited: float = 60.0) -> list[str]:
-    """Whether Draco may allocate half a board beside one that the scheduler has given half of it."""
+    """The verdict on Draco's allocation of half a board beside the scheduler's."""
     world = a_world(("slice", a_slice(*PARTS)), ("slice", a_slice(whole("gpu-1", "GPU-1"), number=2)))
     law = Limits(world)
     for one in limits:

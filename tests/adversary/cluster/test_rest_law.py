@@ -1,4 +1,4 @@
-"""The law of rest: each pod runs, or is told why not, by the cause for which it is refused."""
+"""The law of rest: each pod runs or has an Event with the true cause of its waiting."""
 
 import pytest
 

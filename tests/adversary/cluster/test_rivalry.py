@@ -1,4 +1,4 @@
-"""A cluster with too little for all: what is drawn there, and a short run in which pods leave for others."""
+"""A cluster with too few GPUs: its draws, and a short run with evictions for others."""
 
 import os
 
@@ -9,7 +9,7 @@ from tests.adversary.cluster.manifests import PRIORITIES
 from tests.adversary.cluster.rivalry import AHEAD_S, Rivalry, some_wait_and_some_leave
 
 SEED = 80220
-"""The same draws in each run of the tests, as of the other machine."""
+"""The same draws in each test run, as in the other machine's tests."""
 ACTIONS = 40
 SECONDS = 60.0
 

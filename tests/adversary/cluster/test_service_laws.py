@@ -1,4 +1,4 @@
-"""What the observer holds against maintenance: what is lifted or left, who is taken, and who is given what is tainted."""
+"""The laws of maintenance: lifted or leftover taints, evicted bystanders, and allocations of tainted devices."""
 
 from typing import Any
 
@@ -111,7 +111,7 @@ def test_a_device_whose_agent_is_there_is_not_fenced() -> None:
 
 
 class Allocates:
-    """Claims that are given devices while taints come and go."""
+    """Claims that get devices while taints come and go."""
 
     def __init__(self) -> None:
         self.world = a_world(PARTS)
@@ -202,7 +202,7 @@ def held_by_the_pod(device: str, **more: Any) -> Document:
 
 
 class Takes:
-    """A pod that goes, with a GPU."""
+    """A pod with a GPU that leaves."""
 
     def __init__(self, device: str = "gpu-0", **more: Any) -> None:
         self.world: World = a_world(TWO, ("claim", held_by_the_pod(device, **more)), ("pod", a_pod()))

@@ -1,4 +1,4 @@
-"""The law of still pools and claims: what two push to and fro is found, what changes a few times is not."""
+"""The law of stillness: endless changes are found, a few successive ones are not."""
 
 from tests.adversary.cluster.observer.still import OFTEN, WITHIN_S, Still
 from tests.adversary.cluster.test_observer import a_slice

@@ -1,4 +1,4 @@
-"""What the observer says of upgrades: which of them was noticed, and by whom."""
+"""The law of upgrades: which upgrades were noticed, and how."""
 
 from pathlib import Path
 from typing import Any
