@@ -1,4 +1,4 @@
-"""The chart's default for the driver, `/`: an agent process finds it in the node's own folders, and gives it from there."""
+"""The chart's default driver root, `/`: an agent process finds the driver in the node's own folders and mounts it from there."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A device plugin that gives out the same GPUs: what is published and said while it is there."""
+"""A device plugin that offers the same GPUs: what the agent publishes and reports meanwhile."""
 
 import socket
 from typing import Any
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("crds")
 
 
 async def counts(node: SimulatedNode, **resources: str) -> None:
-    """Kubelet says how many there are of these resources."""
+    """Kubelet reports this many of these resources."""
     named: dict[str, Any] = {f"nvidia.com/{name.replace('_', '-')}": count for name, count in resources.items()}
     status = {"capacity": named, "allocatable": named}
     await node.client.patch(NODES, ObjectKey("", node.name), {"status": status}, subresource="status")

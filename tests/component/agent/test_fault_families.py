@@ -1,4 +1,4 @@
-"""Each family of faults, from simulated hardware to where people and schedulers see it: slices, GpuNode, claims, Events."""
+"""Each family of faults, from simulated hardware to slices, GpuNode, claims and Events."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -156,7 +156,7 @@ async def test_what_the_operator_says_of_a_fault_is_heeded_and_outlives_the_agen
 
 
 class _Dies(Files):
-    """Files of an agent that ends at the so many-th write of the ledger, before or after it is there."""
+    """Files of an agent that dies at a given write of the ledger, before or after it is done."""
 
     def __init__(self, at: int, *, before: bool) -> None:
         self._left = at
@@ -177,7 +177,7 @@ class _Dies(Files):
 @pytest.mark.usefixtures("crds")
 @pytest.mark.parametrize("at", [1, 2, 3])
 async def test_a_fault_that_was_published_is_known_to_the_next_agent(node: SimulatedNode, at: int) -> None:
-    """Or it was not written, and the agent tries again as long as it lives."""
+    """If it was not written, the agent retries for as long as it runs."""
     expected = ("draco.dev/xid", "Xid119", "NoSchedule")
     files = _Dies(at, before=True)
 
@@ -240,7 +240,7 @@ async def test_of_a_divided_gpu_what_overlaps_the_sick_instance_is_tainted_and_n
         assert alone
         assert not hit & alone
         assert not any(name.startswith("gpu-1") for name in hit)
-        # The pod that has it is told, and who comes new gets what is well.
+        # The pod that has the GPU is told, and a new claim gets a healthy one.
         async with node.health() as stream:
             states = {one.device.device_name: one.health for one in (await stream.read()).devices}
         assert (states[sick], states["gpu-0"]) == (2, 1)

@@ -1,4 +1,4 @@
-"""One agent follows another on a node that kubelet watches: kubelet always has a plugin, and no call fails."""
+"""One agent replaces another on a node that kubelet watches: kubelet always has a plugin, and no call fails."""
 
 import asyncio
 import fcntl
@@ -43,7 +43,7 @@ async def node(client: Client) -> AsyncIterator[SimulatedNode]:
 
 @asynccontextmanager
 async def kubelet_of(node: SimulatedNode) -> AsyncIterator[Plugins]:
-    """The plugin watcher of a kubelet, which calls whoever registered last."""
+    """A kubelet's plugin watcher, which calls the plugin that registered last."""
     watcher = Plugins(node.folder, clock=SystemClock(), registered=lambda _: None, poll_s=0.02)
     task = asyncio.create_task(watcher.run())
     try:
@@ -65,7 +65,7 @@ async def ended(task: "asyncio.Task[None]") -> None:
 
 
 async def exclusive(node: SimulatedNode) -> bool:
-    """Whether the GpuNode says that nobody else serves the driver."""
+    """The GpuNode's condition Exclusive: whether no other plugin serves the driver."""
     reported = await node.client.get(GPU_NODES, ObjectKey("", node.name))
     return any((one.type, one.status) == ("Exclusive", "True") for one in reported.status.conditions)
 
@@ -120,7 +120,7 @@ async def test_kubelet_always_has_a_plugin_and_no_call_fails(node: SimulatedNode
 
 
 async def test_one_that_follows_an_agent_which_dies_serves_at_once(node: SimulatedNode) -> None:
-    with ProcessLock(node.folder / "agent" / "agent.lock"):  # the kernel gives it up with the process, as here
+    with ProcessLock(node.folder / "agent" / "agent.lock"):  # the kernel releases it when the process ends, as here
         following = an_agent(node, takes_over=True)
         await eventually(lambda: stands_by(node.folder / "agent"))
     try:
@@ -230,7 +230,7 @@ async def test_one_that_begins_to_stand_by_while_the_other_leaves_is_called(tmp_
     with NextAgent(tmp_path):
         leaving = asyncio.create_task(hand_over(tmp_path, SystemClock(), calls=lambda: 0))
         await eventually((tmp_path / "agent.leaving").exists)
-        (tmp_path / "agent.leaving").unlink()  # as one does that takes it for left over
+        (tmp_path / "agent.leaving").unlink()  # as an agent does that takes it for a leftover
         await eventually((tmp_path / "agent.leaving").exists)
         leaving.cancel()
 

@@ -1,4 +1,4 @@
-"""A driver that hangs does not take the node along: the agent says which call hangs, and does what needs no driver."""
+"""A hung driver does not stop the node: the agent reports which call hangs, and does what needs no driver."""
 
 import asyncio
 import socket
@@ -24,7 +24,7 @@ async def readable(node: SimulatedNode) -> tuple[str, str, str]:
 
 
 async def prepared(node: SimulatedNode, claim: Any) -> str:
-    """Why not; "" when it was."""
+    """The error of preparing the claim; "" if it succeeded."""
     return str((await node.prepare(claim))[claim.metadata.uid].error)
 
 

@@ -1,4 +1,4 @@
-"""Names stand for boards, and what is prepared is what is there: over reboots, losses and returns, as the API server sees it."""
+"""Device names stand for boards, and prepared claims match the hardware, across reboots, losses and returns of boards."""
 
 import asyncio
 import io
@@ -33,13 +33,13 @@ def hardware(node: SimulatedNode) -> list[GpuState]:
 
 
 async def uuids(node: SimulatedNode) -> dict[str, Any]:
-    """What the slices say: device name to UUID."""
+    """UUIDs in the slices, by device name."""
     devices = [device for one in await node.slices() for device in one.spec.devices]
     return {device.name: device.attributes["uuid"].value for device in devices}
 
 
 def opened(node: SimulatedNode, claim: ResourceClaim) -> dict[str, str]:
-    """UUID to device node, as the claim's spec gives them to a container."""
+    """Device nodes in the claim's CDI spec, by UUID."""
     spec = json.loads(next(node.cdi.glob(f"*{claim.metadata.uid}.json")).read_text())
     edits = [device["containerEdits"] for device in spec["devices"]]
     return {one["env"][0].partition("=")[2]: one["deviceNodes"][0]["path"] for one in edits}
@@ -201,20 +201,20 @@ async def comes_again(node: SimulatedNode) -> Node:
 
 
 async def report(node: SimulatedNode) -> GpuNode | None:
-    """What the agent says of the boards that are there now."""
+    """The agent's report on the current boards."""
     found = await node.client.get(GPU_NODES, ObjectKey("", node.name))
     there = {one.uuid for one in hardware(node)}
     return found if there <= {gpu.uuid for gpu in found.status.gpus} else None
 
 
 async def health_of(node: SimulatedNode, claim: ResourceClaim) -> list[tuple[str, str]]:
-    """What the claim's status says of its device: which GPU, and how it is."""
+    """GPU and health of the claim's device, from the claim's status."""
     devices = (await node.client.get(CLAIMS, claim.metadata.key)).status.devices
     return [(one.board, each.reason) for one in devices for each in one.conditions if each.type == "Healthy"]
 
 
 async def warnings(plane: ControlPlane) -> list[str]:
-    """What `draco status` warns of."""
+    """Warnings of `draco status`."""
     with redirect_stdout(io.StringIO()) as out:
         assert await asyncio.to_thread(run, ["status", "--kubeconfig", str(plane.kubeconfig), "-o", "json"]) == 0
     return list(json.loads(out.getvalue())["warnings"])
@@ -224,7 +224,7 @@ async def warnings(plane: ControlPlane) -> list[str]:
 async def test_another_machine_of_the_same_name_has_nothing_of_the_earlier_one(
     api_server: ControlPlane, node: SimulatedNode, crds: None, collected: bool
 ) -> None:
-    """Whether Kubernetes has collected what belonged to the earlier Node before the agent starts, or has not yet."""
+    """Both if Kubernetes collected the earlier Node's objects before the agent starts, and if not yet."""
     claim = await node.reserve(await node.claim("gpu-0"), "worker")
     async with node.running():
         await node.published(2)
@@ -237,7 +237,7 @@ async def test_another_machine_of_the_same_name_has_nothing_of_the_earlier_one(
     shutil.rmtree(node.cdi)
 
     async def is_later() -> bool:
-        """By the API server's clock, which tells seconds apart."""
+        """Whether a later second has begun: the API server's timestamps have whole seconds."""
         return datetime.now(UTC).replace(microsecond=0) > prepared
 
     await eventually(is_later)
@@ -257,11 +257,11 @@ async def test_another_machine_of_the_same_name_has_nothing_of_the_earlier_one(
 
         await eventually(own)
         slices = await node.published(2)
-        fresh = (found, *slices) if collected else slices  # a GpuNode of the earlier Node goes with that one
+        fresh = (found, *slices) if collected else slices  # the earlier Node's GpuNode is collected with it
         assert {owner.uid for one in fresh for owner in one.metadata.owner_references} == {new.metadata.uid}
         # The pod is still bound to the node's name, so kubelet starts it here.
         error = (await node.prepare(claim))[claim.metadata.uid].error
-        if not collected:  # the names are those of the boards of the earlier machine
+        if not collected:  # the names are of the earlier machine's boards
             assert "was allocated gpu-0, which this node does not have" in error
             return
         assert error == ""

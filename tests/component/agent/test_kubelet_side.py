@@ -1,4 +1,4 @@
-"""What kubelet can rely on: sockets that come back, errors per claim, claims that survive whatever happens to the agent."""
+"""What kubelet can rely on: sockets that come back, errors per claim, and prepared claims that survive the agent."""
 
 import asyncio
 import errno
@@ -189,7 +189,7 @@ async def test_a_damaged_record_is_rebuilt_from_the_api_server(node: SimulatedNo
 
 
 async def test_the_record_of_a_newer_agent_is_set_aside_and_what_it_holds_is_kept(node: SimulatedNode) -> None:
-    """As after a rollback over a change of the format: nothing is unprepared, and nothing prepared twice."""
+    """As after a rollback across a change of format: no claim is unprepared or prepared twice."""
     held, rival = await node.claim("gpu-0"), await node.claim("gpu-0")
     async with node.running():
         await node.prepare(held)
@@ -206,7 +206,7 @@ async def test_the_record_of_a_newer_agent_is_set_aside_and_what_it_holds_is_kep
 
 
 async def test_a_spec_of_a_newer_agent_stays_until_its_claim_is_given_up(node: SimulatedNode) -> None:
-    """As after a rollback: what the container was started with is there when it is started again."""
+    """As after a rollback: the container's spec still exists when it is restarted."""
     held = await node.claim("gpu-0")
     async with node.running():
         await node.prepare(held)
@@ -310,7 +310,7 @@ async def not_said(said: Callable[[], Awaitable[bool]]) -> bool:
 
 
 class Refusing(Files):
-    """A node on which CDI specs cannot be written, for that reason."""
+    """A node on which CDI specs cannot be written, for the given reason."""
 
     def __init__(self, folder: Path, code: int) -> None:
         self.error: OSError | None = OSError(code, os.strerror(code), str(folder))
@@ -356,7 +356,7 @@ async def test_a_cdi_folder_that_refuses_is_told_before_and_when_a_claim_comes_a
 
 
 class BrieflyReadOnly(Files):
-    """A disk that at first gives no file a second name."""
+    """A disk that at first refuses hard links."""
 
     refusals = 1
 
@@ -402,13 +402,13 @@ async def test_a_prepared_claim_follows_its_gpu_when_the_driver_numbers_it_anew(
         await node.prepare(claim)
         [name] = node.specs()
         assert '"/dev/nvidia0"' in (node.cdi / name).read_text()
-        faults.reboot(node.gpus, minors=[1, 0])  # for an agent that runs on, a reload of the driver
+        faults.reboot(node.gpus, minors=[1, 0])  # to a running agent, this looks like a driver reload
 
         def follows() -> bool:
             try:
                 return '"/dev/nvidia1"' in (node.cdi / name).read_text()
             except FileNotFoundError:
-                return False  # the old one goes before the new one comes
+                return False  # the old one disappears before the new one appears
 
         await eventually(follows)
 
@@ -426,7 +426,7 @@ async def test_a_prepare_that_takes_too_long_is_answered_before_kubelet_gives_up
 
     async with node.running(files=Slow(), prepare_deadline_s=0.3):
         try:
-            async with asyncio.timeout(20):  # of kubelet's 45
+            async with asyncio.timeout(20):  # well within kubelet's 45 s
                 assert "was not prepared within 0.3 s" in (await node.prepare(claim))[claim.metadata.uid].error
         finally:
             written.set()

@@ -1,4 +1,4 @@
-"""The lease by which an agent says that it lives, on a real API server: when it is renewed, and when not."""
+"""The agent's lease on a real API server: when it is renewed, and when not."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ LEASE_S = 2
 BETWEEN_S = LEASE_S / 4
 """The longest time between two renewals; the shortest is three quarters of that."""
 FOLLOWED_S = 8
-"""The duration where one agent follows another, whose start takes some of it, also on a busy machine. By default it is 20 s."""
+"""The lease duration during a handover. The next agent's start takes part of it, more on a busy machine. The default is 20 s."""
 
 
 def leases(node: SimulatedNode, duration_s: int = LEASE_S) -> dict[str, object]:
@@ -42,7 +42,7 @@ async def lease_of(node: SimulatedNode) -> Lease | None:
 
 
 async def renewals(node: SimulatedNode, for_s: float, *, until: str = "") -> list[tuple[float, str]]:
-    """When the lease was seen to change, and what its holder was then; `until` somebody has it, or as long as that takes."""
+    """Time and holder of each change of the lease, for `for_s` seconds or until its holder is `until`."""
     found: list[tuple[float, str]] = []
     last = await lease_of(node)
     deadline = time.monotonic() + for_s
@@ -56,7 +56,7 @@ async def renewals(node: SimulatedNode, for_s: float, *, until: str = "") -> lis
 
 
 async def renewed(node: SimulatedNode) -> Lease:
-    """The lease, once it is another than it is now."""
+    """The lease, once it has changed."""
     before = await lease_of(node)
 
     async def look() -> Lease | None:
@@ -123,7 +123,7 @@ async def test_an_agent_that_cannot_read_its_gpus_is_silent_until_it_can(node: S
     async with node.running(**leases(node)):
         await renewed(node)
         faults.break_driver(node.gpus)
-        await asyncio.sleep(1.0)  # for the reading that finds out
+        await asyncio.sleep(1.0)  # time for the reading that notices
         assert await renewals(node, LEASE_S) == []
         faults.reload_driver(node.gpus)
         await renewed(node)

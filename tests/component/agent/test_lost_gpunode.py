@@ -1,4 +1,4 @@
-"""What a node offers when its GpuNode is gone and no operator writes another: what was wanted last holds until it does."""
+"""What a node offers when its GpuNode was deleted: the last spec holds until an operator writes another."""
 
 import asyncio
 import shutil
@@ -30,7 +30,7 @@ async def reported(node: SimulatedNode) -> GpuNode | None:
 
 
 async def write(node: SimulatedNode, **spec: Any) -> None:
-    """What the operator writes: that it decided about both GPUs, and this."""
+    """Write the operator's spec: both GPUs are decided, plus this."""
     found = await eventually(lambda: reported(node))
     decided = [one.uuid for one in found.status.gpus]
     body = {"spec": {"decided": decided, **spec}}
@@ -44,7 +44,7 @@ async def taints(node: SimulatedNode) -> dict[str, set[str]]:
 
 
 async def isolate_and_divide(node: SimulatedNode) -> None:
-    """gpu-0 is under maintenance and divided on demand; gpu-1 is Draco's to allocate."""
+    """Put gpu-0 under maintenance in mode Dynamic, and hand gpu-1 over to Draco."""
     uuids = {one.device: one.uuid for one in (await eventually(lambda: reported(node))).status.gpus}
     entry = {
         "request": "fan",
@@ -70,7 +70,7 @@ async def as_wanted(node: SimulatedNode) -> bool:
 
 @asynccontextmanager
 async def always_as_wanted(node: SimulatedNode) -> AsyncIterator[None]:
-    """Whatever is published meanwhile is as it was wanted last."""
+    """Within the block, published devices always match the last spec."""
     others: list[dict[str, set[str]]] = []
 
     async def watch() -> None:
@@ -93,7 +93,7 @@ async def deleted(node: SimulatedNode) -> None:
 
 
 async def heard_of(node: SimulatedNode) -> GpuNode | None:
-    """The GpuNode that the agent has made again, once the agent has read it and has published what it makes of it."""
+    """The GpuNode that the agent created again, once the agent has read it and published accordingly."""
     found = await reported(node)
     if found is None or found.status.observed_generation != found.metadata.generation:
         return None
@@ -126,9 +126,9 @@ async def test_an_agent_that_starts_without_a_gpunode_goes_on_by_what_was_wanted
         async with node.running():
             await eventually(lambda: heard_of(node))
         await deleted(node)
-        async with node.running():  # what the one before has not heard again is on record still
+        async with node.running():  # the previous agent's record still has what it did not hear again
             await eventually(lambda: heard_of(node))
-    for one in await node.slices():  # as kubelet does that starts
+    for one in await node.slices():  # as a starting kubelet does
         await node.client.delete(SLICES, one.metadata.key)
     async with node.running():
         await eventually(lambda: as_wanted(node))
@@ -159,7 +159,7 @@ async def test_what_was_wanted_of_another_node_of_that_name_is_void(node: Simula
 
 
 async def test_a_gpunode_that_an_earlier_node_left_is_not_believed(node: SimulatedNode) -> None:
-    """The garbage collector takes it away in its own time."""
+    """The garbage collector deletes it some time later."""
     async with node.running():
         await isolate_and_divide(node)
     await node.client.delete(NODES, ObjectKey("", node.name))

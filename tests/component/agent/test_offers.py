@@ -1,4 +1,4 @@
-"""Which partitions an agent offers: those that are wanted, from the moment at which it knows them, without a doubt in between."""
+"""Which partitions an agent offers: exactly the wanted ones, from the moment it knows them."""
 
 import asyncio
 from typing import Any
@@ -20,7 +20,7 @@ async def gpu_node(node: SimulatedNode) -> GpuNode:
 
 
 async def want(node: SimulatedNode, promised: str = "", **gpus: str) -> None:
-    """What the operator writes: gpu_0="Dynamic". Of the first GPU a device may be promised."""
+    """Write the operator's wanted modes, such as gpu_0="Dynamic". A device of the first GPU may be promised."""
     reported = (await eventually(lambda: reporting(node))).status.gpus
     uuids = {one.device.replace("-", "_"): one.uuid for one in reported}
     spec: Any = [{"uuid": uuids[device], "policy": "p", "mode": mode} for device, mode in gpus.items()]
@@ -39,7 +39,7 @@ async def devices(node: SimulatedNode) -> frozenset[str]:
 
 
 class Sightings:
-    """Whether a device is published, as often as one can look, until it is asked."""
+    """Watches continuously whether a device is published, until asked for the result."""
 
     def __init__(self, node: SimulatedNode, device: str) -> None:
         self._node, self._device = node, device
@@ -52,7 +52,7 @@ class Sightings:
             await asyncio.sleep(0.01)
 
     def end(self) -> set[bool]:
-        """What was seen, which may be both."""
+        """What was seen, possibly both."""
         self._task.cancel()
         return self._seen
 
@@ -80,7 +80,7 @@ async def test_a_place_that_a_claim_was_allocated_is_never_withdrawn_and_is_serv
         [counters, offered] = await node.published(3)
         assert [one.name for one in offered.spec.devices] == ["gpu-1", "gpu-0", small]
         assert [one.name for one in counters.spec.shared_counters] == ["gpu-0-counter-set"]
-    async with node.running():  # again, without a record of the claim
+    async with node.running():  # once more, without a record of the claim
         await eventually(node.registration_socket.exists)
         await node.register()
         await eventually(lambda: ready(node))
@@ -93,7 +93,7 @@ async def test_a_place_that_a_claim_was_allocated_is_never_withdrawn_and_is_serv
 
 
 async def test_a_place_that_was_withdrawn_too_early_is_offered_again(node: SimulatedNode) -> None:
-    """It was allocated in the moment in which the operator did not know of it yet."""
+    """It was allocated before the operator knew of the allocation."""
     async with node.running():
         await want(node)
         await node.published(2)
@@ -103,7 +103,7 @@ async def test_a_place_that_was_withdrawn_too_early_is_offered_again(node: Simul
 
 
 async def test_a_place_that_is_promised_after_notice_was_given_of_it_never_leaves(node: SimulatedNode) -> None:
-    """The scheduler allocated it in the moment in which its policy went."""
+    """The scheduler allocated it at the moment its policy was deleted."""
     small = "gpu-0-mig-1g10gb-19-2"
 
     async def noticed() -> bool:
@@ -168,7 +168,7 @@ async def ready(node: SimulatedNode) -> bool:
 
 
 async def test_of_a_gpu_under_maintenance_nothing_is_ever_offered_without_the_taint(node: SimulatedNode) -> None:
-    """Divided during the work, by an agent that runs and by one that starts; given back at the end."""
+    """It is divided during the work, by a running agent and by a starting one, and returned at the end."""
     bare: set[str] = set()
 
     async def watch() -> None:

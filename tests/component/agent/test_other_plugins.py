@@ -1,4 +1,4 @@
-"""Another plugin of the driver on the node: who keeps it, and what Node and GpuNode say."""
+"""Another plugin of the driver on the node: which one serves, and what Node and GpuNode say."""
 
 import asyncio
 from contextlib import suppress
@@ -39,7 +39,7 @@ async def test_a_plugin_that_comes_later_is_told_on_node_and_gpunode_and_we_keep
     async with node.running(socket_check_s=0.05):
         await node.register()
         await eventually(lambda: is_said(node, status="True", ready="True", sentence=""))
-        async with RecordingPlugin(NVIDIA_DRIVER).serving(node.folder):  # it puts its sockets in the place of ours
+        async with RecordingPlugin(NVIDIA_DRIVER).serving(node.folder):  # it replaces our sockets
             late = "which came after Draco. Draco keeps the node"
             await eventually(lambda: is_said(node, status="False", ready="True", sentence=late))
             [event] = await eventually(lambda: node.events("AnotherPlugin"))
@@ -63,7 +63,7 @@ async def test_a_plugin_that_comes_later_is_told_on_node_and_gpunode_and_we_keep
 async def test_to_a_plugin_that_was_first_the_agent_gives_way_and_keeps_what_runs(
     node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answered nothing while the agent started, so the agent does not end; it was there first all the same."""
+    """It did not answer while the agent started, so the agent does not end; but it was there first."""
     running, waiting = await node.claim("gpu-0"), await node.claim("gpu-1")
     async with node.running():
         await node.prepare(running)
@@ -101,12 +101,12 @@ async def test_an_agent_that_does_not_start_beside_another_plugin_says_so_on_the
         served = "is already served on this node by"
 
         async def refused() -> bool:
-            """As kubelet starts it again and again: a report that the first agent was about to write takes this one back."""
+            """Repeated, as kubelet restarts it: a late report of the first agent overwrites this one."""
             with pytest.raises(AnotherPlugin):
                 await node.run(state_dir=node.folder / "other")
             return await is_said(node, status="False", ready="True", sentence=served)
 
-        await eventually(refused)  # and the first agent is as ready as before
+        await eventually(refused)  # and the first agent is still ready
     async with RecordingPlugin(NVIDIA_DRIVER).serving(node.folder):
         with pytest.raises(AnotherPlugin):
             await node.run()

@@ -47,7 +47,7 @@ def hardware(node: SimulatedNode) -> GpuState:
 
 
 def places(node: SimulatedNode) -> list[tuple[int, int]]:
-    """Profiles and starts of the instances that are whole by now."""
+    """Profiles and starts of the complete instances."""
     return sorted((one.profile_id, one.start) for one in hardware(node).instances if one.compute)
 
 
@@ -70,7 +70,7 @@ async def error_of(node: SimulatedNode, call: str, claim: Any) -> str:
 
 
 async def want(node: SimulatedNode, mode: MigMode, **fields: Any) -> None:
-    """What the operator writes."""
+    """Write the operator's wanted state."""
     gpu = {"uuid": hardware(node).uuid, "policy": "pool", "mode": mode.value, **fields}
     await eventually(lambda: node.client.get(GPU_NODES, ObjectKey("", node.name)))
     await node.client.apply(
@@ -100,7 +100,7 @@ async def test_kubectl_shows_how_a_node_is_divided(node: SimulatedNode) -> None:
 
 
 async def table(node: SimulatedNode, **wanted: int) -> dict[str, Any] | None:
-    """What `kubectl get gpunode -o wide` prints, once it says what is wanted."""
+    """Output of `kubectl get gpunode -o wide`, once it is as expected."""
     accept = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
     connection = node.client.connection
     url = f"{connection.server}{GPU_NODES.path(ObjectKey('', node.name))}"
@@ -195,7 +195,7 @@ async def test_an_instance_made_by_hand_is_reported_and_left_alone(node: Simulat
 
 
 async def test_what_an_agent_that_was_killed_may_have_made_is_left_to_whoever_finishes_it(node: SimulatedNode) -> None:
-    """A step is on record, and something stands there: the agent was killed meanwhile, or somebody was there first."""
+    """A step is recorded, and an instance exists there: the agent was killed meanwhile, or somebody else created it first."""
     files, boot = Files(), checkpoint.boot_id(procfs.tree(node.gpus))
     step = OwnedInstance(
         gpu=GpuUuid(hardware(node).uuid),
@@ -241,7 +241,7 @@ async def pair(client: Client, namespace: str, crds: None) -> AsyncIterator[Simu
 
 
 async def told(node: SimulatedNode, reason: str, number: int) -> list[str]:
-    """What so many Events of this reason say; nothing as long as they are not there."""
+    """Notes of this many Events of a reason; empty until they exist."""
     found = await node.events(reason)
     return sorted(one.message for one in found) if len(found) == number else []
 
@@ -281,7 +281,7 @@ async def test_a_gpunode_that_somebody_deletes_is_written_anew(node: SimulatedNo
     key = ObjectKey("", node.name)
     async with node.running():
         await eventually(lambda: divisible(node))
-        for _ in range(3):  # the first time, what is reported at the start may still be under way
+        for _ in range(3):  # the first time, the report from the start may still be under way
             before = await node.client.get(GPU_NODES, key)
             await node.client.delete(GPU_NODES, key)
             await eventually(lambda: is_another(node, before.metadata.uid))  # noqa: B023 - awaited at once
@@ -407,7 +407,7 @@ async def test_a_layout_is_made_where_the_driver_is_loaded_after_the_agent_was_s
 
 
 async def test_a_wish_that_changes_nothing_is_reported_as_seen(node: SimulatedNode) -> None:
-    """Else a policy would say for minutes that the agent has not processed it."""
+    """Otherwise a policy would report for minutes that the agent has not processed it."""
     layout = [{"profile": "3g.40gb", "start": 4}]
     async with node.running():
         await want(node, MigMode.STATIC, layout=layout)

@@ -1,4 +1,4 @@
-"""GPUs of which NVML does not tell all, or that are not ready yet: published with what is known, or named; others are served."""
+"""GPUs that NVML describes incompletely or that are not ready: published as far as known, or reported; others are served."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -44,7 +44,7 @@ async def reported(node: SimulatedNode, wanted: Report) -> GpuNode:
 
 
 def complete(node: GpuNode) -> str:
-    """What the condition says that is missing, "" for nothing, "?" while it is not there."""
+    """What the condition says is missing; "" for nothing, "?" while there is no condition."""
     one = find_condition(node.status.conditions, "Complete")
     return "?" if one is None else one.message
 
@@ -55,7 +55,7 @@ def readable(node: GpuNode) -> bool:
 
 
 async def prepares(node: SimulatedNode, device: str) -> str:
-    """The error of a new claim, "" when it is prepared; it is given up again."""
+    """The error of preparing a new claim; "" if it succeeds. The claim is unprepared again."""
     claim = await node.claim(device)
     error = str((await node.prepare(claim))[claim.metadata.uid].error)
     if not error:
@@ -134,7 +134,7 @@ async def test_a_gpu_without_a_minor_number_is_named_and_the_other_keeps_its_nam
 async def test_a_gpu_takes_claims_as_soon_as_it_has_joined_its_fabric(node: SimulatedNode) -> None:
     faults.fabric(node.gpus, 0, "joining")
     joining = {"gpu-0": [("draco.dev/unsettled", "FabricJoining", "NoSchedule")], "gpu-1": []}
-    # Nothing but the agent's own quicker pace may find out.
+    # Only the agent's faster polling may notice.
     async with node.running(rescan_s=600.0, probe_s=0.1):
 
         async def tainted() -> bool:
@@ -243,5 +243,5 @@ async def test_a_driver_without_events_is_read_at_intervals_and_that_is_said(nod
 
         await eventually(seen)
         before = len(asked)
-        await eventually(lambda: len(asked) >= before + 4)  # twice for each reading, not more
+        await eventually(lambda: len(asked) >= before + 4)  # twice per reading, not more
         assert all(not found for name, found in (await taints(node)).items() if name == "gpu-0")

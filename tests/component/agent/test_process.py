@@ -1,4 +1,4 @@
-"""The agent as a process: signals, options, and one sentence for everything a person can put right."""
+"""The agent as a process: signals, options, and one sentence for every error that a person can fix."""
 
 import asyncio
 import json
@@ -65,7 +65,7 @@ async def test_sigterm_removes_the_sockets_keeps_the_slices_and_ends_well(
 ) -> None:
     with started(node, served) as process:
         await node.published(2)
-        await eventually(lambda: "slices.published" in (node.folder / "log").read_text())  # said once it is done
+        await eventually(lambda: "slices.published" in (node.folder / "log").read_text())  # logged when it is done
         await eventually(node.registration_socket.exists)
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
@@ -102,7 +102,7 @@ async def test_killed_it_starts_again_on_what_it_left(node: SimulatedNode, serve
         ("other", "Driver gpu.nvidia.com is already served on this node by "),
         ("agent", f"Another Draco agent (process {os.getpid()}) uses "),
     ],
-    ids=["another driver", "another agent"],  # not the process's number, which differs between workers
+    ids=["another driver", "another agent"],  # not the process ID, which differs between workers
 )
 async def test_beside_another_plugin_it_ends_with_a_sentence(
     node: SimulatedNode, served: ControlPlane, state: str, sentence: str

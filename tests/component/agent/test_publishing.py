@@ -1,4 +1,4 @@
-"""Slices are what they should be, whatever others, the server or the network do to them."""
+"""Slices are right, whatever other writers, the server or the network do."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -139,7 +139,7 @@ async def test_a_reloaded_driver_is_published_with_its_new_version(node: Simulat
 
 
 class DroppingClient(Client):
-    """What a server with a feature gate off does: it stores devices without their taints, and says nothing."""
+    """Like a server with a feature gate off: it silently stores devices without taints."""
 
     async def create(self, kind: Kind[Any], obj: Any, **options: Any) -> Any:
         return await super().create(kind, without_taints(obj), **options)
@@ -174,7 +174,7 @@ async def test_fields_that_the_server_drops_are_not_written_over_and_over(node: 
         await eventually(renamed)
         [second] = await node.slices()
         await node.client.patch(SLICES, second.metadata.key, {"metadata": {"labels": {"wake": "up"}}})
-        await asyncio.sleep(0.5)  # for a write that must not come
+        await asyncio.sleep(0.5)  # time for a write that must not happen
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     [last] = await node.slices()
@@ -183,7 +183,7 @@ async def test_fields_that_the_server_drops_are_not_written_over_and_over(node: 
 
 
 class LateClient(Client):
-    """Its answers come when the watch has brought what was written."""
+    """Its answers arrive after the watch delivered the write."""
 
     async def create(self, kind: Kind[Any], obj: Any, **options: Any) -> Any:
         return await late(super().create(kind, obj, **options))
@@ -194,7 +194,7 @@ class LateClient(Client):
 
 async def late(answer: Coroutine[Any, Any, Any]) -> Any:
     made = await answer
-    await asyncio.sleep(0.2)  # the answer's way through a busy event loop
+    await asyncio.sleep(0.2)  # the answer's delay in a busy event loop
     return made
 
 
@@ -205,7 +205,7 @@ async def test_a_write_whose_answer_comes_after_the_watch_holds_up_nothing(node:
         state,
         node=node.name,
         driver="gpu.nvidia.com",
-        clock=ManualClock(),  # what has to wait never comes
+        clock=ManualClock(),  # delayed work never runs
     )
     publisher.want([a_device("gpu-0")])
     running = asyncio.create_task(publisher.run())

@@ -1,4 +1,4 @@
-"""What the agent tells people and the operator: GpuNode, claim status, endpoints. Nothing of it is in kubelet's way."""
+"""What the agent reports to people and the operator: GpuNode, claim status, endpoints. None of it delays kubelet."""
 
 import asyncio
 import socket
@@ -84,7 +84,7 @@ async def test_a_status_that_says_nothing_new_is_not_written(node: SimulatedNode
     async with node.running_through(proxy, rescan_s=0.05):
         await node.register()
         await eventually(lambda: [one for one in gpu_node_requests(proxy) if one == "GET"])
-        # That it is Ready the last run had said too: this one has said all when nothing changes any more.
+        # The previous run reported Ready, too: this run has reported everything when nothing changes any more.
         await eventually(lambda: settled(node))
         writes = gpu_node_requests(proxy).count("PATCH")
         await asyncio.sleep(0.5)  # ten readings of the GPUs
@@ -95,14 +95,14 @@ async def test_a_status_that_says_nothing_new_is_not_written(node: SimulatedNode
 
 
 async def settled(node: SimulatedNode) -> bool:
-    """Ready, and left as it is for half a second."""
+    """The GpuNode, once it is Ready and unchanged for half a second."""
     before = await gpu_node(node)
     await asyncio.sleep(0.5)
     return bool(await condition(node, "Ready", "True")) and await gpu_node(node) == before
 
 
 def gpu_node_requests(proxy: FaultProxy) -> list[str]:
-    """Those for the object itself, and those that make it: what is wanted of it is followed by watching the kind."""
+    """Requests that read, write or create the object itself. Its spec is followed by watching the kind."""
     return [
         method for method, path, _ in proxy.seen if "/gpunodes/" in path or (method == "POST" and "/gpunodes" in path)
     ]
@@ -123,7 +123,7 @@ async def test_looking_again_at_a_right_status_writes_nothing(node: SimulatedNod
             count = len(gpu_node_requests(proxy))
             await eventually(lambda count=count: len(gpu_node_requests(proxy)) > count)
             await eventually(lambda: condition(node, "Ready", "False"))
-            await asyncio.sleep(0.3)  # for a write that must not come
+            await asyncio.sleep(0.3)  # time for a write that must not happen
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
     assert gpu_node_requests(proxy) == ["GET", "POST", "PATCH", "GET"]
@@ -295,11 +295,11 @@ def unused_tcp_port() -> int:
         return int(probe.getsockname()[1])
 
 
-# Claims that kubelet never gives up
+# Claims that kubelet never unprepares
 
 
 class Looking:
-    """A look at leftovers under a clock that the test moves."""
+    """A search for leftovers with the test's clock."""
 
     def __init__(self, node: SimulatedNode, claim: PreparedClaim, *, client: Client | None = None) -> None:
         self.clock = ManualClock()
@@ -404,7 +404,7 @@ async def test_a_claim_whose_name_was_taken_by_another_counts_as_gone(node: Simu
 
 @pytest.mark.usefixtures("crds")
 async def test_a_gate_that_comes_is_noticed_while_kubelet_is_served(node: SimulatedNode, proxy: FaultProxy) -> None:
-    """The API server keeps no counters at first: every second probe, the one with counters, is refused."""
+    """At first the API server stores no counters: every second probe, the one with counters, is refused."""
     asked: list[str] = []
 
     def with_counters(request: Any) -> bool:

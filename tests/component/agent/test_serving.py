@@ -1,4 +1,4 @@
-"""The whole agent against a real API server, with kubelet's side of the sockets played by the test."""
+"""The whole agent against a real API server; the test plays kubelet's side of the sockets."""
 
 import json
 import stat

@@ -1,4 +1,4 @@
-"""A GPU that fails while the agent runs: slices, kubelet's health, GpuNode and claims say so at once, and nobody new gets it."""
+"""A GPU that fails while the agent runs: slices, kubelet's health, GpuNode and claims show it at once; no new claim gets it."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from draco.resources.kinds import CLAIMS, GPU_NODES
 from draco_local.simulator.accidents import faults
 from tests.agents import SimulatedNode, eventually
 
-SLOW = {"rescan_s": 600.0}  # what is seen in time was not found by a reading that was due anyway
+SLOW = {"rescan_s": 600.0}  # so long that a periodic reading cannot be what notices in time
 
 
 async def taints(node: SimulatedNode) -> dict[str, list[tuple[str, str, str]]]:
@@ -47,7 +47,7 @@ async def test_an_xid_that_ends_a_gpu_counts_at_once_everywhere(node: SimulatedN
             return [one for one in device.conditions if one.type == "Healthy" and one.status == "False"]
 
         assert (await eventually(unhealthy))[0].message.startswith("XID 119: ")
-        # The claim that has it keeps it; one that comes new is told which of its GPUs is sick.
+        # The claim that has it keeps it; a new claim is told which of its GPUs is faulty.
         again = (await node.prepare(running))[running.metadata.uid]
         assert (again.error, [one.device_name for one in again.devices]) == ("", ["gpu-0"])
         assert not (await node.unprepare(running))[running.metadata.uid].error
@@ -72,7 +72,7 @@ async def test_an_xid_of_an_application_changes_nothing(node: SimulatedNode) -> 
         [before] = await node.slices()
         for code in (13, 31, 43, 45):
             faults.xid(node.gpus, 0, code)
-        faults.xid(node.gpus, 1, 79)  # comes after them, so they have been seen when this one has
+        faults.xid(node.gpus, 1, 79)  # comes after them: when this one was seen, they were, too
 
         async def seen() -> object:
             return (await taints(node))["gpu-1"]

@@ -26,7 +26,7 @@ OF_THE_MACHINE = {
     "resource.kubernetes.io/pcieRoot",
     "resource.kubernetes.io/numaNode",
 }
-"""What only a live node can say."""
+"""Attributes that only a live node knows."""
 
 
 def known_beforehand(templates: Sequence[SliceTemplate]) -> list[SliceTemplate]:
@@ -67,7 +67,7 @@ async def test_a_board_and_a_policy_make_what_the_agent_publishes(
 ) -> None:
     node = SimulatedNode(client, gpus=2, board=board)
     node.namespace = namespace
-    if board == "A100-80GB":  # whose mode changes by a reset only, which a new node has had
+    if board == "A100-80GB":  # its MIG mode changes only with a reset, which a new node has had
         with state.mutate(node.gpus) as hardware:
             for gpu in hardware.gpus:
                 gpu.mig_current = gpu.mig_pending = 1
@@ -80,11 +80,11 @@ async def test_a_board_and_a_policy_make_what_the_agent_publishes(
         async def alike() -> bool:
             try:
                 found = known_beforehand(of_node(node.name, await node.slices()))
-            except NoTemplate:  # not all of it is written yet
+            except NoTemplate:  # not completely written yet
                 return False
             if (
                 policy is not None and policy.spec.mode is MigMode.STATIC
-            ):  # whose instances are there by now: they are ordered anew
+            ):  # the instances exist by now, so devices are reordered
                 return by_name(found) == by_name(expected)
             return found == expected
 
@@ -93,7 +93,7 @@ async def test_a_board_and_a_policy_make_what_the_agent_publishes(
 
 
 async def follow(node: SimulatedNode, policy: MigPolicy, board: str) -> None:
-    """Have the node's GPUs divided as the policy says, as the operator does."""
+    """Write the wanted state of the node's GPUs for a policy, as the operator does."""
     key = ObjectKey("", node.name)
     await eventually(lambda: node.client.get(GPU_NODES, key))
     wanted: list[Any] = []

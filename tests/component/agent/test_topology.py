@@ -1,4 +1,4 @@
-"""What the agent publishes of NVLinks: selectable by CEL, and other once the links are."""
+"""What the agent publishes about NVLinks: selectable by CEL, and updated when the links change."""
 
 import uuid
 

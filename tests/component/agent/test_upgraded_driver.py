@@ -1,4 +1,4 @@
-"""A driver whose packages were upgraded under the modules that run: nothing new is prepared until it is loaded again."""
+"""A driver whose packages were upgraded while the old modules run: nothing new is prepared until it is reloaded."""
 
 import json
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ async def node(client: Client, namespace: str) -> AsyncIterator[SimulatedNode]:
 
 
 def upgrade_packages(root: Path) -> None:
-    """NVML goes first: it tells which driver there is, so that no spec is made of what is left meanwhile."""
+    """Remove NVML first: it shows which driver is installed, so no spec is written from the files left meanwhile."""
     found = [path for path in root.rglob("*") if VERSION in path.name and not path.is_dir()]
     for path in sorted(found, key=lambda path: "libnvidia-ml" not in path.name):
         path.unlink()
@@ -72,7 +72,7 @@ async def test_nothing_is_prepared_with_files_that_do_not_go_with_the_loaded_dri
         before = specs(node)
         assert all(f"libcuda.so.{VERSION}" in spec for spec in before)
         upgrade_packages(root)
-        # Also before the GPUs were read again.
+        # Even before the GPUs were read again.
         assert "cannot be prepared: The NVIDIA driver's files below /driver" in await prepared(node, looking)
         await says("False", "DriverMismatch")
         assert (await readable(node))[2] == (
@@ -105,7 +105,7 @@ async def test_nothing_is_prepared_with_files_that_do_not_go_with_the_loaded_dri
 
 @pytest.mark.usefixtures("crds")
 async def test_a_library_that_does_not_go_with_the_driver_ends_no_fault(node: SimulatedNode) -> None:
-    """As when the agent is started in between, and the packages are taken back: the driver was never loaded again."""
+    """As if the agent was started in between and the packages were rolled back: the driver was never reloaded."""
     expected: dict[str, list[tuple[str, str, str]]] = {f"gpu-{index}": [] for index in range(4)}
     expected["gpu-1"] = [("draco.dev/xid", "Xid119", "NoSchedule")]
     claim = await node.claim("gpu-0")

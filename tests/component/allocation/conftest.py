@@ -17,13 +17,13 @@ cluster, folder = test_nodes.cluster, test_nodes.folder
 
 @pytest.fixture(scope="session")
 def chart_options() -> tuple[str, ...]:
-    """What helm is given."""
+    """Helm's options."""
     return ALLOCATE
 
 
 @pytest.fixture(scope="module")
 def chart_parts(control_plane: ControlPlane, chart_options: tuple[str, ...]) -> Iterator[ChartParts]:
-    """They stay for all tests of a file: Kubernetes looks at all roles whenever one is made or deleted."""
+    """Kept for all tests of a file: Kubernetes re-evaluates all roles whenever one is created or deleted."""
     parts = ChartParts(control_plane, chart_options)
     yield parts
     parts.uninstall()
@@ -31,7 +31,7 @@ def chart_parts(control_plane: ControlPlane, chart_options: tuple[str, ...]) -> 
 
 @pytest.fixture
 def guarded(control_plane: ControlPlane, crds: None, chart_parts: ChartParts, tmp_path: Path) -> Iterator[Guarded]:
-    """The chart's part for the operator, its Deployment apart."""
+    """The operator's part of the chart, without its Deployment."""
     chart_parts.install()
     kubeconfig = tmp_path / "operator"
     control_plane.write_kubeconfig(kubeconfig, USER)

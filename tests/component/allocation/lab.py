@@ -1,4 +1,4 @@
-"""What tests of Draco as the allocator share: the chart's parts, the operator's settings and account, and claims of its class."""
+"""Shared by tests of Draco's allocator: parts of the chart, the operator's settings and account, and claims of its class."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ REGISTER = ObjectKey("", ALLOCATION_REGISTER)
 CLASS = "gpu.draco.dev"
 _MUTATING = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
 ALLOCATE = ("--set", "operator.allocate=true", "--api-versions", _MUTATING)
-"""What helm is given."""
+"""Helm's options."""
 USER = f"system:serviceaccount:{NAMESPACE}:draco-operator"
 AS_OPERATOR = {"Impersonate-User": USER, "Content-Type": "application/merge-patch+json"}
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -53,18 +53,18 @@ ALLOCATING = settings_for_test(
     lease_duration_s=60,
     renew_deadline_s=40.0,
 )
-"""All operators of these tests have one identity, so who follows one that died does not wait for its lease to end; and nobody
-loses that because the machine is busy."""
+"""All operators of these tests have one identity, so the successor of a dead one does not wait for the lease to expire. The
+lease is long, so that none loses it on a busy machine."""
 
 
 class Guarded(msgspec.Struct):
-    """How the operator reaches the control plane: as the chart's account, with its rights and within its admission policies."""
+    """The operator's access to the control plane: the chart's account, with its roles and admission policies."""
 
     kubeconfig: Path
 
 
 class ChartParts:
-    """What the chart has for an operator that allocates: its rights, the admission policies and the DeviceClasses."""
+    """The chart's objects for an operator that allocates: roles, admission policies and DeviceClasses."""
 
     def __init__(self, plane: ControlPlane, options: tuple[str, ...] = ALLOCATE) -> None:
         self._plane = plane
@@ -72,7 +72,7 @@ class ChartParts:
         self._made: dict[str, str] = {}
 
     def install(self, paths: dict[str, str] = RIGHTS | POLICIES | PROTECTION | CLASSES) -> None:
-        """Make those of these kinds, which are served at these paths, unless they are there as they were made."""
+        """Create the objects of these kinds, served at these paths, unless they exist unchanged."""
         served = self._versions(paths.values())
         self._make_namespace(NAMESPACE)
         for document in _documents(self._options):
@@ -84,7 +84,7 @@ class ChartParts:
                     self._made[path] = _version(made["metadata"])
 
     def _place(self, path: str, namespace: str) -> str:
-        """Where what belongs to another namespace than the operator's is served; the namespace is made if it is not there."""
+        """Path of an object in another namespace than the operator's. Creates the namespace if it is missing."""
         if namespace == NAMESPACE:
             return path
         self._make_namespace(namespace)
@@ -104,13 +104,13 @@ class ChartParts:
         }
 
     def uninstall(self) -> None:
-        """Delete what was made and is there still."""
+        """Delete the created objects that still exist."""
         while self._made:
             with contextlib.suppress(RefusedError):
                 call(self._plane, "DELETE", self._made.popitem()[0])
 
     def forget_register(self) -> None:
-        """Delete the register, which the operator empties before: while it lists GPUs, a policy forbids that."""
+        """Delete the register once the operator has emptied it: a policy forbids deleting one that lists GPUs."""
         path = ALLOCATION_REGISTERS.path(REGISTER)
         deadline = time.monotonic() + 10
         while True:
@@ -132,7 +132,7 @@ def _documents(options: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
 
 
 def _version(meta: dict[str, Any]) -> str:
-    """What differs once somebody has changed an object, apart from its status where it has a generation."""
+    """A version of an object that changes with any edit, except of the status if it has a generation."""
     return f"{meta['uid']} {meta.get('generation') or meta['resourceVersion']}"
 
 
@@ -153,12 +153,12 @@ async def until_allocated(client: Client, namespace: str, name: str) -> Resource
 
 
 async def end_lease(client: Client) -> None:
-    """The lease of an operator that died runs out."""
+    """Delete the lease of a dead operator, as if it had expired."""
     with contextlib.suppress(NotFound):
         await client.delete(LEASES, ObjectKey(NAMESPACE, OPERATOR_LEASE))
 
 
 async def events_of(client: Client, namespace: str, name: str, reason: str = "") -> list[str]:
-    """What the Events of the objects of that name say, whatever their reason unless one is given."""
+    """Notes of the Events about objects of this name; of all reasons unless one is given."""
     found = await client.list(EVENTS, namespace=namespace, field_selector=f"reason={reason}" if reason else "")
     return [each.message for each in found if each.involved_object and each.involved_object.name == name]

@@ -1,6 +1,6 @@
-"""Operators in pods: a pod of the chart's account, and the token that kubelet would give it, asked for by TokenRequest.
+"""Operators in pods: a pod of the chart's account, and the token that kubelet would request for it by TokenRequest.
 
-No kubelet runs it. What counts is what the API server reads off the token.
+No kubelet runs the pod. Only what the API server reads from the token counts.
 """
 
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ _CORE = f"/api/v1/namespaces/{NAMESPACE}"
 
 
 class OperatorPod(Guarded):
-    """A pod, and how the operator in it reaches the control plane."""
+    """A pod, and its operator's access to the control plane."""
 
     uid: str = ""
 
 
 @contextmanager
 def operator_pod(plane: ControlPlane, folder: Path, name: str) -> Iterator[OperatorPod]:
-    """The pod, which is deleted afterwards."""
+    """A pod, deleted afterwards."""
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT}}
     call(plane, "PATCH", f"{_CORE}/serviceaccounts/{ACCOUNT}?fieldManager=tests", account)
     spec = {"serviceAccountName": ACCOUNT, "schedulerName": "nobody", "containers": [{"name": "main", "image": "none"}]}

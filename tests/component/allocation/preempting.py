@@ -1,4 +1,4 @@
-"""Pods with priorities, whose GPUs Draco may take for others: what tests of preemption share."""
+"""Shared by tests of preemption: pods with priorities that Draco may evict for others."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -21,18 +21,18 @@ _PRIORITIES: Final = {
 
 
 def of_priority(name: str) -> dict[str, Any]:
-    """What a pod's spec has then."""
+    """The fields of a pod's spec for a priority."""
     return {"priorityClassName": f"draco-test-{name}"}
 
 
 async def permit(client: Client, preemption: str = "LowerPriority") -> None:
-    """Have the policy permit it."""
+    """Set preemption in the policy."""
     await client.patch(MIG_POLICIES, ObjectKey("", "draco"), {"spec": {"preemption": preemption}})
 
 
 @pytest.fixture
 async def priorities(client: Client) -> AsyncIterator[None]:
-    """PriorityClasses, which belong to no namespace."""
+    """PriorityClasses for the tests."""
     for name, (value, more) in _PRIORITIES.items():
         await client.create(PRIORITY_CLASSES, {"metadata": {"name": f"draco-test-{name}"}, "value": value, **more})
     yield
@@ -42,7 +42,7 @@ async def priorities(client: Client) -> AsyncIterator[None]:
 
 
 async def events_of(client: Client, namespace: str, reason: str) -> dict[str, str]:
-    """The notes of such Events by the name of what they are about."""
+    """Notes of such Events by the name of their object."""
     events = await client.list(EVENTS, namespace=namespace)
     return {
         each.involved_object.name: each.message for each in events if each.reason == reason and each.involved_object

@@ -1,6 +1,6 @@
-"""Nodes that publish their GPUs and taint what the operator says, as agents do, with nothing else behind them.
+"""Nodes that only publish their GPUs with the taints that the operator wants, as agents do.
 
-For tests of thousands of allocations, where simulated nodes would take most of the machine. Pods are bound there and never run.
+For tests of thousands of allocations, where simulated nodes would use most of the machine. Pods are bound to them and never run.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _HEARTBEAT_S = 10.0
 
 @asynccontextmanager
 async def publishing(client: Client, names: Sequence[str], gpus: int) -> AsyncIterator[None]:
-    """The nodes, whose GPUs are published by now. What they published is gone afterwards; the Nodes are left."""
+    """The nodes, with published GPUs. Their slices are deleted afterwards; the Nodes stay."""
     changed: asyncio.Queue[GpuNode] = asyncio.Queue()
 
     def look(change: Change[GpuNode]) -> None:
@@ -88,7 +88,7 @@ def _devices(name: str, gpus: int, kept: set[str]) -> list[dict[str, Any]]:
 
 
 async def _live(client: Client, names: Sequence[str]) -> None:
-    """Keep the nodes ready: else kube-controller-manager calls them lost."""
+    """Keep the nodes ready: otherwise kube-controller-manager marks them unreachable."""
     while True:
         await asyncio.sleep(_HEARTBEAT_S)
         for name in names:

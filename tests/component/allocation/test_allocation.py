@@ -1,6 +1,6 @@
 """Draco as the allocator: GPUs are handed over to it and back, and pods run with claims that it allocated.
 
-On a whole control plane with simulated nodes and real agents: kube-scheduler is there to take what it may.
+On a whole control plane with simulated nodes and real agents; kube-scheduler takes what it may.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ async def test_a_gpu_that_is_handed_back_is_the_schedulers_again_and_its_claim_k
 async def test_a_gpunode_that_is_deleted_hands_no_gpu_back(
     guarded: Guarded, handed_over: Client, namespace: str, folder: Path
 ) -> None:
-    """Its agent makes another that says nothing yet. Meanwhile the GPUs stay Draco's, and kept from kube-scheduler."""
+    """Its agent creates another with an empty spec. Meanwhile the GPUs stay Draco's and are kept from kube-scheduler."""
     key, given_back = ObjectKey("", "sim-1"), []
 
     async def watch() -> None:
@@ -114,7 +114,7 @@ async def test_a_pod_that_cannot_run_where_its_claim_is_gets_devices_elsewhere(
     namespace: str,
     folder: Path,
 ) -> None:
-    """The claim was there first, and the pod asks for a node that has room for nothing else."""
+    """The claim came first, and the pod requires a node on which other devices are free."""
     async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
         await handed_over.patch(MIG_POLICIES, ObjectKey("", "draco"), {"spec": {"nodeSelector": None}})
         await make_claim(handed_over, namespace, "moved")

@@ -1,4 +1,4 @@
-"""Claims, slices and writers that change under the allocator's decision: what comes out is whole, and given to one."""
+"""Claims, slices and writers that change while the allocator decides: allocations are complete, and no device is given twice."""
 
 import asyncio
 import contextlib
@@ -26,12 +26,12 @@ STORM = 12
 
 
 class Lab:
-    """A node with GPUs, and what the claims of a namespace had in turn."""
+    """A node with GPUs, and the history of a namespace's allocations."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self.client, self.namespace = client, namespace
         self.had: dict[str, list[list[str]]] = {}
-        """By claim: each of its allocations, and [] whenever it was taken away."""
+        """By claim: its allocations in order, with [] for each deallocation."""
 
     def key(self, name: str) -> ObjectKey:
         return ObjectKey(self.namespace, name)
@@ -89,7 +89,7 @@ async def lab(guarded: Guarded, handed_over: Client, namespace: str) -> AsyncIte
 async def test_devices_of_a_claim_that_a_foreign_finalizer_keeps_go_to_nobody_until_they_are_deallocated(
     guarded: Guarded, lab: Lab, *, is_used: bool
 ) -> None:
-    """It gets none again, though it stays."""
+    """It is not allocated again, though it stays."""
     async with an_operator(guarded, ALLOCATING):
         for name in ("kept", "beside"):
             await make_claim(lab.client, lab.namespace, name)
@@ -131,7 +131,7 @@ async def test_devices_of_a_claim_that_a_foreign_finalizer_keeps_go_to_nobody_un
 async def test_a_claim_whose_device_leaves_between_decision_and_write_gets_another(
     guarded: Guarded, lab: Lab, *, with_pod: bool
 ) -> None:
-    """Which one it would get is seen from a claim before it."""
+    """An earlier claim shows which device it would get."""
     would: list[str] = []
 
     async def leaving(method: str, path: str) -> None:
@@ -179,7 +179,7 @@ async def test_a_device_that_left_while_no_operator_looked_is_not_kept_for_its_c
 
 
 async def test_a_pool_that_is_not_published_completely_takes_nothing_from_anybody(guarded: Guarded, lab: Lab) -> None:
-    """A new generation comes slice by slice. What happens to the other claim shows that it was looked at."""
+    """A new generation arrives slice by slice. The other claim shows that the operator has seen it."""
     async with an_operator(guarded, ALLOCATING):
         for name in ("one", "two"):
             await make_claim(lab.client, lab.namespace, name)
@@ -204,7 +204,7 @@ async def test_a_pool_that_is_not_published_completely_takes_nothing_from_anybod
 async def test_a_claim_that_somebody_writes_before_each_of_dracos_writes_is_tried_anew_and_allocated_in_the_end_and_once(
     guarded: Guarded, lab: Lab
 ) -> None:
-    """Each write is refused and has to be forgotten for the next: the watch tells nothing of claims until the storm is over."""
+    """Each refused write must be forgotten before the next: the watch delivers no claims until the storm is over."""
     storm, over = count(1), asyncio.Event()
     begun = False
 

@@ -1,4 +1,4 @@
-"""Tenants' objects come and go for as long as an operator leads: nothing is kept of those that have gone."""
+"""Tenants' objects come and go while an operator leads: it keeps nothing of deleted ones."""
 
 import asyncio
 from pathlib import Path
@@ -25,15 +25,15 @@ SIZE = "kueue.x-k8s.io/pod-group-total-count"
 NOTHING_FITS = {"cel": {"expression": f"device.driver == 'nobody' || '{'x' * 2_500}' == ''"}}
 ROUNDS = 40
 SLACK = 30
-"""What may be more of a type, however many rounds there are: caches fill up, and numbers begin to differ."""
+"""By how many objects a type may grow, however many rounds there are: caches fill up."""
 
 _TIMED = (EventRecorder, WorkQueue, LoopWatch)
-"""What is kept for a time, and bounded: other tests are about that."""
+"""Types that keep objects for a limited time, bounded; other tests cover them."""
 _ELSEWHERE = (Connection, asyncio.Task, asyncio.AbstractEventLoop)
 
 
 async def one_round(client: Client, namespace: str, number: int) -> None:
-    """A claim that gets a GPU, one that gets none, a group that is not whole, a reservation; and all of it goes."""
+    """Create a claim that gets a GPU, one that gets none, an incomplete group and a reservation, and delete them all."""
     await make_claim(client, namespace, f"served-{number}")
     await make_claim(client, namespace, f"never-{number}", selectors=[NOTHING_FITS])
     for name in ("served", "never"):
@@ -61,7 +61,7 @@ async def one_round(client: Client, namespace: str, number: int) -> None:
 
 
 async def at_rest(operator: Operator, namespace: str) -> Any:
-    """What the operator holds once all of the namespace is gone and there is nothing to do."""
+    """What the operator keeps once the namespace's objects are gone and it is idle."""
     made, view = operator.reconcilers, operator.view
 
     async def is_at_rest() -> bool:
@@ -89,5 +89,5 @@ async def test_an_operator_holds_nothing_of_what_tenants_had(
 
 
 def exported(operator: Operator) -> str:
-    """Its metrics, as they are scraped."""
+    """Its metrics as scraped."""
     return generate_latest(operator.metrics.registry).decode()

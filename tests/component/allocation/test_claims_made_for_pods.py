@@ -1,7 +1,7 @@
-"""A claim that is made for a pod from a template is allocated before the pod's status names it, by Kubernetes' own rule.
+"""A claim made for a pod from a template is allocated before the pod's status names it, by Kubernetes' own rule.
 
-kube-controller-manager makes the claim, and says a moment later in the pod's status which it is. That moment is drawn out here:
-it is not there, and the test makes the claim in its place.
+kube-controller-manager creates the claim, and names it in the pod's status a moment later. Here that moment is extended: it is
+stopped, and the test creates the claim in its place.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -25,7 +25,7 @@ from tests.component.simulator.test_nodes import running, until_running
 
 @contextmanager
 def no_controller_manager(plane: ControlPlane) -> Iterator[None]:
-    """None until left."""
+    """Stop kube-controller-manager within the block."""
     plane.kill(CONTROLLER_MANAGER)
     try:
         yield
@@ -34,7 +34,7 @@ def no_controller_manager(plane: ControlPlane) -> Iterator[None]:
 
 
 async def make_claim_for(client: Client, pod: Pod, name: str) -> ResourceClaim:
-    """As kube-controller-manager does."""
+    """Create the pod's claim as kube-controller-manager does."""
     owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid, "controller": True}
     meta = {
         "name": name,
@@ -48,7 +48,7 @@ async def make_claim_for(client: Client, pod: Pod, name: str) -> ResourceClaim:
 
 @pytest.fixture
 async def waits(guarded: Guarded, handed_over: Client, namespace: str, folder: Path) -> AsyncIterator[ObjectKey]:
-    """The pod, which is yet to be made; a template for it, nodes, and an operator that allocates."""
+    """A pod that is not created yet; its template, nodes, and an operator that allocates."""
     await make_template(handed_over, namespace, "one", gpus=1)
     async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
         yield ObjectKey(namespace, "pod")
@@ -77,7 +77,7 @@ async def test_it_is_allocated_and_the_gate_gone_before_the_status_names_it_and_
 async def test_of_two_for_one_entry_none_is_allocated_but_the_one_that_kubernetes_names(
     control_plane: ControlPlane, handed_over: Client, namespace: str, waits: ObjectKey
 ) -> None:
-    """A tenant may make another that says it is the pod's. Both are there before Draco may look at the pod."""
+    """A tenant may create another claim that pretends to be the pod's. Both exist before Draco may consider the pod."""
     with no_controller_manager(control_plane):
         gate = {"name": "example.com/admission"}
         await make_member(handed_over, namespace, waits.name, template="one", schedulingGates=[gate])
@@ -97,7 +97,7 @@ async def test_of_two_for_one_entry_none_is_allocated_but_the_one_that_kubernete
 async def test_what_was_allocated_for_a_pod_that_then_uses_another_is_given_back(
     control_plane: ControlPlane, handed_over: Client, namespace: str, waits: ObjectKey
 ) -> None:
-    """kube-controller-manager died between a claim and the pod's status, and the next one did not know of the claim."""
+    """kube-controller-manager died after creating a claim and before naming it; the next one did not know of it."""
     with no_controller_manager(control_plane):
         await make_member(handed_over, namespace, waits.name, template="one")
         pod = await handed_over.get(PODS, waits)

@@ -1,4 +1,4 @@
-"""Claims like the last one get devices that were looked for while nothing waited, and never such as have gone since."""
+"""Claims like the last one get devices that were searched for while nothing waited, but never ones gone since."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,11 +17,11 @@ from tests.component.simulator.test_nodes import make_pod
 
 GPUS = 8
 AT_MOST = 5
-"""Claims that are made until one is foreseen: something else may have changed right before it."""
+"""How many claims to create until one is foreseen: something may change right before a claim."""
 
 
 async def make_pod_with_claim(client: Client, namespace: str, name: str) -> None:
-    """A pod whose claim is called as it is."""
+    """A pod and a claim of the same name."""
     await make_pod(client, namespace, name, name)
     await make_claim(client, namespace, name)
 
@@ -34,7 +34,7 @@ async def test_a_claim_like_the_last_one_is_allocated_without_a_question(
     monkeypatch: pytest.MonkeyPatch,
     make: Callable[[Client, str, str], Awaitable[object]],
 ) -> None:
-    """What is asked ahead is about a claim without a name, of a pod without one."""
+    """The question in advance is about a nameless claim of a nameless pod."""
     lab, asked, taken = Lab(handed_over, namespace), list[str](), dict[str, str]()
     async with (
         no_device_in_two_claims(handed_over),

@@ -1,7 +1,7 @@
-"""An operator that led, stood still and goes on: what it had decided is refused by the API server once another leads.
+"""An operator that led, stalled and continues: the API server refuses its earlier decisions once another leads.
 
-The operators run with the tokens of pods. Nobody but the API server knows that the first one led before: it still believes that
-it leads.
+The operators run with the tokens of pods. Only the API server knows that the first one no longer leads: it still believes that
+it does.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ DOES_NOT_LEAD = "this operator does not lead: second allocates for Draco now"
 
 
 class Standstill:
-    """From the request that `begins` on, all requests of an operator wait until they are let go, that one apart."""
+    """From the request that `begins` on, an operator's requests wait until they are released."""
 
     def __init__(self, begins: Callable[[str, str, set[str]], bool]) -> None:
         self._begins = begins
@@ -67,10 +67,10 @@ class Standstill:
         self._changed = asyncio.Condition()
         self.has_begun = asyncio.Event()
         self.looked = 0
-        """How often it has looked who holds the Lease, since then."""
+        """How often it has read the Lease since then."""
 
     async def __call__(self, method: str, path: str) -> None:
-        """Before each request."""
+        """Called before each request."""
         if not self.has_begun.is_set() and self._begins(method, path, self._seen):
             self.has_begun.set()
         self._seen.add(f"{method} {path}")
@@ -81,7 +81,7 @@ class Standstill:
         self.looked += (method, path) == ("GET", LEASE)
 
     async def let_go(self, which: Callable[[str, str], bool]) -> None:
-        """Let these requests go, too."""
+        """Release these requests, too."""
         async with self._changed:
             self._go_on.append(which)
             self._changed.notify_all()
@@ -101,14 +101,14 @@ def is_any(_method: str, _path: str) -> bool:
 
 @pytest.fixture
 def pods(control_plane: ControlPlane, guarded: Guarded, tmp_path: Path) -> Iterator[dict[str, OperatorPod]]:
-    """Two, by name."""
+    """Two pods by name."""
     with ExitStack() as stack:
         yield {name: stack.enter_context(operator_pod(control_plane, tmp_path, name)) for name in ("one", "two")}
 
 
 @pytest.fixture
 async def emptied(handed_over: Client, namespace: str) -> AsyncIterator[None]:
-    """Nothing of the namespace is left for the operators of other tests."""
+    """Empty the namespace, so that operators of other tests find nothing in it."""
     yield
     await Lab(handed_over, namespace).clear()
 
@@ -137,10 +137,10 @@ async def test_what_a_leader_had_begun_before_it_stood_still_is_refused_once_the
     namespace: str,
     is_in_pod: bool,
 ) -> None:
-    """Both decide on the one GPU there is, for two claims. An operator in no pod is let in all the same."""
+    """Both decide on the only GPU, for two claims. A second operator outside a pod may allocate, too."""
 
     def begins(method: str, path: str, _: object) -> bool:
-        # It may first take back what claims of other tests hold: no leader needs an entry for that.
+        # It may first deallocate claims of other tests, for which a leader needs no entry.
         return is_allocation(method, path) and f"/namespaces/{namespace}/" in path
 
     standstill = Standstill(begins)
@@ -176,10 +176,10 @@ async def test_a_leader_that_stood_still_before_it_evicted_pods_is_refused_once_
     namespace: str,
     is_next_in_pod: bool,
 ) -> None:
-    """Nobody waits for the devices of its pod any more. The second one has given something out: API servers go by its entry."""
+    """Nothing waits for its victim's devices any more. The second one has allocated: API servers follow its entry."""
 
     def begins(method: str, path: str, seen: set[str]) -> bool:
-        # The one before only asks whether it would be made.
+        # The one before is a dry run.
         return path.endswith("/eviction") and f"{method} {path}" in seen
 
     standstill = Standstill(begins)
@@ -210,7 +210,7 @@ async def test_a_leader_that_stood_still_before_it_evicted_pods_is_refused_once_
 
 
 async def until_refused(operator: Operator) -> None:
-    """Until an eviction of its is."""
+    """Wait until an eviction of this operator is refused."""
 
     async def refused() -> bool:
         count = {"outcome": "refused"}
@@ -220,7 +220,7 @@ async def until_refused(operator: Operator) -> None:
 
 
 async def until_answered(client: Client, operator: Operator, namespace: str) -> str:
-    """Why the operator's allocation was refused; "made" if it was not."""
+    """Why the operator's allocation was refused; "made" if it was stored."""
 
     async def answered() -> str:
         claim = await client.get(CLAIMS, ObjectKey(namespace, "of-the-first"))
@@ -244,7 +244,7 @@ async def until_gives_out_nothing(operator: Operator) -> None:
 async def test_a_leader_that_stood_still_before_it_entered_itself_does_not_once_another_leads(
     pods: dict[str, OperatorPod], handed_over: Client, at: str
 ) -> None:
-    """It had read the register, and was about to look at the Lease, or to write."""
+    """It had read the register, and was about to read the Lease or to write."""
 
     def begins(method: str, path: str, seen: set[str]) -> bool:
         at_lease = f"GET {NAMED}" in seen and (method, path) == ("GET", LEASE)
@@ -272,16 +272,16 @@ async def test_a_leader_that_stood_still_before_it_entered_itself_does_not_once_
 
 
 class Writers:
-    """Who has the right to allocate, by pod; "" is in none."""
+    """Clients with the right to allocate, by pod; "" is outside any pod."""
 
     def __init__(self, clients: dict[str, Client], key: ObjectKey) -> None:
         self.clients = clients
         self._key = key
 
     async def who_may(self) -> set[str]:
-        """Those whose allocation the API server takes. Each takes back what it wrote.
+        """The clients whose allocation the API server accepts. Each deallocates again.
 
-        Nobody's as long as it has not seen in the register that the GPU was handed over.
+        None until the API server has seen in the register that the GPU was handed over.
         """
         found: set[str] = set()
         for name, client in self.clients.items():
@@ -297,7 +297,7 @@ class Writers:
         return found
 
     async def take_back(self, allocated_by: str) -> None:
-        """Each takes back what this one allocates."""
+        """Check that each client may deallocate what this one allocates."""
         for each in self.clients.values():
             await self._write(self.clients[allocated_by], ALLOCATION)
             await self._write(each, None)
@@ -323,9 +323,9 @@ async def writers(
 async def test_only_the_pod_that_the_register_names_may_allocate_or_those_in_none_where_it_names_none(
     pods: dict[str, OperatorPod], writers: Writers
 ) -> None:
-    """A token that is bound to no pod is no leader's while a pod leads. Once an operator outside a pod leads, no pod may.
+    """A token bound to no pod may not allocate while a pod leads. While an operator outside a pod leads, no pod may.
 
-    All may take back.
+    All may deallocate.
     """
     store = RegisterStore(writers.clients[""])
     register = await store.make()
@@ -347,7 +347,7 @@ async def test_only_the_pod_that_the_register_names_may_allocate_or_those_in_non
 
 
 async def until_goes_by(plane: ControlPlane, definition: dict[str, Any], *, keeps_leader: bool) -> None:
-    """Give the API server this definition, until it reads registers as that says."""
+    """Apply this definition and wait until the API server reads registers by it."""
     call(plane, "PATCH", f"{CRD}?fieldManager=tests&force=true", definition)
     register: dict[str, Any] = {"apiVersion": ALLOCATION_REGISTERS.api_version, "kind": ALLOCATION_REGISTERS.kind}
     register |= {"metadata": {"name": REGISTER.name}, "spec": {"leader": {"identity": "probe"}}}
@@ -355,7 +355,7 @@ async def until_goes_by(plane: ControlPlane, definition: dict[str, Any], *, keep
     async def as_expected() -> bool:
         try:
             made = call(plane, "POST", f"{ALLOCATION_REGISTERS.path()}?dryRun=All", register)
-        except RefusedError:  # Those that had the chart's policies remember them for a second.
+        except RefusedError:  # API servers that had the chart's policies enforce them for another second.
             return False
         return ("leader" in made["spec"]) == keeps_leader
 
@@ -364,7 +364,7 @@ async def until_goes_by(plane: ControlPlane, definition: dict[str, Any], *, keep
 
 @pytest.fixture
 async def without_leader(control_plane: ControlPlane, crds: None, chart_parts: ChartParts) -> AsyncIterator[None]:
-    """The CustomResourceDefinition of an older version. It changes while the chart's policies, which go by it, are not there."""
+    """An older version's CustomResourceDefinition. It is applied while the chart's policies, which depend on it, are absent."""
     chart_parts.uninstall()
     definition = call(control_plane, "GET", CRD)
     plain = {"apiVersion": "apiextensions.k8s.io/v1", "kind": definition["kind"], "spec": definition["spec"]}
@@ -383,10 +383,10 @@ async def without_leader(control_plane: ControlPlane, crds: None, chart_parts: C
 async def test_without_the_leader_in_the_definition_draco_allocates_and_says_what_is_missing(
     pods: dict[str, OperatorPod], handed_over: Client, namespace: str
 ) -> None:
-    """An older definition, and the chart of this version.
+    """An older definition with this version's chart.
 
-    The definition comes first: an API server that had begun to read the register for the chart's policies refuses claims for a
-    second while it changes.
+    The definition comes first: an API server that already reads the register for the chart's policies refuses claims for a second
+    while the definition changes.
     """
     async with publishing(handed_over, [NODE], 1), an_operator(pods["one"], FIRST) as (operator, _):
         await make_claim(handed_over, namespace, "claim")

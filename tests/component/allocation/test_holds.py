@@ -1,4 +1,4 @@
-"""Nodes with claims of Draco's without a pod are held against scale-down, under the chart's rights and admission policies."""
+"""Nodes with Draco's claims without a pod are protected from scale-down, under the chart's rights and admission policies."""
 
 from itertools import count
 from pathlib import Path
@@ -46,7 +46,7 @@ async def test_a_node_with_a_claim_without_a_pod_is_held_until_a_pod_uses_it_or_
                 await make_claim(handed_over, namespace, name)
                 await until_allocated(handed_over, namespace, name)
             await until_said(handed_over, held)
-        async with an_operator(guarded, ALLOCATING):  # another one, which only the Node tells what was done
+        async with an_operator(guarded, ALLOCATING):  # another operator, which learns only from the Node what was done
             await make_pod(handed_over, namespace, "pod", "used")
             await until_running(handed_over, namespace, "pod")
             assert await said(handed_over) == held

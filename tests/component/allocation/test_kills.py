@@ -1,7 +1,7 @@
-"""The operator dies after each single write on the way of GPUs to Draco, of claims to their GPUs, and of GPUs back.
+"""The operator dies after each single write while GPUs are handed over, claims allocated, and GPUs handed back.
 
-It dies with the answer on its way, so it never learns that the write was made. The next one finishes what was begun: nothing is
-given to two claims, and nothing is left over. Writes are counted, not time.
+It dies before the answer arrives, so it never learns that the write was made. The next one finishes the work: no device is given
+to two claims, and nothing is left over. Deaths are placed by writes, not by time.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ AT_LEAST_BACK = 2
 
 
 class Lab:
-    """One node whose GPUs go to Draco and back, and claims for them."""
+    """One node whose GPUs are handed over to Draco and back, and claims for them."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self.client, self.namespace = client, namespace
@@ -55,7 +55,7 @@ class Lab:
         return {bool(device.taints) for each in slices for device in each.spec.devices}
 
     async def make_claims(self) -> None:
-        """Two of one pod, which waits behind Draco's gate, and one without."""
+        """Create two claims of a pod behind Draco's gate, and one without a pod."""
         for name in ("one", "two", "alone"):
             await make_claim(self.client, self.namespace, name)
         names = ("one", "two")
@@ -70,13 +70,13 @@ class Lab:
         await self.client.create(PODS, {"metadata": {"name": "pod", "namespace": self.namespace}, "spec": spec})
 
     async def is_allocated(self) -> bool:
-        """Whether all claims are, and the pod runs with its own."""
+        """Whether all claims are allocated and the pod runs with its own."""
         claims = await self.client.list(CLAIMS, namespace=self.namespace)
         pods = await self.client.list(PODS, namespace=self.namespace)
         return all(each.status.allocation for each in claims) and all(each.status.phase == "Running" for each in pods)
 
     async def clear(self) -> None:
-        """Delete pods and claims, which takes that no finalizer is left on any."""
+        """Delete pods and claims, which fails if a finalizer is left."""
         for pod in await self.client.list(PODS, namespace=self.namespace):
             await self.client.delete(PODS, pod.metadata.key, grace_period_s=0)
         for claim in await self.client.list(CLAIMS, namespace=self.namespace):
@@ -97,7 +97,7 @@ async def killed_after_each_write(
     done: Callable[[], Awaitable[bool]],
     undo: Callable[[], Awaitable[None]],
 ) -> int:
-    """How many writes there are on the way to what is to be done: an operator died after each of them, and another went on."""
+    """Kill an operator after each write in turn until the work is done by the next. Returns the number of writes."""
     for writes in count(1):
         await begin()
         async with an_operator(guarded, ALLOCATING, dies_after_writes=writes) as (operator, task):
@@ -107,7 +107,7 @@ async def killed_after_each_write(
                 return task.done() or await done()
 
             await until(ended, within_s=WITHIN_S, what=f"an end after {writes} writes")
-            # That it is dead is known before its task has ended, which may be after what it wrote last was carried out.
+            # It counts as dead before its task has ended, which may be after its last write took effect.
             died = isinstance(connection, MortalConnection) and connection.dead
         await end_lease(lab.client)
         async with an_operator(guarded, ALLOCATING):
@@ -120,7 +120,7 @@ async def killed_after_each_write(
 
 @pytest.fixture
 async def lab(guarded: Guarded, handed_over: Client, namespace: str, folder: Path) -> AsyncIterator[Lab]:
-    """With nodes and an observer, which has seen no device in two claims by the end."""
+    """A lab with nodes and an observer, which at the end has seen no device in two claims."""
     async with no_device_in_two_claims(handed_over), running(handed_over, folder):
         yield Lab(handed_over, namespace)
 

@@ -1,6 +1,6 @@
 """Draco allocates no more to namespaces than DeviceLimits permit, on a whole control plane with simulated nodes.
 
-What is checked is the API server's history of claims: at no version do a limit's namespaces hold more.
+The tests check the API server's history of claims: at no version do a limit's namespaces hold more.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from tests.component.simulator.test_nodes import make_pod, running
 
 
 class HeldThroughout:
-    """Follows every version of every claim: the most devices that a namespace held at any time, and how many now."""
+    """Follows every version of every claim: the most devices that a namespace ever held, and how many it holds now."""
 
     def __init__(self, client: Client) -> None:
         self.informer: Informer[ResourceClaim] = Informer(client, CLAIMS, clock=SystemClock())
@@ -76,7 +76,7 @@ async def other(handed_over: Client, namespace: str) -> AsyncIterator[str]:
 async def a_limit(
     client: Client, namespace: str, limits: Mapping[str, object], **spec: object
 ) -> AsyncIterator[ObjectKey]:
-    """A DeviceLimit for the tenant of the namespace, which has its label then."""
+    """A DeviceLimit for the namespace's tenant; labels the namespace."""
     await client.patch(NAMESPACES, ObjectKey("", namespace), {"metadata": {"labels": {"tenant": namespace}}})
     selector = {"matchLabels": {"tenant": namespace}}
     body = {
@@ -115,7 +115,7 @@ async def test_two_namespaces_in_a_race_for_a_limit_never_hold_more_and_a_refuse
         places = [(where, f"claim-{number}") for number in range(10) for where in (namespace, other)]
         await asyncio.gather(*(make_claim(handed_over, where, name) for where, name in places))
         await until_said(handed_over, limit, "3 of 3 devices", "17 claims wait because of it")
-        for left in (16, 15, 14, 13):  # one is deleted, and another one goes ahead
+        for left in (16, 15, 14, 13):  # one is deleted, and another is allocated
             first = (await allocated(handed_over, namespace, other))[0]
             await handed_over.delete(CLAIMS, first.metadata.key)
             await until_said(handed_over, limit, "3 of 3 devices", f"{left} claims wait because of it")

@@ -1,4 +1,4 @@
-"""Pods of a higher priority get devices that pods of a lower one have, where the MigPolicy permits it."""
+"""Pods of a higher priority get devices of pods of a lower priority, if the MigPolicy permits it."""
 
 import asyncio
 from pathlib import Path
@@ -69,7 +69,7 @@ async def test_once_the_policy_permits_it_a_pod_gets_the_gpus_of_one_of_a_lower_
 async def test_what_becomes_free_is_kept_for_the_pod_that_others_left_for(
     guarded: Guarded, handed_over: Client, priorities: None, namespace: str, folder: Path
 ) -> None:
-    """One of the two that leave takes its time, and an older claim without a pod would take what the other had."""
+    """One of the two evicted pods ends slowly, and an older claim without a pod would take the other's devices."""
     await permit(handed_over)
     async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
         for gpus, template in ((4, "four"), (8, "eight")):
@@ -94,7 +94,7 @@ async def test_what_becomes_free_is_kept_for_the_pod_that_others_left_for(
 async def test_a_budget_that_allows_nothing_keeps_all_of_them_and_once_it_is_gone_they_leave(
     control_plane: ControlPlane, guarded: Guarded, handed_over: Client, priorities: None, namespace: str, folder: Path
 ) -> None:
-    """Two would have to leave, and the budget covers one."""
+    """Two pods would have to be evicted, and the budget covers one."""
     await permit(handed_over)
     async with running(handed_over, folder), an_operator(guarded, ALLOCATING) as (operator, _):
         for gpus, template in ((4, "four"), (8, "eight")):
@@ -126,7 +126,7 @@ async def test_a_budget_that_allows_nothing_keeps_all_of_them_and_once_it_is_gon
 async def test_a_claim_by_name_that_a_pod_lost_waits_without_taking_the_gpus_back(
     guarded: Guarded, handed_over: Client, priorities: None, namespace: str, folder: Path
 ) -> None:
-    """Its claim is allocated as soon as it can be, and it is older. One that no pod uses is nobody's to take."""
+    """Its claim is older and is allocated as soon as possible. A claim that no pod uses cannot be preempted."""
     await permit(handed_over)
     async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
         await make_template(handed_over, namespace, "seven", gpus=7)
@@ -144,7 +144,7 @@ async def test_a_claim_by_name_that_a_pod_lost_waits_without_taking_the_gpus_bac
 async def test_a_partition_gets_room_by_another_on_the_same_gpus(
     guarded: Guarded, handed_over: Client, priorities: None, namespace: str, folder: Path
 ) -> None:
-    """All eight GPUs are one partition each, of which one has to be given up for a smaller one."""
+    """All eight GPUs are one partition each; one pod must leave for a smaller partition."""
     await handed_over.patch(MIG_POLICIES, ObjectKey("", "draco"), {"spec": {"mode": "Dynamic"}})
     await permit(handed_over)
     async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
@@ -168,7 +168,7 @@ async def test_a_group_for_which_nobody_may_leave_any_more_keeps_nobody_waiting(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is to be planned for again after a while, and by then a limit forbids it any place. Other tenants come after it."""
+    """When it is planned again, a limit forbids it any devices. Other tenants are next in line."""
     monkeypatch.setattr(preemption, "_FIRST_S", 0.1)
     monkeypatch.setattr(preemption, "_LONGEST_S", 0.1)
     await permit(handed_over)

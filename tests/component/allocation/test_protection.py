@@ -1,4 +1,4 @@
-"""The chart's policy that gives claims their finalizer when they are made, so that allocating them is one write."""
+"""The chart's policy that adds the finalizer to claims at creation, so that allocating them is one write."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +38,7 @@ async def made(client: Client, namespace: str, name: str, requests: Sequence[obj
 
 
 async def in_force(client: Client, namespace: str) -> None:
-    """Wait until the API server goes by the policy, which it takes up at its own time."""
+    """Wait until the API server enforces the policy, which it does some time after storing it."""
 
     async def given() -> bool:
         finalizers = await made(client, namespace, "probe", [exactly("gpu.draco.dev")])
@@ -93,7 +93,7 @@ async def test_allocating_is_one_write_and_where_the_finalizer_is_missing_two(
 
 
 async def written_by_the_operator(plane: ControlPlane, namespace: str, name: str) -> set[str]:
-    """What of the claim it has written: "" for the object itself, and subresources."""
+    """The parts of the claim that the operator wrote: "" for the object itself, or a subresource."""
     meta = call(plane, "GET", CLAIMS.path(ObjectKey(namespace, name)))["metadata"]
     return {each.get("subresource", "") for each in meta["managedFields"] if each["manager"].startswith("draco-op")}
 

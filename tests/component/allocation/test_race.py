@@ -1,6 +1,6 @@
-"""kube-scheduler and Draco allocate side by side while GPUs go back and forth, and the operator dies again and again.
+"""kube-scheduler and Draco allocate side by side while GPUs are handed over and back, and the operator dies repeatedly.
 
-What is checked is the API server's history of claims: at no version do two claims hold one device.
+The tests check the API server's history of claims: at no version do two claims hold one device.
 """
 
 import asyncio
@@ -32,22 +32,22 @@ log = structlog.get_logger(__name__)
 
 LASTS_S = float(os.environ.get("DRACO_RACE_SECONDS", "0"))
 CLAIMS_AT_LEAST = int(os.environ.get("DRACO_RACE_CLAIMS", "60"))
-"""How long it lasts and how many claims are allocated at least. `make race` has 20,000 of them."""
+"""Minimum number of allocated claims, which sets the duration. `make race` sets 20,000."""
 EACH_AT_LEAST = min(CLAIMS_AT_LEAST // 4, 2000)
-"""So many by each of the two in any case."""
+"""Minimum number by each of the two allocators."""
 UNSERVED_S = 5.0
-"""A claim that nobody serves in time is deleted: its node may be the other's just now."""
+"""An unserved claim is deleted after this time: its node may belong to the other allocator now."""
 IS_LARGE = CLAIMS_AT_LEAST >= 1000
-"""Then nodes only publish: thousands of pods on simulated nodes would take most of the machine."""
+"""In a large run nodes only publish: thousands of pods on simulated nodes would use most of the machine."""
 HELD_S = 0.03 if IS_LARGE else 0.3
 EACH = 20 if IS_LARGE else 10
-"""Claims of each kind that are there at a time: more than are free while a node is handed over."""
+"""Concurrent claims of each kind: more than there are free devices while a node is handed over."""
 STAYS_S = (("Scheduler", 20), ("Operator", 4)) if IS_LARGE else (("Scheduler", 6), ("Operator", 2))
-"""After how long GPUs go to whom."""
+"""To which allocator the GPUs go, and for how long."""
 NAMES = [f"sim-{number}" for number in range(NODE_COUNT)]
 TOLD_EVERY_S = 30.0
 WRITES = (100, 300) if IS_LARGE else (30, 100)
-"""After how many writes an operator dies."""
+"""Range of writes after which an operator dies."""
 
 
 class Observer:
@@ -60,16 +60,16 @@ class Observer:
         self.doubles: list[str] = []
         self.allocated: Counter[str] = Counter()
         self.versions = 0
-        """Of claims, that were seen."""
+        """Number of claim versions seen."""
         self._waiting: dict[ObjectKey, asyncio.Event] = {}
 
     async def until_allocated(self, key: ObjectKey, within_s: float) -> None:
-        """Return when the claim is allocated, or after so long."""
+        """Return when the claim is allocated or the time is over."""
         known = self.informer.store.get(key)
         if known is not None and known.devices_held:
             return
         told = self._waiting[key] = asyncio.Event()
-        # Not wait_for, which before Python 3.12 can take a cancellation for its own timeout.
+        # Not wait_for: before Python 3.12 it can mistake a cancellation for its own timeout.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await told.wait()
@@ -95,7 +95,7 @@ class Observer:
 
 @contextlib.asynccontextmanager
 async def no_device_in_two_claims(client: Client) -> AsyncIterator[None]:
-    """As long as this lasts, which an observer says at its end."""
+    """Check within the block that no device is in two claims; fails at its end otherwise."""
     observer = Observer(client)
     watching = asyncio.create_task(observer.informer.run())
     try:
@@ -108,7 +108,7 @@ async def no_device_in_two_claims(client: Client) -> AsyncIterator[None]:
 
 
 async def churn(client: Client, observer: Observer, namespace: str, name: str, device_class: str, *, pod: bool) -> None:
-    """Claim one GPU after the other, each for a moment."""
+    """Claim one GPU after another, each for a moment."""
     number = 0
     while True:
         key = ObjectKey(namespace, f"{name}-{number}")
@@ -135,7 +135,7 @@ async def hand_back_and_forth(client: Client, handed: Counter[str]) -> None:
 
 
 async def live_and_die(guarded: Guarded, died: Counter[str]) -> int:
-    """One operator after the other. Returns never."""
+    """Run one operator after another. Never returns."""
     deaths = random.Random(1)
     while True:
         async with an_operator(guarded, ALLOCATING, dies_after_writes=deaths.randint(*WRITES)) as (_, task):
@@ -144,7 +144,7 @@ async def live_and_die(guarded: Guarded, died: Counter[str]) -> int:
 
 
 async def nothing_is_stuck(client: Client, guarded: Guarded, namespace: str) -> None:
-    """Whatever was left undone, every claim can be deleted, and the next operator allocates."""
+    """Check that every claim can be deleted and the next operator allocates, whatever was left undone."""
     await client.patch(MIG_POLICIES, ObjectKey("", "draco"), {"spec": {"allocator": "Operator"}})
     for pod in await client.list(PODS, namespace=namespace):
         with contextlib.suppress(NotFound):
@@ -163,7 +163,7 @@ async def nothing_is_stuck(client: Client, guarded: Guarded, namespace: str) -> 
 
 
 def counts(observer: Observer) -> dict[str, int]:
-    """How many were allocated by whom, so far."""
+    """Number of allocations so far by allocator."""
     return {"scheduler": observer.allocated["gpu.nvidia.com"], "draco": observer.allocated[CLASS]}
 
 

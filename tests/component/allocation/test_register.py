@@ -1,4 +1,4 @@
-"""The register of GPUs that only Draco may allocate: followed whenever its admission policies are there, and never lost."""
+"""The register of GPUs that only Draco may allocate: enforced whenever its admission policies exist, and never lost."""
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
@@ -47,14 +47,14 @@ def parts(api_server: ControlPlane, crds: None) -> Iterator[ChartParts]:
 
 @pytest.fixture
 async def store(api_server: ControlPlane, tmp_path: Path) -> AsyncIterator[RegisterStore]:
-    """The register as the operator's account reaches it."""
+    """The register, accessed with the operator's account."""
     api_server.write_kubeconfig(tmp_path / "operator", USER)
     async with await connect(tmp_path / "operator") as connection:
         yield RegisterStore(Client(connection))
 
 
 class Rival:
-    """Somebody who may write the status of claims, and tries GPUs."""
+    """A client that may write claims' status and tries to allocate GPUs."""
 
     def __init__(self, client: Client, key: ObjectKey) -> None:
         self._client = client
@@ -73,7 +73,7 @@ class Rival:
         return True
 
     async def until_gets(self, *wanted: str) -> None:
-        """Until of all GPUs it gets just these."""
+        """Wait until it can allocate exactly these GPUs."""
 
         async def as_wanted() -> bool:
             return {each.gpu for each in GPUS if await self.gets(each.gpu)} == set(wanted)
@@ -90,7 +90,7 @@ async def rival(client: Client, namespace: str) -> Rival:
 async def test_the_register_is_followed_however_often_the_policies_were_deleted(
     parts: ChartParts, store: RegisterStore, rival: Rival
 ) -> None:
-    """With a ConfigMap in its place, the API server goes on with what it read before the first deletion."""
+    """If the register were a ConfigMap, the API server would keep using what it read before the first deletion."""
     parts.install(RIGHTS)
     made = await store.make()
     for first, second in (("gpu-0", "gpu-1"), ("gpu-1", "gpu-2"), ("gpu-2", "gpu-0")):
@@ -107,7 +107,7 @@ async def test_the_register_is_followed_however_often_the_policies_were_deleted(
 async def test_policies_that_meet_a_register_from_before_follow_it_at_once(
     parts: ChartParts, store: RegisterStore, rival: Rival
 ) -> None:
-    """As after a second installation, before the operator runs."""
+    """As after a reinstallation, before the operator runs."""
     parts.install(RIGHTS)
     await store.write(await store.make(), GPUS[:1])
     parts.install(POLICIES)
@@ -117,7 +117,7 @@ async def test_policies_that_meet_a_register_from_before_follow_it_at_once(
 async def test_without_a_register_or_its_kind_nobody_is_kept_from_anything(
     api_server: ControlPlane, parts: ChartParts, store: RegisterStore, rival: Rival
 ) -> None:
-    """Between the chart's installation and the operator's start, and where somebody deletes the definition."""
+    """As between the chart's installation and the operator's start, or if somebody deletes the definition."""
     parts.install(RIGHTS | POLICIES)
     for _ in range(20):
         assert await rival.gets("gpu-0")
@@ -131,7 +131,7 @@ async def test_without_a_register_or_its_kind_nobody_is_kept_from_anything(
 
     async def served() -> bool:
         call(api_server, "PATCH", f"{CRD}?fieldManager=tests&force=true", again)
-        with contextlib.suppress(ApiError, RegisterMissing):  # the old definition takes a moment to be gone
+        with contextlib.suppress(ApiError, RegisterMissing):  # the old definition takes a moment to disappear
             await store.make()
             return True
         return False
@@ -179,7 +179,7 @@ async def test_of_two_writers_that_saw_the_same_register_one_is_refused(
 async def test_the_register_names_nobody_where_the_operator_may_not_ask_which_pod_it_is(
     api_server: ControlPlane, parts: ChartParts, store: RegisterStore, tmp_path: Path
 ) -> None:
-    """Somebody took from all users what Kubernetes gives them. With a wrong name the operator would bar itself."""
+    """Somebody removed the right that Kubernetes grants all users. With a wrong name the operator would lock itself out."""
     parts.install(RIGHTS)
     named = await store.write(await store.make(), GPUS, RegisteredLeader(identity="before", pod_uid="uid"))
     assert named.leader == RegisteredLeader(identity="before", pod_uid="uid")
@@ -211,7 +211,7 @@ async def test_the_register_names_nobody_where_the_operator_may_not_ask_which_po
 async def test_gpus_of_a_register_that_is_deleted_are_handed_over_from_the_beginning(
     control_plane: ControlPlane, guarded: Guarded, handed_over: Client, namespace: str, folder: Path
 ) -> None:
-    """Meanwhile others could allocate them, so Draco gives out none until they are registered again and all claims are seen."""
+    """Others could allocate them meanwhile, so Draco allocates none until they are registered and it has seen all claims."""
 
     async def lists_gpus() -> AllocationRegister | None:
         with contextlib.suppress(NotFound):
@@ -243,6 +243,6 @@ async def test_gpus_of_a_register_that_is_deleted_are_handed_over_from_the_begin
         await make_claim(handed_over, namespace, "after")
         second = await until(lists_gpus, what="the next register with GPUs")
         claim = await until_allocated(handed_over, namespace, "after")
-        # Both stand in one store, whose revisions these are.
+        # Both are revisions of the same store.
         assert int(second.metadata.resource_version) < int(claim.metadata.resource_version)
         assert second.spec == first.spec

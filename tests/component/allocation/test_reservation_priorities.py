@@ -1,4 +1,4 @@
-"""Reservations keep their devices by their PriorityClass, and no longer than a MigPolicy permits without a pod."""
+"""Reservations keep devices according to their PriorityClass, and unused ones only as long as a MigPolicy permits."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ LOW, MIDDLE, HIGH = map(of_priority, ("low", "middle", "high"))
 
 
 async def until_told(client: Client, namespace: str, reason: str, about: str) -> str:
-    """The note of the Event, as soon as it is there."""
+    """Wait for the Event and return its note."""
 
     async def told() -> str | None:
         return (await events_of(client, namespace, reason)).get(about)
@@ -81,7 +81,7 @@ async def test_a_reservation_gets_the_gpus_of_pods_of_a_lower_priority(
 async def test_what_no_pod_uses_for_longer_than_the_policy_permits_goes_to_others_and_does_not_come_back(
     guarded: Guarded, handed_over: Client, namespace: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An hour of the policy is three seconds here."""
+    """The policy's hour lasts three seconds here."""
     monkeypatch.setattr(reconciler, "lasting", lambda text: timedelta(seconds=3 if text else 0))
     async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
         key = await reserve(handed_over, namespace, "train", count=8)
@@ -132,7 +132,7 @@ async def test_a_claim_by_name_gets_nothing_before_the_gate_of_its_pod_goes_and_
             return (await handed_over.get(CLAIMS, ObjectKey(namespace, "named"))).status.allocation is None
 
         await until(given_back, what="that it has no device")
-        await make_claim(handed_over, namespace, "after")  # one that is allocated later than it would be
+        await make_claim(handed_over, namespace, "after")  # it is allocated later than that one would be
         await until_allocated(handed_over, namespace, "after")
         assert await given_back()
         await handed_over.patch(PODS, ObjectKey(namespace, "pod"), {"spec": {"schedulingGates": gates[1:]}})
@@ -174,7 +174,7 @@ async def test_who_names_a_priority_class_needs_the_right_to_use_it(
 
 
 def _refusal(plane: ControlPlane, namespace: str, priority_class: str) -> str:
-    """What the API server says to a reservation of the tenant; "" if it takes it. A right that is new is waited for."""
+    """Why the API server refuses a tenant's reservation; "" if it does not. Waits for new rights to take effect."""
     request = {"name": "gpu", "exactly": {"deviceClassName": CLASS}}
     spec: dict[str, Any] = {"template": {"spec": {"devices": {"requests": [request]}}}}
     spec |= {"priorityClassName": priority_class} if priority_class else {}

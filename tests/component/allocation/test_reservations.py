@@ -1,4 +1,4 @@
-"""Reservations with everything at work: Draco allocates their claims, kube-scheduler and kubelets run pods with them."""
+"""Reservations end to end: Draco allocates their claims, kube-scheduler and kubelets run pods with them."""
 
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ async def test_a_reservation_that_is_not_whole_gets_no_device(
             return "train-0" in {each.metadata.name for each in claims}
 
         await until(is_made, what="the first claim")
-        await make_claim(handed_over, namespace, "after")  # allocated later than one that was there before would be
+        await make_claim(handed_over, namespace, "after")  # it is allocated later than an earlier claim would be
         await until_allocated(handed_over, namespace, "after")
         assert (await handed_over.get(CLAIMS, ObjectKey(namespace, "train-0"))).status.allocation is None
         await handed_over.delete(CLAIMS, ObjectKey(namespace, "train-1"))
@@ -113,7 +113,7 @@ async def make_templated_pod(client: Client, namespace: str, name: str, reservat
 async def test_a_pod_with_the_label_takes_over_a_reserved_gpu_and_gives_it_back(
     guarded: Guarded, handed_over: Client, namespace: str, folder: Path
 ) -> None:
-    """All eight GPUs are Draco's and taken: without the reservation there is none for the pod."""
+    """All eight GPUs are Draco's and in use: the pod can only get one from the reservation."""
     template = {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": CLASS}}]}}}
     meta = {"name": "one-gpu", "namespace": namespace}
     await handed_over.create(CLAIM_TEMPLATES, {"metadata": meta, "spec": template})
@@ -149,7 +149,7 @@ async def test_a_pod_with_the_label_takes_over_a_reserved_gpu_and_gives_it_back(
 async def test_a_claim_that_a_pod_has_used_to_its_end_waits_until_that_pod_is_deleted(
     guarded: Guarded, handed_over: Client, namespace: str, folder: Path
 ) -> None:
-    """For a pod that has ended and names the claim, kube-controller-manager would take its devices back, again and again."""
+    """While an ended pod names the claim, kube-controller-manager would deallocate it again and again."""
     writes: list[str] = []
 
     async def noting(method: str, path: str) -> None:

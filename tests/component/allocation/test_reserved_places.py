@@ -1,4 +1,4 @@
-"""Where the devices of reservations are: as the topology says, in partitions too, and for all claims or for none."""
+"""Placement of reservations: by topology, partitions included, and for all claims or none."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,7 +24,7 @@ RACK = "example.com/rack"
 
 @pytest.fixture
 async def racks(handed_over: Client) -> AsyncIterator[Client]:
-    """Three nodes of two GPUs, all of them Draco's; two of the nodes are in one rack."""
+    """Three nodes with two GPUs each, all Draco's; two of the nodes are in one rack."""
     await handed_over.patch(MIG_POLICIES, ObjectKey("", "draco"), {"spec": {"nodeSelector": None}})
     async with publishing(handed_over, list(RACKS), GPUS):
         for node, rack in RACKS.items():
@@ -44,7 +44,7 @@ async def claims_of(client: Client, namespace: str, name: str) -> list[ResourceC
 
 
 async def until_placed(client: Client, namespace: str, name: str, number: int) -> list[str]:
-    """The nodes of its claims, once so many have devices."""
+    """Wait until this many of its claims have devices; returns their nodes."""
 
     async def look() -> list[ResourceClaim] | None:
         found = [each for each in await claims_of(client, namespace, name) if each.status.allocation]
@@ -62,7 +62,7 @@ async def until_said(client: Client, namespace: str, name: str, *words: str) -> 
 
 
 async def until_told(client: Client, namespace: str, name: str, *words: str) -> None:
-    """The Event of the first claim says so."""
+    """Wait until the first claim's Event says this."""
 
     async def look() -> bool:
         told = await events_of(client, namespace, f"{name}-0", "GroupWaiting")
@@ -89,7 +89,7 @@ async def test_each_topology_is_honoured(guarded: Guarded, racks: Client, namesp
             await reserve(racks, namespace, name, count=count, topology=topology)
             assert await until_placed(racks, namespace, name, count) == nodes
             await end(racks, namespace, name)
-        for topology in ("sameNode", "sameNVLinkDomain"):  # a node without NVLink fabric is a domain of its own
+        for topology in ("sameNode", "sameNVLinkDomain"):  # a node without an NVLink fabric is its own domain
             name = topology.lower()
             await reserve(racks, namespace, name, count=2, topology=topology)
             assert len(set(await until_placed(racks, namespace, name, 2))) == 1
@@ -98,7 +98,7 @@ async def test_each_topology_is_honoured(guarded: Guarded, racks: Client, namesp
 async def test_what_a_topology_or_the_cluster_has_no_room_for_holds_nothing_and_says_so(
     guarded: Guarded, racks: Client, namespace: str
 ) -> None:
-    """The claim of another, made later, gets its device: nothing is held meanwhile."""
+    """A later claim of another tenant gets its device: nothing is held meanwhile."""
     impossible = {
         "node": ("sameNode", 3, "within one sameNode; even if nobody else had any, only 2 of 3 get some"),
         "fabric": ("sameNVLinkDomain", 3, "within one sameNVLinkDomain; even if nobody else had any, only 2 of 3"),
@@ -124,7 +124,7 @@ async def test_what_a_topology_or_the_cluster_has_no_room_for_holds_nothing_and_
 async def test_a_reservation_that_fits_in_part_gets_all_its_devices_once_there_is_room(
     guarded: Guarded, racks: Client, namespace: str
 ) -> None:
-    """Without a topology, too. What it has when more is asked for it keeps: that was reserved already."""
+    """Even without a topology. If its count grows, it keeps the devices that it has."""
     async with an_operator(guarded, ALLOCATING):
         for number in range(4):
             await make_claim(racks, namespace, f"other-{number}")
@@ -145,7 +145,7 @@ async def test_a_reservation_that_fits_in_part_gets_all_its_devices_once_there_i
 async def test_partitions_are_reserved_on_one_node_or_not_at_all(
     guarded: Guarded, handed_over: Client, namespace: str, folder: Path
 ) -> None:
-    """Eight GPUs have room for sixteen of them, two on each."""
+    """Eight GPUs have room for sixteen such partitions, two on each."""
     await handed_over.patch(MIG_POLICIES, ObjectKey("", "draco"), {"spec": {"mode": "Dynamic"}})
     selector = {"cel": {"expression": 'device.attributes["gpu.nvidia.com"].profile == "3g.40gb"'}}
     asked = {"deviceClassName": "mig.draco.dev", "selectors": [selector]}

@@ -1,6 +1,6 @@
-"""Pods behind Draco's scheduling gate: kube-scheduler does not look at them before they have what Draco allocates.
+"""Pods with Draco's scheduling gate: kube-scheduler ignores them until Draco has allocated their claims.
 
-On a whole control plane, with the operator's account as the chart gives it its rights.
+On a whole control plane; the operator has the chart's account and rights.
 """
 
 from pathlib import Path
@@ -57,14 +57,14 @@ async def test_the_gate_goes_once_the_claim_has_its_gpu_and_until_then_the_sched
 async def test_a_pod_that_others_hold_too_gets_nothing_before_they_let_it_go(
     guarded: Guarded, handed_over: Client, namespace: str, folder: Path
 ) -> None:
-    """As Kueue holds the pods that wait for quota."""
+    """As Kueue holds pods that wait for quota."""
     async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
         await make_claim(handed_over, namespace, "first")
         await until_allocated(handed_over, namespace, "first")
         await make_template(handed_over, namespace, "one", gpus=1)
         for name, gates in (("held", [FOREIGN, GATE]), ("other", [GATE])):
             await make_member(handed_over, namespace, name, template="one", schedulingGates=gates)
-        await until_running(handed_over, namespace, "other")  # and the older one would have been served before
+        await until_running(handed_over, namespace, "other")  # the older one would have been served first
         assert len(await allocated_claims(handed_over, namespace)) == len(["first", "other"])
         await handed_over.patch(PODS, ObjectKey(namespace, "held"), {"spec": {"schedulingGates": [GATE]}})
         await until_running(handed_over, namespace, "held")
@@ -86,7 +86,7 @@ async def test_of_a_pod_the_operators_account_takes_only_its_own_gate(
     key = ObjectKey(namespace, "pod")
     async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
         await make_claim(handed_over, namespace, "first")
-        await until_allocated(handed_over, namespace, "first")  # by now the policies are known
+        await until_allocated(handed_over, namespace, "first")  # by now the policies are enforced
     await make_claim(handed_over, namespace, "claim")
     await make_pod(handed_over, namespace, "pod", "claim", schedulingGates=[FOREIGN, GATE])
     async with await connect(guarded.kubeconfig) as connection:
@@ -103,7 +103,7 @@ async def test_of_a_pod_the_operators_account_takes_only_its_own_gate(
 
 
 async def test_what_is_no_longer_as_it_was_when_the_gate_goes_stays_so(handed_over: Client, namespace: str) -> None:
-    """Another took its gate off meanwhile, or another pod has the name: what Draco writes changes nothing."""
+    """Somebody else removed the gate, or a new pod has the same name: Draco's write changes nothing."""
     key = ObjectKey(namespace, "pod")
     await make_claim(handed_over, namespace, "claim", device_class="gpu.nvidia.com")
     await make_pod(handed_over, namespace, "pod", "claim", schedulingGates=[GATE])

@@ -1,6 +1,6 @@
-"""Pods take reserved devices over while operators die after each write, while two of them believe that they lead, and at the end.
+"""Pods take over reserved devices while operators die after each write, while two believe that they lead, and at the end.
 
-All GPUs are taken, and an older claim of somebody else waits for one: it gets none as long as the reservation lasts.
+All GPUs are in use, and an older claim of another tenant waits for one: it gets none while the reservation lasts.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Takeovers:
         self.first: set[DeviceKey] = set()
 
     async def prepare(self) -> None:
-        """All GPUs are taken: two by the reservation, and one by somebody else."""
+        """Fill all GPUs: the reservation has two, another claim one."""
         await make_template(self.client, self.namespace, "one-gpu", gpus=1)
         await reserve(self.client, self.namespace, "train", count=2)
         await until_reserved(self.client, self.key, 2)
@@ -55,7 +55,7 @@ class Takeovers:
         return found[0] if found and found[0].status.allocation else None
 
     async def is_taken_over(self) -> bool:
-        """Whether the pod has what the reservation had, which says so."""
+        """Whether the pod has the reservation's devices and the reservation reports it."""
         status = (await self.client.get(DEVICE_RESERVATIONS, self.key)).status
         claim = await self.of_pod()
         return claim is not None and status.reserved == 2 and not any(each.allocation for each in status.takeovers)
@@ -102,7 +102,7 @@ async def test_pods_take_over_by_label_and_by_name_though_the_operator_dies_afte
             await asyncio.wait([task, all_done], return_when=asyncio.FIRST_COMPLETED)
         lives += 1
     await all_done
-    # Written down, deleted, the finalizer, the allocation, and that it is in use; those of two pods may be on their way at once.
+    # The record, the deletion, the finalizer, the allocation, and reservedFor; two pods' writes may be under way concurrently.
     assert lives >= 3
     claims = await lab.claims()
     its_own = await lab.of_pod()
@@ -137,7 +137,7 @@ async def test_two_operators_that_both_believe_to_lead_give_a_reserved_device_to
 async def test_a_reservation_that_ends_during_a_take_over_leaves_the_pod_to_wait_like_any_other(
     guarded: Guarded, lab: Takeovers, writes: int
 ) -> None:
-    """The operator died once the take-over was written down, or once the reserved claim was deleted."""
+    """The operator died after it recorded the take-over, or after it deleted the reserved claim."""
     await make_templated_pod(lab.client, lab.namespace, "pod", "train")
     written = f"/namespaces/{lab.namespace}/"
     async with an_operator(guarded, ALLOCATING, dies_after_writes=writes, dies_of_writes_to=written) as (_, task):

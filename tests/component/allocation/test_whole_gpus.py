@@ -1,4 +1,4 @@
-"""GPUs that cannot be divided are handed over to Draco, and back, as others are."""
+"""GPUs without MIG are handed over to Draco and back like others."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ async def test_gpus_without_mig_are_handed_over_and_back(
         assert (await handed_over.get(PODS, ObjectKey(namespace, "pod"))).spec.node_name == "sim-1"
         policy = await until(as_wanted, what="the state of the policy")
         assert policy.status.message == f"{GPUS} GPUs set up as the policy asks."
-        # Another mode leaves them alone, and says so.
+        # Another mode does not apply to them, and the policy says so.
         await handed_over.patch(MIG_POLICIES, POLICY, {"spec": {"mode": "Dynamic"}})
         await until(handed_back, what="the way back")
 

@@ -1,4 +1,4 @@
-"""Allocations on their way to a real API server whose answers are lost, late or refusals: none is made twice or forgotten."""
+"""Allocations written to a real API server whose answers are lost, late or refusals: none is made twice or forgotten."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -25,7 +25,7 @@ LOST, NOT_SENT = "lost", "not sent"
 
 
 class TroubledConnection(Connection):
-    """A connection on which patches meet these troubles in turn: a code, LOST (it is made), NOT_SENT, or "" for none."""
+    """A connection on which patches fail in turn: with a code, LOST (written, no answer), NOT_SENT, or "" (no failure)."""
 
     def __init__(self, real: Connection) -> None:
         self.__dict__.update(real.__dict__)
@@ -66,12 +66,12 @@ class Lab:
 
     @property
     def waits(self) -> bool:
-        """Whether a write is to be made again."""
+        """Whether a write is to be retried."""
         return self.next_s < float("inf")
 
     @property
     def next_s(self) -> float:
-        """In how many seconds."""
+        """Seconds until the next retry."""
         return self.writes.next_s(self.clock.monotonic())
 
     @property
@@ -97,7 +97,7 @@ async def test_a_claim_gets_the_finalizer_and_the_allocation(lab: Lab) -> None:
     assert (stored.metadata.finalizers, stored.results) == ([FINALIZER], a_result("gpu-0").devices.results)
     assert stored.status.allocation is not None
     assert stored.status.allocation.allocation_timestamp is not None
-    assert [each.results for each in lab.writes.claims] == [stored.results]  # the watch has not delivered it
+    assert [each.results for each in lab.writes.claims] == [stored.results]  # the watch has not delivered it yet
     assert (lab.waits, lab.counted) == (False, 1)
 
 
@@ -114,7 +114,7 @@ async def test_an_allocation_that_is_not_answered_stays_taken_and_is_made_once(l
 
 
 async def test_a_finalizer_that_was_not_answered_and_is_there_is_met_by_a_fresh_look(lab: Lab) -> None:
-    """Nothing was allocated, so nothing needs to stay taken: the claim is served again as it is now."""
+    """Nothing was allocated, so no device stays reserved: the claim is allocated anew in its current version."""
     await lab.write(await lab.claim(), LOST)
     await lab.writes.again(ObjectKey(lab.namespace, "claim"))
     assert ObjectKey(lab.namespace, "claim") not in lab.writes
@@ -146,10 +146,10 @@ async def test_a_finalizer_that_was_written_ahead_is_not_written_again(lab: Lab)
     await lab.writes.protect(claim)
     protected = await lab.stored()
     assert protected.metadata.finalizers == [FINALIZER]
-    await lab.write(claim, "", 500)  # a second patch would meet this
+    await lab.write(claim, "", 500)  # a second patch would get this
     assert (lab.waits, lab.counted) == (False, 1)
     assert (await lab.stored()).results == a_result("gpu-0").devices.results
-    for delivered in (claim, protected):  # what is there now is on its way yet
+    for delivered in (claim, protected):  # the current version is still on its way
         lab.view.claims.store.put(delivered)
         lab.writes.settle()
         assert claim.metadata.key in lab.writes
@@ -166,7 +166,7 @@ async def test_a_finalizer_that_could_not_be_written_ahead_comes_with_the_alloca
     lab.connection.troubles = [trouble]
     await lab.writes.protect(claim)
     await lab.write(claim)
-    if trouble == LOST:  # it was made after all, so what was seen is outdated: the next look sees that
+    if trouble == LOST:  # the write was made after all, so the known version is outdated, as the next attempt finds
         assert (claim.metadata.key in lab.writes, lab.counted) == (False, 0)
         await lab.write(await lab.stored())
     stored = await lab.stored()
@@ -189,7 +189,7 @@ async def test_after_a_refusal_the_claim_is_left_alone_for_a_while_longer_each_t
     assert f"does not let Draco allocate claims {key} and 1 more: " in lab.writes.trouble
     del refused[other]
     first_s = lab.next_s
-    refused[one] = refused[one]._replace(until_s=0)  # the pause is over
+    refused[one] = refused[one]._replace(until_s=0)  # the backoff is over
     await lab.write(claim, code)
     assert first_s < lab.next_s < 2 * first_s + 1
     assert not lab.writes.is_refused(ObjectKey(lab.namespace, "other"))
@@ -210,7 +210,7 @@ async def test_what_was_refused_is_forgotten_with_its_claim(lab: Lab) -> None:
 
 
 async def test_a_refusal_after_a_write_that_was_not_answered_does_not_free_its_devices(lab: Lab) -> None:
-    """What was sent first may still be made."""
+    """The first request may still be carried out."""
     claim = await lab.claim()
     await lab.write(claim, "", NOT_SENT)
     lab.connection.troubles = [403]
