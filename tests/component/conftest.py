@@ -1,4 +1,4 @@
-"""What tests on an API server share: a fault proxy before it, and a cluster in which no operator leads."""
+"""Shared by tests on an API server: a fault proxy in front of it, and a cluster without a leading operator."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -41,13 +41,13 @@ def proxied(proxy: FaultProxy, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def through_proxy(proxy: FaultProxy, proxied: Path) -> tuple[FaultProxy, Path]:
-    """The proxy, and a kubeconfig of it."""
+    """The proxy and its kubeconfig."""
     return proxy, proxied
 
 
 @pytest.fixture
 def unled(api_server: ControlPlane) -> None:
-    """No operator leads: the lease of one that ended in another test is gone, which it may not have given up."""
+    """No operator leads: deletes the lease that another test's operator may not have released."""
     for lease in call(api_server, "GET", f"{COORDINATION}/leases")["items"]:
         if (meta := lease["metadata"])["name"] == "draco-operator":
             call(api_server, "DELETE", f"{COORDINATION}/namespaces/{meta['namespace']}/leases/draco-operator")

@@ -1,4 +1,4 @@
-"""Whole scenarios under the chart's service accounts: nodes whose agents, and an operator, have the tokens of its pods."""
+"""Whole scenarios under the chart's service accounts: agents and an operator with tokens of the chart's pods."""
 
 import ssl
 from collections.abc import Awaitable, Callable
@@ -64,7 +64,7 @@ async def a_pending_claim_is_explained(cluster: Cluster) -> None:
 
 
 async def a_gpu_is_maintained(cluster: Cluster) -> None:
-    """Within a budget, which says where it stands."""
+    """A GPU goes through maintenance within a budget, which reports its use."""
     budget = ObjectKey("", "one-at-a-time")
     await cluster.client.create(MAINTENANCE_BUDGETS, {"metadata": {"name": budget.name}, "spec": {"maxDevices": 1}})
     key = ObjectKey("", "swap")
@@ -88,7 +88,7 @@ async def a_gpu_is_maintained(cluster: Cluster) -> None:
 
 
 async def a_gpu_is_drained_and_tried(cluster: Cluster) -> None:
-    """The only GPU of its node, so that the Node says it too. Cancelled while its Job runs, which is then stopped."""
+    """The only GPU of its node, so the Node has the condition, too. Cancelled while its Job runs, which is then stopped."""
     client, key = cluster.client, ObjectKey("", "reset")
     await cluster.claim("leaves")
     await cluster.pod("leaves", "leaves", node=NODE_NAMES[1])
@@ -152,7 +152,7 @@ async def a_fault_opens_a_request_and_old_ones_are_cleared_away(cluster: Cluster
 
 
 async def a_taint_rule_is_reported(cluster: Cluster) -> None:
-    """What its pods' disruption budgets allow is read for it."""
+    """The report reads what the pods' disruption budgets allow."""
     await cluster.claim("tainted")
     await cluster.pod("victim", "tainted", node=NODE_NAMES[1])
     await until(lambda: cluster.running("victim"), what="the pod runs")
@@ -213,7 +213,7 @@ async def a_gpu_is_partitioned_and_an_idle_claim_gives_way(cluster: Cluster) -> 
 
 
 async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
-    """Within a limit, which says where it stands."""
+    """A claim is allocated within a limit, which reports its use."""
     client, node = cluster.client, NODE_NAMES[0]
     spec = {
         "mode": "Disabled",
@@ -223,7 +223,7 @@ async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
     await client.create(MIG_POLICIES, {"metadata": {"name": "handed-over"}, "spec": spec})
     limit = ObjectKey("", "one-each")
     await client.create(DEVICE_LIMITS, {"metadata": {"name": limit.name}, "spec": {"limits": {"devices": 1}}})
-    # By its name no class of the chart, whose claims have their finalizer already.
+    # Not a class of the chart by its name: claims of those have their finalizer already.
     own = ObjectKey("", "dracos-and-ours")
     selector = {"cel": {"expression": "device.attributes['draco.dev'].?allocator.orValue('') == 'operator'"}}
     meta = {"name": own.name, "labels": {"draco.dev/allocator": "operator"}}
@@ -259,7 +259,7 @@ async def _held(cluster: Cluster) -> bool:
 
 
 async def _a_job_set_starts(cluster: Cluster) -> None:
-    """How many pods start together is read from the Jobs; Draco's gate is taken off them."""
+    """Draco reads from the Jobs how many pods start together, and removes its gate from them."""
     client, name = cluster.client, "of-a-set"
     request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.draco.dev"}}
     claim = {"metadata": {"name": name, "namespace": TENANT}, "spec": {"spec": {"devices": {"requests": [request]}}}}
@@ -288,7 +288,7 @@ async def _a_job_set_starts(cluster: Cluster) -> None:
 
 
 async def _a_gpu_is_reserved(cluster: Cluster) -> None:
-    """By a template of the namespace, for a second."""
+    """A GPU is reserved by a template of the namespace for a second."""
     client = cluster.client
     request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.draco.dev"}}
     template = {"spec": {"devices": {"requests": [request]}}}
@@ -307,7 +307,7 @@ async def _a_gpu_is_reserved(cluster: Cluster) -> None:
 
 
 async def _gpus_are_worked_on_and_tried(cluster: Cluster) -> None:
-    """One that was handed over to Draco, and one that kube-scheduler allocates while another is Draco's."""
+    """Maintenance with Jobs of a GPU handed over to Draco, and of one that kube-scheduler allocates while another is Draco's."""
     await cluster.template("reset", run_s=0.2)
     await cluster.template("probe", run_s=0.2)
     for node in NODE_NAMES:
@@ -349,7 +349,7 @@ async def _is_verified_by_a_job(cluster: Cluster, node: str, device: str, **spec
 
 
 async def metrics_are_scraped(cluster: Cluster) -> None:
-    """With a token of whoever: that it may not read them is what the operator and the agents have to find out."""
+    """Scrape with an unauthorised token: the operator and the agents must find that it may not read metrics."""
     tls = ssl.create_default_context()
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     headers = {"Authorization": f"Bearer {token(cluster.plane, 'default', 'metrics')}"}
@@ -360,7 +360,7 @@ async def metrics_are_scraped(cluster: Cluster) -> None:
 
 
 async def an_agent_is_lost(cluster: Cluster) -> None:
-    """One whose driver fails. Its lease is read again before its GPUs are fenced."""
+    """An agent's driver fails. The operator reads its lease again before it fences its GPUs."""
     rules = next(kind for kind in TAINT_RULES if kind.version == "v1beta2")
     gpus = cluster.folder / "n" / NODE_NAMES[1] / "gpus.json"
     key = ObjectKey("", fence_name(PoolKey("gpu.nvidia.com", NODE_NAMES[1])))
@@ -386,7 +386,7 @@ async def an_agent_is_lost(cluster: Cluster) -> None:
 
 
 async def an_agents_lease_is_changed(cluster: Cluster) -> None:
-    """By somebody else: the agent reads it before it renews it."""
+    """Somebody else changes an agent's lease: the agent reads it before it renews it."""
     key = ObjectKey(NAMESPACE, agent_lease_name(NODE_NAMES[0]))
     changed = await cluster.client.patch(LEASES, key, {"metadata": {"annotations": {"example.com/seen": "by-us"}}})
 
@@ -411,7 +411,7 @@ async def a_report_is_deleted(cluster: Cluster) -> None:
 
 
 async def a_record_is_damaged(cluster: Cluster) -> None:
-    """The agent says so of the Node, and reads from the API what it needs to rebuild the record."""
+    """The agent reports a damaged checkpoint with an Event on the Node, and rebuilds it from the API."""
     async with cluster.nodes():
         await until(lambda: cluster.said_of(NODE_NAMES[0], "CheckpointDamaged"), what="the Event on the Node")
         await cluster.claim("afterwards")

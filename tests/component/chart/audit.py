@@ -1,6 +1,6 @@
-"""What the API server's audit log says that an account has used, held against what the chart's roles grant it.
+"""The rights that an account used, by the API server's audit log, compared with those that the chart's roles grant.
 
-A right is (API group, resource, verb). A request that is applied and makes its object uses two: patch and create.
+A right is (API group, resource, verb). An apply request that creates its object uses two: patch and create.
 """
 
 import json
@@ -20,7 +20,7 @@ rules:
 
 
 class Right(NamedTuple):
-    """What a rule grants, or a request needs. `name` is the one object to which a rule limits it, "" for all."""
+    """What a rule grants or a request needs. `name` is the only object that a rule permits; "" for all."""
 
     group: str
     resource: str
@@ -33,7 +33,7 @@ class Right(NamedTuple):
 
 
 def granted(documents: Iterable[dict[str, Any]], account: str) -> set[Right]:
-    """What the roles bound to an account grant."""
+    """The rights that an account's roles grant."""
     documents = list(documents)
     roles = {(each["kind"], each["metadata"]["name"]): each for each in documents if each["kind"].endswith("Role")}
     bound = [
@@ -53,7 +53,7 @@ def granted(documents: Iterable[dict[str, Any]], account: str) -> set[Right]:
 
 
 class Requests:
-    """Each account's requests, by what they needed."""
+    """Each account's requests by the rights that they needed."""
 
     def __init__(self, log: Path, account: str) -> None:
         self.allowed: set[Right] = set()
@@ -70,7 +70,7 @@ class Requests:
         right = Right(on.get("apiGroup", ""), resource, event["verb"], on.get("name", ""))
         code = event.get("responseStatus", {}).get("code", 0)
         said = event.get("responseStatus", {}).get("message", "")
-        # An admission policy refuses with 422, as what breaks a rule of its kind is refused.
+        # An admission policy refuses with 422, like a validation error.
         if (
             event["annotations"].get("authorization.k8s.io/decision") == "forbid"
             or code == 403
@@ -84,6 +84,6 @@ class Requests:
 
 
 def unused(rights: set[Right], requests: Requests) -> list[Right]:
-    """What is granted, and no request needed."""
+    """Granted rights that no request needed."""
     asked = requests.allowed | {right._replace(name="") for right in requests.allowed}
     return sorted(rights - asked)

@@ -1,4 +1,4 @@
-"""Nodes whose agents, and an operator, have the tokens of pods of the chart's accounts; an administrator is beside them."""
+"""Nodes with agents, and an operator, all with tokens of pods of the chart's accounts; and an administrator's client."""
 
 import asyncio
 import socket
@@ -40,7 +40,7 @@ RAW_PODS: Kind[Any] = Kind("", "v1", "pods", "Pod", True, dict)
 
 
 def token(plane: ControlPlane, account: str, node: str) -> str:
-    """What kubelet would give a pod of that account on that node."""
+    """The token that kubelet would give a pod of this account on this node."""
     name = f"{account}-on-{node}"
     pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
     spec = {"serviceAccountName": account, "nodeName": node, "containers": [{"name": "main", "image": "none"}]}
@@ -60,7 +60,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 class ScrapedNode(SimulatedNode):
-    """A node whose agent serves metrics over TLS, on a port that was free."""
+    """A node whose agent serves metrics over TLS on a free port."""
 
     metrics_port = 0
 
@@ -79,7 +79,7 @@ class Cluster:
         self.plane, self.client, self.folder = plane, client, folder
         self._tokens: dict[str, str] = {}
         self.metrics_ports = _free_ports(1 + len(NODE_NAMES))
-        """Of the operator, and of the agents."""
+        """Ports of the operator and of the agents."""
         issued = Authority.create("metrics").issue("metrics", hosts=["127.0.0.1"])
         self.certificates.mkdir(parents=True, exist_ok=True)
         (self.certificates / "tls.crt").write_bytes(issued.certificate)
@@ -87,7 +87,7 @@ class Cluster:
 
     @property
     def certificates(self) -> Path:
-        """What their metrics are served with."""
+        """The certificates of the metrics endpoints."""
         return self.folder / "n"
 
     def connection(self, account: str, node: str) -> Connection:
@@ -98,7 +98,7 @@ class Cluster:
 
     @asynccontextmanager
     async def nodes(self) -> AsyncIterator[None]:
-        """The nodes, until left; they are set up again from their files the next time."""
+        """Run the nodes within the block. The next time they start from the same files."""
         shape = SimulatedNodes(root=self.folder / "n", gpus=1, prefix="sim", count=len(NODE_NAMES), namespace=NAMESPACE)
         clock = SystemClock()
         events = EventRecorder(self.client, controller="kubelet", instance="nodes", clock=clock)
@@ -127,7 +127,7 @@ class Cluster:
         return {each.spec.node_name for each in slices} >= set(NODE_NAMES)
 
     def kubeconfig(self) -> Path:
-        """The operator's, with the token of a pod of its account."""
+        """The operator's kubeconfig, with the token of a pod of its account."""
         path = self.folder / "operator.kubeconfig"
         authority = str(self.plane.pki / "ca.crt")
         config = {
@@ -162,7 +162,7 @@ class Cluster:
         await self.client.create(PODS, {"metadata": {"name": name, "namespace": TENANT}, "spec": spec})
 
     async def template(self, name: str, *, run_s: float) -> None:
-        """A CronJob that Jobs of maintenance are made from, whose pods run for so long."""
+        """A CronJob as template of maintenance Jobs, whose pods run for the given seconds."""
         pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]}
         job = {"template": {"metadata": {"annotations": {"draco.dev/run-seconds": str(run_s)}}, "spec": pod}}
         spec = {"schedule": "0 0 31 2 *", "suspend": True, "jobTemplate": {"spec": job}}
@@ -173,7 +173,7 @@ class Cluster:
         return bool(found["status"].get("phase") == "Running")
 
     async def gone(self, kind: Kind[Any], key: ObjectKey) -> None:
-        """Delete, and wait until it is not there any more."""
+        """Delete an object and wait until it is gone."""
         with suppress(NotFound):
             await self.client.delete(kind, key, grace_period_s=0)
 

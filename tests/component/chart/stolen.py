@@ -1,7 +1,7 @@
-"""An API server of a given version with the chart in it, objects worth tampering with, and the tokens of pods.
+"""An API server of a given version with the chart, objects worth tampering with, and tokens of pods.
 
-A token is what kubelet would give a pod of that account on that node: asked for by TokenRequest and bound to the pod, so that the
-node's name in it is the API server's own word. No scheduler and no controller runs: what changes is what a test has changed.
+A token is what kubelet would give a pod of that account on that node: requested by TokenRequest and bound to the pod, so the API
+server itself puts the node's name into it. No scheduler or controller runs: only the test changes objects.
 """
 
 import ssl
@@ -24,23 +24,23 @@ PERMISSIVE = "draco-releasing"
 WORKING = "draco-working"
 """Where a third one is installed, with operator.runJobs on."""
 JOB_SPACE = "draco-jobs"
-"""Where it makes them, from the CronJobs plain and rich there; a third that it may use is missing."""
+"""Where it creates Jobs, from the CronJobs plain and rich; a third one that it may use is missing."""
 TENANT = "tenant"
 DRIVER, OTHER_DRIVER = "gpu.nvidia.com", "nic.example.com"
 MINE, OTHER = "node-a", "node-b"
 _DOMAIN = ".".join(4 * ["a-rather-long-part-of-the-name-of-a-companys-own-domain"])
 LONG = f"ip-10-20-30-40.{_DOMAIN}".ljust(252, "x") + "1"
 LONG_TOO = f"{LONG[:-1]}2"
-"""Names of nodes as long as Kubernetes takes them, which differ at the end alone."""
+"""Node names of the maximum length that differ only at the end."""
 
 API = "/apis/resource.k8s.io/v1"
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 
 
 class Cluster:
-    """One API server. Tokens by their owner's name: agent, operator, releasing, working, and other agents' of two kinds.
+    """One API server, and tokens by owner: agent, operator, releasing, working, and two other agents.
 
-    That of `remote` is of a node with a long name, that of `homeless` of none.
+    `remote` is on a node with a long name, `homeless` on none.
     """
 
     def __init__(self, plane: ControlPlane) -> None:
@@ -48,9 +48,9 @@ class Cluster:
         self.tokens: dict[str, str] = {}
 
     def install(self) -> None:
-        """The chart with default values; operators that may release claims, and that may run Jobs; nodes, pods, objects."""
+        """Install the chart with default values, operators that may release claims or run Jobs, nodes, pods and objects."""
         self._install("draco", NAMESPACE)
-        # By kubectl: helm would refuse a second release.
+        # By kubectl, because helm would refuse a second release.
         for namespace, release, more in (
             (PERMISSIVE, "releasing", "operator.releaseIdleClaims=true"),
             (WORKING, "working", "operator.runJobs=true,operator.jobTemplates={plain,rich,missing}"),
@@ -78,26 +78,26 @@ class Cluster:
         self._make_objects()
 
     def call(self, method: str, path: str, body: object = None, *, accept: str = "application/json") -> dict[str, Any]:
-        """As administrator."""
+        """Make a request as administrator."""
         deadline = time.monotonic() + 60
         while True:
             try:
                 return call(self.plane, method, path, body, accept=accept)
             except RefusedError as error:
-                # A kind that has just been defined asks to come again, or is not there yet.
+                # A kind that was just defined asks to retry, or is not served yet.
                 if error.code not in (404, 429) or time.monotonic() > deadline:
                     raise
             time.sleep(0.1)
 
     @asynccontextmanager
     async def holding(self, token: str) -> AsyncIterator[Client]:
-        """A client of whoever holds this token."""
+        """A client with this token."""
         tls = ssl.create_default_context(cafile=str(self.plane.pki / "ca.crt"))
         async with Client(Connection(self.plane.server, tls=tls, credentials=FixedToken(self.tokens[token]))) as client:
             yield client
 
     def state(self) -> dict[str, str]:
-        """Version of every object that somebody might tamper with, by its path."""
+        """Versions of all objects worth tampering with, by path."""
         found = {}
         for path in (
             f"{API}/resourceslices",
@@ -169,7 +169,7 @@ class Cluster:
             self.call("POST", f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases", lease)
 
     def make_slice(self, item: dict[str, Any]) -> None:
-        """Publish as administrator."""
+        """Create a slice as administrator."""
         self.call("POST", f"{API}/resourceslices", item)
 
     def make_claim(
@@ -181,7 +181,7 @@ class Cluster:
         devices: list[dict[str, Any]] | None = None,
         reserved: bool = True,
     ) -> None:
-        """A claim that the scheduler has allocated, unless there are no results."""
+        """A claim, allocated by the scheduler if `results` are given."""
         path = f"{API}/namespaces/{TENANT}/resourceclaims"
         requests = [{"name": "gpu", "exactly": {"deviceClassName": DRIVER, "count": max(1, len(results))}}]
         claim = self.call("POST", path, {"metadata": {"name": name}, "spec": {"devices": {"requests": requests}}})
@@ -270,7 +270,7 @@ RICH_JOB: dict[str, Any] = {
         },
     },
 }
-"""With something of everything that a Job may say."""
+"""A Job that sets a bit of every kind of field."""
 
 _KIND_OF_GPU_NODE = {"apiVersion": "draco.dev/v1alpha1", "kind": "GpuNode"}
 
@@ -292,12 +292,12 @@ def a_slice(name: str, *, pool: str, driver: str = DRIVER, generation: int = 1, 
 
 
 def a_result(pool: str, device: str = "gpu-0") -> dict[str, Any]:
-    """What a claim was allocated, of our driver."""
+    """An allocation result of Draco's driver."""
     return {"request": "gpu", "driver": DRIVER, "pool": pool, "device": device}
 
 
 def an_allocation(node: str, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Devices on one node."""
+    """An allocation of devices on one node."""
     fields = [{"key": "metadata.name", "operator": "In", "values": [node]}]
     return {"devices": {"results": results}, "nodeSelector": {"nodeSelectorTerms": [{"matchFields": fields}]}}
 

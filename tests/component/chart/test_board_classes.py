@@ -1,4 +1,4 @@
-"""DeviceClasses for one board each: one for whole GPUs and one for every MIG profile, as the table of known boards has them."""
+"""DeviceClasses per board: one for whole GPUs and one for each MIG profile in the table of known boards."""
 
 import json
 import re
@@ -25,7 +25,7 @@ OF_A_BOARD = re.compile(r"(gpu|mig-[a-z0-9.-]+?)\.(" + "|".join(FAMILIES) + r")\
 
 
 def classes(*boards: str) -> dict[str, dict[str, Any]]:
-    """Those that the chart has for these boards, by name."""
+    """The chart's classes for these boards, by name."""
     wanted = ("--set", f"operator.boardClasses={{{','.join(boards)}}}") if boards else ()
     rendered = render("--set", "operator.allocate=true", *wanted)
     found = {each["metadata"]["name"]: each for each in rendered if each["kind"] == "DeviceClass"}

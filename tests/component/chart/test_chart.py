@@ -79,7 +79,7 @@ def test_an_agent_is_root_whatever_user_the_image_has_and_mounts_what_is_asked()
 
 
 def test_an_agent_sees_the_nodes_driver_read_only_and_on_no_library_path() -> None:
-    """The node's C library may be of another release than the image's."""
+    """The node's C library may differ from the image's."""
     pod = only(render("--set", "agent.driverRoot=/run/nvidia/driver"), "DaemonSet")["spec"]["template"]["spec"]
     [container] = pod["containers"]
     environment = {each["name"]: each.get("value") for each in container["env"]}
@@ -99,7 +99,7 @@ def test_a_digest_wins_over_a_tag() -> None:
 
 @pytest.mark.parametrize("verb", ["template", "install"])
 def test_without_an_image_nothing_is_installed_and_helm_says_how_to_name_one(verb: str, tmp_path: Path) -> None:
-    """A name that is not ours on a public registry would let its owner run programs as root on every node with a GPU."""
+    """Whoever owned an unclaimed name on a public registry could run programs as root on every GPU node."""
     offline = ("--dry-run=client", "--kubeconfig", tmp_path / "none") if verb == "install" else ()
     done = helm(verb, "draco", CHART, "--namespace", NAMESPACE, *offline)
     assert (done.returncode != 0, done.stdout) == (True, "")
@@ -109,7 +109,7 @@ def test_without_an_image_nothing_is_installed_and_helm_says_how_to_name_one(ver
 
 
 def test_nothing_that_is_installed_names_an_image_of_somebody_else() -> None:
-    """On a node `localhost/…` is what was loaded there, and nothing else."""
+    """On a node, `localhost/…` can only be an image that was loaded there."""
     committed = (REPOSITORY / "manifests" / "install" / "draco.yaml").read_text()
     named = set(re.findall(r"^ *(?:- )?image: *(\S+)", committed, re.MULTILINE))
     assert named == {f"{image.NAME}:{__version__}"}
@@ -145,7 +145,7 @@ def test_a_wrong_value_is_refused_with_a_sentence(value: str, sentence: str) -> 
 
 
 def test_every_value_is_described_by_schema_and_comment() -> None:
-    """Sections need no comment; what a user sets does, except the keys of free-form maps such as resources."""
+    """Values that users set need a comment; sections and the keys of free-form maps, such as resources, do not."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     lines = (CHART / "values.yaml").read_text().splitlines()
     path: list[str] = []
@@ -201,7 +201,7 @@ def test_each_setting_of_a_container_is_one_its_program_knows(kind: str, program
 
 
 def with_webhook(*arguments: str) -> list[dict[str, Any]]:
-    """Without the metrics' certificates and Services, so that there is one of each."""
+    """The chart with the webhook and without metrics, so that there is one certificate and one Service."""
     return render("--set", "webhook.enabled=true,metrics.secure.enabled=false", *arguments)
 
 

@@ -1,4 +1,4 @@
-"""What is kept from those who steal the operator's token, of EvictionRequests: those of others."""
+"""Which EvictionRequests a thief of the operator's token cannot touch: those of others."""
 
 from collections.abc import Iterator
 

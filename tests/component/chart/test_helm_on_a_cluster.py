@@ -1,4 +1,4 @@
-"""Helm and the chart on a real API server: what cannot work is refused with its fix, and what people made outlives a release."""
+"""Helm and the chart on a real API server: impossible installations are refused with the fix, and users' objects survive."""
 
 import io
 import shutil
@@ -45,7 +45,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 class Release:
-    """What helm does with one name in one namespace of a cluster."""
+    """One release name in one namespace of a cluster."""
 
     def __init__(self, plane: ControlPlane, name: str = "draco", namespace: str = NAMESPACE) -> None:
         self.plane, self.name, self.namespace = plane, name, namespace
@@ -68,13 +68,13 @@ class Release:
         return said
 
     def uninstall(self) -> None:
-        code, said = self.helm("uninstall", "--no-hooks")  # no node runs the hook's Job
+        code, said = self.helm("uninstall", "--no-hooks")  # without nodes the hook's Job cannot run
         assert code == 0, said
 
 
 @pytest.fixture
 def release(plane: ControlPlane) -> Iterator[Release]:
-    """Draco, installed and uninstalled; the definitions stay, as they do for everybody."""
+    """Draco, installed and uninstalled. The definitions stay, as they do for users."""
     made = Release(plane)
     made.install()
     yield made
@@ -90,7 +90,7 @@ def empty(plane: ControlPlane) -> Iterator[ControlPlane]:
 
 
 def remove_definitions(plane: ControlPlane, only: str = "") -> None:
-    """Until they are gone, or the one of that name is: what is being deleted is there for a moment yet."""
+    """Delete the definitions, or the one of this name, and wait until they are gone."""
     deadline = time.monotonic() + 60
     while found := [each for each in call(plane, "GET", CRDS)["items"] if only in {"", each["metadata"]["name"]}]:
         for each in found:
@@ -101,7 +101,7 @@ def remove_definitions(plane: ControlPlane, only: str = "") -> None:
 
 
 def call_until_served(plane: ControlPlane, method: str, path: str, body: dict[str, Any] | None = None) -> None:
-    """Ask until the server answers and knows the path: of a kind that has just been defined it does not, for a moment."""
+    """Repeat the request until the server serves the path: a new kind takes a moment."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -129,7 +129,7 @@ def test_a_namespace_that_admits_no_privileged_pods_is_refused_before_anything_i
     assert "kubectl label namespace strict pod-security.kubernetes.io/enforce=privileged --overwrite" in said
     assert call(empty, "GET", CRDS)["items"] == []
     operator = Release(empty, namespace="strict")
-    operator.install(*OPERATOR_ONLY)  # which needs no privilege
+    operator.install(*OPERATOR_ONLY)  # the operator needs no privilege
     operator.uninstall()
 
 
@@ -139,7 +139,7 @@ def test_without_definitions_helm_says_how_to_get_them(empty: ControlPlane) -> N
 
 
 def test_an_installation_of_an_older_version_lacks_a_definition_and_helm_says_which(release: Release) -> None:
-    """The operator does nothing before it knows all its kinds."""
+    """The operator does nothing until all its kinds are served."""
     remove_definitions(release.plane, "devicelimits.draco.dev")
     code, said = release.helm("upgrade", CHART, *IMAGE, "--set", "crds.enabled=false")
     assert code != 0
@@ -216,7 +216,7 @@ def test_a_cluster_without_dynamic_resource_allocation_is_refused(
     settings = Settings(programs=programs, kubernetes=version, enter=DIES_WITH_THE_TESTS, extra_flags=flags)
     plane = ControlPlane(tmp_path / "state", settings)
     try:
-        # With this API switched off Kubernetes 1.36 serves all others, but never calls itself ready.
+        # With this API switched off, Kubernetes 1.36 serves all others but never becomes ready.
         monkeypatch.setattr(controlplane, "_READY_WITHIN_S", 0.0)
         with pytest.raises(ProcessFailed):
             plane.start()
@@ -280,7 +280,7 @@ def test_definitions_go_with_the_release_where_that_is_asked_for(empty: ControlP
 async def test_gpus_stay_registered_through_upgrades_and_a_second_installation(
     plane: ControlPlane, tmp_path: Path
 ) -> None:
-    """The operator makes the register, so nothing of the chart empties it; only who switches allocating off can delete it."""
+    """The operator creates the register, so no upgrade empties it. It can be deleted only after allocating is switched off."""
     allocating = ("--set", "operator.allocate=true")
     gpus = frozenset({GpuPlace("gpu.nvidia.com", "node", "gpu-0")})
     plane.write_kubeconfig(tmp_path / "operator", f"system:serviceaccount:{NAMESPACE}:draco-operator")
@@ -298,7 +298,7 @@ async def test_gpus_stay_registered_through_upgrades_and_a_second_installation(
     finally:
         release.upgrade("--set", "operator.allocate=false")
         deleted = False
-        while not deleted:  # the API server goes by the policy for a moment yet
+        while not deleted:  # the API server enforces the policy for another moment
             with suppress(RefusedError):
                 call(plane, "DELETE", ALLOCATION_REGISTERS.path(ObjectKey("", ALLOCATION_REGISTER)))
                 deleted = True

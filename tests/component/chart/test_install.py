@@ -1,4 +1,4 @@
-"""The chart installed into a real API server: its rights are enough for each program's work, and for no more."""
+"""The chart installed into a real API server: its rights are sufficient for each program's work and permit no more."""
 
 import asyncio
 import contextlib
@@ -28,13 +28,13 @@ LEASES: Kind[Any] = Kind("coordination.k8s.io", "v1", "leases", "Lease", True, d
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """An API server of its own: helm refuses to take over definitions that another test has put there."""
+    """A separate API server: helm refuses to adopt definitions that another test has created."""
     yield from start_control_plane(tmp_path_factory.mktemp("chart") / "state", STORE)
 
 
 @pytest.fixture
 def served(release: ControlPlane) -> ControlPlane:
-    """Where `client` and `namespace` are."""
+    """The server of `client` and `namespace`."""
     return release
 
 
@@ -61,7 +61,7 @@ async def administrator(release: ControlPlane, client: Client) -> Client:
 
 @pytest.fixture
 async def agent(release: ControlPlane, administrator: Client) -> AsyncIterator[Client]:
-    """An agent's client: a token bound to a pod that runs on node-a. What it may not write is refused already."""
+    """An agent's client: a token bound to a pod on node-a. The admission policies are enforced."""
     async with as_pod_of(release, administrator, "draco-agent", node="node-a") as client:
         await policies_in_force(client, administrator)
         yield client
@@ -243,7 +243,7 @@ def test_an_upgrade_keeps_the_webhooks_certificate_and_makes_one_that_was_delete
 
 
 async def policies_in_force(agent: Client, administrator: Client) -> None:
-    """Wait until the API server enforces each policy, which it does some time after it has stored it: each at its own."""
+    """Wait until the API server enforces each policy, which happens some time after it was stored."""
     nobodys = ObjectKey("", "node-of-nobody")
     with contextlib.suppress(AlreadyExists):
         await an_allocated_claim(administrator, "default", node="node-b")

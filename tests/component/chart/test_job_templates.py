@@ -1,6 +1,6 @@
-"""What the operator's token can have run: what an administrator's template says, to the letter, on a GPU's node.
+"""What the operator's token can run: exactly what an administrator's template says, on a GPU's node.
 
-The Jobs are those that the operator makes, from the template as the API server gives it. Each attempt changes one thing.
+The Jobs are those that the operator creates from a template as the API server returns it. Each attempt changes one field.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def made_from(cluster: Cluster, template: str, purpose: Purpose = Purpose.VERIFICATION) -> Body:
-    """The Job that the operator makes."""
+    """The Job that the operator creates."""
     found = msgspec.convert(cluster.call("GET", f"{PATH}/{template}"), CronJob)
     target = JobTarget(a_device_key("node-0/gpu-0"), "GPU-01234567-89ab-cdef-0123-456789abcdef")
     made = job_manifest(a_maintenance(), purpose, target, found, namespace=JOB_SPACE, node=OTHER)
@@ -63,7 +63,7 @@ def terms(body: Body) -> list[Body]:
 
 
 async def create(cluster: Cluster, body: Body) -> Body:
-    """Make it with the operator's token, and take it away again."""
+    """Create the Job with the operator's token and delete it."""
     async with cluster.holding("working") as operator:
         made: Body = await operator.create(JOBS, body)
         await operator.delete(JOBS, ObjectKey(JOB_SPACE, body["metadata"]["name"]), propagation="Background")
@@ -203,7 +203,7 @@ async def test_a_job_that_lacks_anything_of_its_template_is_refused(cluster: Clu
                 each.pop("volumeMounts", None)
         with suppress(Forbidden, Invalid):
             made = await create(cluster, body)
-            # It is made only where the API server fills in just what the template says.
+            # It is created only if the API server's defaults equal what the template says.
             assert field_of(made, holder)[key] == value, f"{holder}.{key} may be left out"
 
 

@@ -1,4 +1,4 @@
-"""Leases of nodes with names as long as Kubernetes takes them, against the chart's policies."""
+"""Leases of nodes with names of maximum length, under the chart's policies."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 async def test_an_agent_renews_the_lease_of_its_node_alone_however_long_the_names_are(cluster: Cluster) -> None:
-    """Of a long name there is a digest, which no policy can make; so the Lease must also belong to the agent's Node."""
+    """A long name becomes a digest, which no policy can compute; so the Lease must also be owned by the agent's Node."""
     mine, other = agent_lease_name(LONG), agent_lease_name(LONG_TOO)
 
     def of(name: str, node: str) -> dict[str, Any]:

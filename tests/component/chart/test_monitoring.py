@@ -1,4 +1,4 @@
-"""What the chart makes for Prometheus and Grafana: only where they are, and only of metrics that exist."""
+"""The chart's objects for Prometheus and Grafana: only if these are installed, and only with existing metrics."""
 
 import base64
 import json

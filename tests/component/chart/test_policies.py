@@ -37,7 +37,7 @@ def test_every_expression_fits_the_schema_of_what_it_looks_at(control_plane: Con
         "--set",
         "operator.releaseIdleClaims=true,operator.runJobs=true,operator.jobTemplates={reset},operator.allocate=true",
     )
-    # As a check of the check: a field that is not there must be found, or the others were not looked at.
+    # Checks the check: a missing field must be found, or the others were not checked either.
     wrong = rendered["type-checked-agent-claims"] | {"metadata": {"name": "type-checked-wrong"}}
     wrong["spec"] = wrong["spec"] | {"variables": [], "validations": [{"expression": "object.status.allocated == 1"}]}
     names = [*rendered, "type-checked-wrong"]
@@ -53,7 +53,7 @@ def test_every_expression_fits_the_schema_of_what_it_looks_at(control_plane: Con
 
 
 def checked(plane: ControlPlane, name: str) -> list[dict[str, str]]:
-    """What the type checker, a part of kube-controller-manager, has to say."""
+    """Findings of the type checker, which is part of kube-controller-manager."""
     deadline = time.monotonic() + 30
     while True:
         policy = call(plane, "GET", f"{PATH}/{name}")

@@ -1,6 +1,6 @@
-"""What the admission policies refuse by themselves: the accounts have every right here, as if other roles were bound to them.
+"""What the admission policies refuse alone: here the accounts have every right, as if other roles were bound to them.
 
-One attempt for each expression, which nothing else in the policies refuses.
+There is one attempt per expression, which no other expression refuses.
 """
 
 import asyncio
@@ -182,7 +182,7 @@ REFUSED = [
 
 @pytest.fixture(scope="module", params=on(DEFAULT_KUBERNETES, OLDEST))
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """An API server where each account may do all that roles can permit."""
+    """An API server where each account has every right."""
     with a_cluster(request.param, tmp_path_factory.mktemp(f"alone-{request.param}")) as found:
         subjects = [{"kind": "ServiceAccount", "namespace": space, "name": name} for space, name in ACCOUNTS]
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
@@ -193,7 +193,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 async def has_every_right(cluster: Cluster) -> None:
-    """Wait until the API server goes by the new role."""
+    """Wait until the new role takes effect."""
     async with asyncio.timeout(60):
         for token in cluster.tokens:
             async with cluster.holding(token) as client:

@@ -1,4 +1,4 @@
-"""The table of privileges in the threat model is what the chart asks for: of the agent's container, and of no other."""
+"""The threat model's table of privileges matches the chart: only the agent's container has privileges."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ EVERYTHING = (
 
 
 def pods(*values: str) -> dict[str, dict[str, Any]]:
-    """The pods of the chart, by the name of what makes them."""
+    """The chart's pod specs by the name of their controller."""
     helm = binaries.find("helm")["helm"]
     command = [
         str(helm),
@@ -45,7 +45,7 @@ def pods(*values: str) -> dict[str, dict[str, Any]]:
 
 
 def privileges(pod: dict[str, Any]) -> set[str]:
-    """What a pod has beyond a container of nobody without rights."""
+    """A pod's privileges beyond those of an unprivileged container."""
     found = {f"{name}: true" for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name)}
     folders = {each["name"]: each["hostPath"]["path"] for each in pod.get("volumes", []) if "hostPath" in each}
     mounted: set[str] = set()

@@ -1,8 +1,8 @@
-"""Every right that the chart grants is used, none is missing, and no admission policy of it refuses what its programs do.
+"""Every right that the chart grants is used, none is missing, and no admission policy refuses what its programs do.
 
-The API server's audit log of whole scenarios says so, with everything switched on.
+The API server's audit log of whole scenarios, with everything switched on, shows this.
 
-Operator and agents run with the tokens of pods of their service accounts, as kubelet would give them.
+Operator and agents run with tokens of pods of their service accounts, as kubelet would give them.
 """
 
 import shutil
@@ -33,7 +33,7 @@ VALUES = (
     *("--set", "operator.releaseIdleClaims=true,operator.runJobs=true,operator.jobTemplates={probe,reset}"),
     *("--set", "operator.allocate=true,operator.replicas=1"),
 )
-"""Everything that can be switched on and takes a right, or brings an admission policy."""
+"""Switches on everything that needs a right or adds an admission policy."""
 ASKED_BY_THE_SERVER = {
     audit.Right("resource.k8s.io", "resourceclaims/driver", "associated-node:patch", "gpu.nvidia.com"),
     audit.Right("resource.k8s.io", "resourceclaims/binding", "patch"),
@@ -51,7 +51,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def plane(folder: Path) -> Iterator[ControlPlane]:
-    """A control plane that writes down what the chart's accounts ask for, with the chart in it."""
+    """A control plane with the chart and an audit log of its accounts' requests."""
     version = binaries.kubernetes_version()
     (folder / "audit.yaml").write_text(audit.POLICY)
     flags = ("--audit-policy-file", str(folder / "audit.yaml"), "--audit-log-path", str(folder / "audit.log"))
@@ -74,7 +74,7 @@ def plane(folder: Path) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def served(plane: ControlPlane) -> ControlPlane:
-    """Where `client` is."""
+    """The server of `client`."""
     return plane
 
 
@@ -133,7 +133,7 @@ async def test_each_right_is_used_and_none_is_missing(plane: ControlPlane, clien
 async def test_what_an_admission_policy_refuses_counts_as_missing(
     plane: ControlPlane, client: Client, folder: Path
 ) -> None:
-    """It is no lack of a right, and has another code."""
+    """Such a refusal has another code than a missing right."""
     cluster = Cluster(plane, client, folder)
     claim = {"metadata": {"name": "of-nobody", "namespace": JOB_SPACE}, "spec": {"devices": {}}}
     async with Client(cluster.connection("draco-operator", "refused")) as operator:
@@ -149,7 +149,7 @@ async def test_what_an_admission_policy_refuses_counts_as_missing(
 
 
 async def without(plane: ControlPlane, right: audit.Right, account: str) -> None:
-    """Take a right away, and wait until the API server goes by that."""
+    """Remove a right, and wait until the API server enforces that."""
     path = f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{account}"
     role = call(plane, "GET", path)
     for rule in role["rules"]:

@@ -1,7 +1,7 @@
-"""What each program's token can be used for by whoever steals it, on every Kubernetes we run on: nothing but that program's work.
+"""What a thief can do with each program's token, on every supported Kubernetes: nothing but that program's work.
 
-Every row sets what it tries to set. One that is refused must be refused for the reason it names, and must have changed nothing;
-one that is allowed must be found as it was written.
+Every row attempts a write. A refused one must be refused for the row's reason and change nothing; a permitted one must be found
+as written.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -238,7 +238,7 @@ THEFTS = [
         "may write Events about that node only",
     ),
     Theft("agent", "an Event deleted", lambda client: client.delete(EVENTS, event(f"about-{MINE}")), NO_RIGHT),
-    # Leases: whoever takes the operator's ends it, and whoever renews another agent's keeps a dead node in use.
+    # Leases: taking the operator's stops it, and renewing another agent's keeps a dead node in use.
     *(
         Theft(
             "agent",
@@ -272,7 +272,7 @@ THEFTS = [
         taken_over(f"draco-agent-{OTHER}"),
         NO_RIGHT,
     ),
-    # What neither of them has any right to
+    # What neither of them may do
     *(
         theft
         for token in ("agent", "operator", "releasing")
@@ -369,7 +369,7 @@ THEFTS = [
         status_of("idle", devices=[report(device="gpu-1")]),
         "not make or change one|resourceclaims/driver",
     ),
-    # What the operator says of nodes
+    # What the operator writes about nodes
     Theft("operator", "a node that is not ready", told_of_a_node(a_condition("Ready", "False")), ONLY_OF_MAINTENANCE),
     Theft(
         "operator",
@@ -399,7 +399,7 @@ THEFTS = [
             ("owners", {"ownerReferences": owned()}),
         )
     ),
-    # Jobs and their claims, where the operator may run them
+    # Jobs and their claims, if the operator may run them
     *(
         Theft(token, f"a Job in {namespace}", a_job("x", namespace=namespace, owners=owned()), NO_RIGHT)
         for token, namespace in (

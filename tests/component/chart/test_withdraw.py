@@ -1,6 +1,6 @@
-"""What an uninstallation leaves behind: the API server's whole content before Draco came and after it went.
+"""What an uninstallation leaves behind: compares the API server's whole content before and after Draco.
 
-Operator and agents are real, with the tokens of their accounts, and so is the account that the chart's hook has.
+Operator and agents are real and have tokens of their accounts; so has the chart's hook.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ ACCOUNT = "draco-withdraw"
 ASKED_BY_THE_SERVER = {
     audit.Right("resource.k8s.io", "resourceclaims/driver", "arbitrary-node:patch", "gpu.nvidia.com")
 }
-"""Rights that no request names: the API server looks for them when a claim's status is written."""
+"""Rights that no request names: the API server checks them when a claim's status is written."""
 NOT_WRITTEN_HERE = {
     audit.Right("batch", "jobs", "delete"),
     audit.Right("lifecycle.k8s.io", "evictionrequests", "delete"),
@@ -61,7 +61,7 @@ NOT_WRITTEN_HERE = {
 """This Kubernetes takes no EvictionRequests, and no Job works on a GPU."""
 TRIED = {"waits", "used", NODE_NAMES[0]}
 TIDES = {"events", "leases", "endpointslices", "componentstatuses", "controllerrevisions"}
-"""What a cluster writes by itself all the time."""
+"""Kinds that a cluster writes all the time."""
 AGGREGATED = ("admin", "edit", "view")
 TTL = "node.alpha.kubernetes.io/ttl"
 THEIRS: dict[str, Any] = {
@@ -82,7 +82,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def plane(folder: Path) -> Iterator[ControlPlane]:
-    """A control plane that writes down what the accounts of Draco's namespace ask for."""
+    """A control plane with an audit log of the requests by accounts of Draco's namespace."""
     version = binaries.kubernetes_version()
     (folder / "audit.yaml").write_text(audit.POLICY)
     flags = ("--audit-policy-file", str(folder / "audit.yaml"), "--audit-log-path", str(folder / "audit.log"))
@@ -107,7 +107,7 @@ def served(plane: ControlPlane) -> ControlPlane:
 
 
 def content(plane: ControlPlane) -> dict[str, Any]:
-    """All objects of all kinds but Draco's own, by kind and name, without what the server keeps for itself."""
+    """All objects but those of Draco's own kinds, by kind and name, without server-managed metadata."""
     found: dict[str, Any] = {}
     groups = [group["preferredVersion"]["groupVersion"] for group in call(plane, "GET", "/apis")["groups"]]
     for version in ["v1", *(each for each in groups if not each.startswith("draco.dev/"))]:
@@ -124,19 +124,19 @@ def content(plane: ControlPlane) -> dict[str, Any]:
 
 
 def rights() -> list[dict[str, Any]]:
-    """What the hook's account is and may do, as the chart renders it."""
+    """The hook's account and its roles, as the chart renders them."""
     where = ("template", "draco", CHART, "-n", NAMESPACE, "--show-only", "templates/withdraw/hook.yaml")
     return [each for each in yaml.safe_load_all(helm(*where, *IMAGE, *VALUES).stdout) if each["kind"] != "Job"]
 
 
 def by_hand(plane: ControlPlane) -> None:
-    """Give the account its rights before helm does."""
+    """Create the account's roles before helm does."""
     apply = [str(binaries.find("kubectl")["kubectl"]), "--kubeconfig", str(plane.kubeconfig), "apply", "-f", "-"]
     subprocess.run(apply, input=yaml.safe_dump_all(rights()), text=True, check=True, capture_output=True)
 
 
 def kubeconfig(plane: ControlPlane, folder: Path) -> Path:
-    """That of the hook's pod."""
+    """Kubeconfig of the hook's pod."""
     account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
     token = call(plane, "POST", account, {"spec": {"expirationSeconds": 3600}})["status"]["token"]
     authority = str(plane.pki / "ca.crt")
@@ -159,7 +159,7 @@ async def withdraw(kubeconfig: Path, *options: str) -> "subprocess.CompletedProc
 
 
 async def everything_is_written(cluster: Cluster) -> None:
-    """GPUs are handed over, allocated, reserved and in maintenance, and pods wait: all that operator and agents write stands."""
+    """GPUs are handed over, allocated, reserved and in maintenance, and pods wait: everything that Draco writes exists."""
     client, (first, second) = cluster.client, NODE_NAMES
     await cluster.claim("used")
     await cluster.pod("used", "used", node=second)
@@ -205,7 +205,7 @@ async def everything_is_written(cluster: Cluster) -> None:
 
 
 async def a_cluster_without_draco(plane: ControlPlane, client: Client) -> None:
-    """With a rule of a person, and a person's word against the removal of nodes."""
+    """A cluster before Draco, with a person's taint rule and a person's annotation against the removal of nodes."""
     for name in (TENANT, NAMESPACE):
         call(plane, "POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     call(plane, "POST", TAINT_RULES[1].path(), THEIRS)
@@ -215,7 +215,7 @@ async def a_cluster_without_draco(plane: ControlPlane, client: Client) -> None:
 
 
 def controllers_are_at_work(content: dict[str, Any]) -> bool:
-    """Whether Kubernetes' controllers have written what they write when they start. All are built before one runs."""
+    """Whether Kubernetes' controllers have started: all are built before one runs."""
     accounts = {name.partition(" ")[2] for name in content if name.startswith("serviceaccounts.")}
     return (
         {f"{name}/default" for name in (TENANT, NAMESPACE)} <= accounts
@@ -226,7 +226,7 @@ def controllers_are_at_work(content: dict[str, Any]) -> bool:
 
 
 async def it_may_do_no_more(kubeconfig: Path) -> None:
-    """The account's roles let it patch pods, nodes and claims; the admission policies beside them say what of these."""
+    """The account's roles let it patch pods, nodes and claims; its admission policies restrict which fields."""
     node, pod, claim = ObjectKey("", NODE_NAMES[0]), ObjectKey(TENANT, "waits"), ObjectKey(TENANT, "used")
     finalizers = {"metadata": {"finalizers": None}}
     async with Client(await connect(kubeconfig)) as stolen:
@@ -248,7 +248,7 @@ async def it_may_do_no_more(kubeconfig: Path) -> None:
 
 
 async def uninstalled(plane: ControlPlane, client: Client, folder: Path, planned: set[str]) -> None:
-    """By helm. What the pod of its hook would run, runs here."""
+    """Uninstall with helm. The test runs what the hook's pod would run."""
     where = ("--kubeconfig", plane.kubeconfig, "--namespace", NAMESPACE, "--timeout", "180s")
     gone = asyncio.create_task(asyncio.to_thread(helm, "uninstall", "draco", *where))
 
@@ -285,7 +285,7 @@ def rights_are_used_and_enough(folder: Path) -> None:
 
 
 def tenants_have_what_is_theirs(after: dict[str, Any]) -> None:
-    """What pods use stays, and nothing of Draco's keeps pods and claims waiting or from being deleted."""
+    """Devices in use stay allocated, and nothing of Draco's blocks pods and claims or their deletion."""
     waits = after[f"pods.v1 {TENANT}/waits"]
     assert waits["spec"]["schedulingGates"] == [{"name": "example.com/theirs"}]
     claims = {name: each for name, each in after.items() if name.startswith("resourceclaims.")}
@@ -300,7 +300,7 @@ def tenants_have_what_is_theirs(after: dict[str, Any]) -> None:
 async def test_an_uninstallation_leaves_nothing_on_what_is_not_dracos(
     plane: ControlPlane, client: Client, folder: Path
 ) -> None:
-    """Tenants' objects that are made meanwhile are as they would be had Draco never been there; what pods use stays."""
+    """Tenants' objects created meanwhile end up as without Draco; devices in use stay allocated."""
     await a_cluster_without_draco(plane, client)
 
     async def as_it_is() -> dict[str, Any] | None:
@@ -329,7 +329,7 @@ async def test_an_uninstallation_leaves_nothing_on_what_is_not_dracos(
     finally:
         if operator:
             await operator.end()
-    # The kubelets are gone with the agents: nothing new may come to their nodes, and what was there ends.
+    # The kubelets ended with the agents: their nodes get no new pods, and old ones end.
     for node in NODE_NAMES:
         await client.patch(NODES, ObjectKey("", node), {"spec": {"unschedulable": True}})
     for each in await client.list(PODS, namespace=NAMESPACE):
@@ -346,20 +346,20 @@ async def test_an_uninstallation_leaves_nothing_on_what_is_not_dracos(
     def differences() -> set[str]:
         after = content(plane)
         for name in filter(lambda name: name.startswith("nodes."), before):
-            # What kubelet says of its node is not Draco's.
+            # Kubelet's node status is not Draco's.
             assert not [one for one in after[name]["status"]["conditions"] if one["reason"] == REASON]
             assert {key for key in after[name]["metadata"]["labels"] if "draco.dev" in key} <= {LABEL_SIMULATED}
             before[name]["status"], before[name]["spec"] = after[name]["status"], after[name]["spec"]
             before[name]["metadata"]["labels"] = after[name]["metadata"]["labels"]
         changed = {name for name, each in before.items() if after.get(name) != each}
-        # The namespace of the Jobs has the administrators' templates, so it is kept.
+        # The Jobs' namespace has administrators' templates, so it stays.
         new = {name for name in after if name not in before and TENANT not in name and JOB_SPACE not in name}
         return changed | {name for name in new if not name.endswith((".draco.dev", "/kube-root-ca.crt"))}
 
     async def as_before() -> bool:
         return not differences()
 
-    # Kubernetes takes its time, too, to take what the chart gave to them out of its aggregated roles.
+    # Kubernetes, too, removes the chart's rules from its aggregated roles only after a while.
     with suppress(AssertionError):
         await until(as_before, within_s=30.0)
     assert differences() == set()

@@ -1,4 +1,4 @@
-"""What whoever steals a token tries with it, and an API server of a given version to try it on."""
+"""A thief's attempts with a stolen token, and an API server of a given version to try them on."""
 
 import asyncio
 import os
@@ -54,7 +54,7 @@ Attempt = Callable[[Client], Awaitable[object]]
 
 
 class Theft(NamedTuple):
-    """Whose token is used, for what, and why that is refused."""
+    """An attempt: the token's owner, the request, and why it is refused."""
 
     token: str
     what: str
@@ -66,12 +66,12 @@ class Theft(NamedTuple):
 
 
 def status_of(name: str, **status: Any) -> Attempt:
-    """Server-side apply to a claim's status, by force."""
+    """Forced server-side apply to a claim's status."""
     return lambda client: client.apply(CLAIMS, claim(name), {"status": status}, manager="thief", subresource="status")
 
 
 def merged_status_of(name: str, **status: Any) -> Attempt:
-    """A merge patch of a claim's status, which replaces lists and takes away what is None."""
+    """A merge patch of a claim's status: it replaces lists and deletes fields that are None."""
     return lambda client: client.patch(CLAIMS, claim(name), {"status": status}, subresource="status")
 
 
@@ -80,7 +80,7 @@ def publish(name: str, **of: Any) -> Attempt:
 
 
 def taken_over(name: str) -> Attempt:
-    """An existing lease, read and replaced with a holder of one's own."""
+    """Read an existing lease and replace its holder."""
 
     async def attempt(client: Client) -> object:
         found = await client.get(LEASES, ObjectKey(NAMESPACE, name))
@@ -91,7 +91,7 @@ def taken_over(name: str) -> Attempt:
 
 
 async def rewritten(client: Client, name: str, **spec: Any) -> object:
-    """An existing slice, read (an agent may only list them) and replaced with other fields in its spec."""
+    """List an existing slice (an agent may not get one) and replace fields of its spec."""
     [found] = await client.list(RAW_SLICES, field_selector=f"metadata.name={name}")
     return await client.replace(RAW_SLICES, named(name), {**found, "spec": {**found["spec"], **spec}})
 
@@ -101,7 +101,7 @@ def a_condition(kind: str, status: str = "True") -> dict[str, Any]:
 
 
 def told_of_a_node(*conditions: dict[str, Any], metadata: dict[str, Any] | None = None, **status: Any) -> Attempt:
-    """Server-side apply to a node's status, by force: conditions are merged by type."""
+    """Forced server-side apply to a node's status: conditions are merged by type."""
     said = {"conditions": list(conditions), **status} if conditions else status
     body = {"metadata": metadata or {}, "status": said}
     return lambda client: client.apply(NODES, named(OTHER), body, manager="thief", subresource="status")
@@ -112,7 +112,7 @@ def owned(kind: str = "DeviceMaintenance") -> list[dict[str, Any]]:
 
 
 def a_job(name: str, *, namespace: str = JOB_SPACE, owners: Any = (), template: str = "plain") -> Attempt:
-    """A Job that is like the plain template."""
+    """A Job like the plain template."""
     here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [OTHER]}]}
     affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [here]}}
     containers = [{"name": "main", "image": "none"}]
@@ -130,10 +130,10 @@ def a_claim_of_a_job(name: str, *, namespace: str = JOB_SPACE, owners: Any = ())
 
 @contextmanager
 def a_cluster(version: str, folder: Path) -> Iterator[Cluster]:
-    """An API server of that version, with the chart, and with all of its policies in force."""
+    """An API server of this version, with the chart and all its policies enforced."""
     environ = {
         name: value for name, value in os.environ.items() if name != "KUBEBUILDER_ASSETS"
-    }  # that is one version's
+    }  # served by one version only
     settings = Settings(
         programs=binaries.find(*STORE, kubernetes=version, environ=environ),
         kubernetes=version,
@@ -154,7 +154,7 @@ def a_cluster(version: str, folder: Path) -> Iterator[Cluster]:
 
 
 async def in_force(cluster: Cluster) -> None:
-    """Wait until the API server enforces every policy: it does so a moment after it has stored it."""
+    """Wait until the API server enforces every policy, which happens a moment after it was stored."""
     probes: list[tuple[str, Attempt]] = [
         ("agent", publish("probe", nodeName="nowhere", pool="nowhere")),
         ("agent", lambda client: client.create(GPU_NODES, {"metadata": {"name": "probe"}})),

@@ -1,4 +1,4 @@
-"""The operator's webhook at addresses of this machine, as the chart has it: its certificate, and what the API server is told."""
+"""The operator's webhook on loopback, as the chart configures it: its certificate, and its configuration for the API server."""
 
 import base64
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ GATING: Kind[Any] = Kind(
 
 
 class LocalWebhook:
-    """Certificates for operators on loopback, in a folder of their own."""
+    """Webhook certificates for operators on loopback, in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.certificates = folder / "webhook"
@@ -31,7 +31,7 @@ class LocalWebhook:
         (self.certificates / "tls.key").write_bytes(credential.key)
 
     def options(self, port: int) -> tuple[str, ...]:
-        """The operator's, to serve it at this port."""
+        """The operator's options to serve the webhook at this port."""
         return ("--webhook-listen", f"127.0.0.1:{port}", "--webhook-certificates", str(self.certificates))
 
     def gating(self, name: str, ports: Sequence[int], namespaces: Sequence[str] = ()) -> dict[str, Any]:

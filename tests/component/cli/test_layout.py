@@ -29,7 +29,7 @@ def draco_layout(plane: ControlPlane, *options: object) -> Result:
 
 @pytest.fixture
 def node(api_server: ControlPlane, crds: None, namespace: str) -> Iterator[str]:
-    """A node with a divided GPU, one instance of which a claim has, and one that is promised to another claim."""
+    """A node with a divided GPU: a claim holds one instance, and one is promised to another claim."""
     name = f"mig-{uuid.uuid4().hex[:6]}"
     call(api_server, "POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": {"pool": name}}})
     has = a_mig_instance("3g.40gb@4", size=4, use=InstanceUse.CLAIM, claim=f"{namespace}/has")

@@ -1,4 +1,4 @@
-"""What `draco lint` corrects is what a real API server takes, checked as strictly as it can."""
+"""A real API server, in strict validation, accepts what `draco lint` has corrected."""
 
 from typing import Any
 
@@ -36,6 +36,6 @@ def test_a_corrected_article_is_accepted(api_server: ControlPlane, article: str)
 
 
 def without_namespace(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest for the namespace that is there."""
+    """The manifest without its namespace."""
     metadata = {key: value for key, value in manifest["metadata"].items() if key != "namespace"}
     return {**manifest, "metadata": metadata}

@@ -1,4 +1,4 @@
-"""`draco maintain` on a real API server: what is written, what is said before, and how it ends when it cannot."""
+"""`draco maintain` on a real API server: what it writes, what it says before, and how it fails."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("crds")
 
 @pytest.fixture
 def node(api_server: ControlPlane) -> Iterator[str]:
-    """A node with two devices; no request about it is left."""
+    """A node with two devices; its requests are deleted afterwards."""
     name = f"node-{uuid.uuid4().hex[:6]}"
     pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": DRIVER, "nodeName": name, "pool": pool, "devices": [{"name": "gpu-0"}, {"name": "gpu-1"}]}
@@ -90,14 +90,14 @@ def request_in(plane: ControlPlane, name: str) -> Json:
 
 
 def put_in_phase(plane: ControlPlane, name: str, phase: str, **status: Any) -> None:
-    """What the operator would write."""
+    """Write the phase as the operator would."""
     before = request_in(plane, name)["metadata"]["generation"]
     body = {"phase": phase, "observedGeneration": before, **status}
     apply_status(plane, f"{REQUESTS}/{name}", "draco.dev/v1alpha1", "DeviceMaintenance", body)
 
 
 def refused(result: Result) -> str:
-    """What was said instead of doing it."""
+    """The error message of a refused command."""
     assert result.exit_code != 0, result.output
     return str(result.exception)
 
@@ -145,7 +145,7 @@ def test_a_request_is_followed_until_it_is_over_and_only_completion_is_success(
     api_server: ControlPlane, node: str, last: str
 ) -> None:
     maintain(api_server, "start", name := f"{node}-followed", "--pool", node, "--allow-most-of-class")
-    limit = "0s" if last == "Completed" else "2m"  # 0s is none
+    limit = "0s" if last == "Completed" else "2m"  # 0s means no timeout
     options = ["--watch", "--timeout", limit, "--kubeconfig", str(api_server.kubeconfig)]
     followed = subprocess.Popen(
         [sys.executable, "-m", "draco", "maintain", "status", name, *options],

@@ -1,4 +1,4 @@
-"""`draco maintain` where the cluster refuses: each ends in one sentence with what to do, and nothing half done."""
+"""`draco maintain` when the cluster refuses: each case ends with one sentence that says the fix, and nothing half done."""
 
 import asyncio
 import io
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("crds")
 
 @pytest.fixture
 def request_name(api_server: ControlPlane) -> Iterator[str]:
-    """A request about a node that is not there."""
+    """A request for a missing node."""
     name = f"swap-{uuid.uuid4().hex[:6]}"
     body = {
         "apiVersion": "draco.dev/v1alpha1",
@@ -49,7 +49,7 @@ def request_name(api_server: ControlPlane) -> Iterator[str]:
 
 @pytest.fixture
 def reader(api_server: ControlPlane, tmp_path: Path) -> Iterator[Path]:
-    """The kubeconfig of somebody who may read everything and write nothing."""
+    """The kubeconfig of a user who may read everything and write nothing."""
     name = f"reader-{uuid.uuid4().hex[:6]}"
     rules = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list"]}]
     call(api_server, "POST", f"{RBAC}/clusterroles", {"metadata": {"name": name}, "rules": rules})

@@ -1,4 +1,4 @@
-"""MigPolicies in files are refused where an API server refuses them, and nowhere else."""
+"""MigPolicies in files are refused exactly if an API server refuses them."""
 
 import uuid
 from http import HTTPStatus

@@ -1,4 +1,4 @@
-"""`draco reserve` on a real API server: what is written, what is said, and how it ends when it cannot."""
+"""`draco reserve` on a real API server: what it writes, what it says, and how it fails."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ from tests.requests import RefusedError, call
 pytestmark = pytest.mark.usefixtures("crds")
 
 SAID = "[red]So[/b] it is :key:."
-"""As it stands, although rich would read it otherwise."""
+"""Must be printed literally, although it looks like rich markup."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def path(api_server: ControlPlane, namespace: str) -> str:
         try:
             call(api_server, "GET", path)
         except RefusedError as error:
-            if error.code != 429 or time.monotonic() > deadline:  # the store of a new kind is being made
+            if error.code != 429 or time.monotonic() > deadline:  # the storage of a new kind is being created
                 raise
         else:
             return path
@@ -46,7 +46,7 @@ def reserve(plane: ControlPlane, namespace: str, *words: str) -> Result:
 
 
 def say(plane: ControlPlane, path: str, name: str, **conditions: str) -> None:
-    """What the operator says of it."""
+    """Write a status as the operator would."""
     listed = [{"type": each, "status": status, "observedGeneration": 1} for each, status in conditions.items()]
     status: dict[str, Any] = {
         "observedGeneration": 1,

@@ -1,4 +1,4 @@
-"""`draco selector eval` asks the devices that a real API server has."""
+"""`draco selector eval` with the devices of a real API server."""
 
 import asyncio
 import uuid

@@ -40,7 +40,7 @@ def draco_status(*options: object) -> Ended:
 
 @pytest.fixture
 def node(api_server: ControlPlane, crds: None) -> Iterator[str]:
-    """A node with two devices of a driver that Draco has never heard of, one of them tainted by a rule."""
+    """A node with two devices of an unknown driver, one of them tainted by a rule."""
     name = f"plain-{uuid.uuid4().hex[:6]}"
     call(api_server, "POST", "/api/v1/nodes", {"metadata": {"name": name}})
     ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
@@ -104,7 +104,7 @@ def test_what_troubles_the_leader_is_a_warning(api_server: ControlPlane, node: s
 
 @pytest.fixture
 def autoscalers(api_server: ControlPlane) -> Iterator[None]:
-    """What Karpenter and Cluster Autoscaler leave in a cluster: an API of its own, and a ConfigMap."""
+    """The traces of Karpenter and Cluster Autoscaler in a cluster: an API group and a ConfigMap."""
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
     names = {"plural": "nodepools", "singular": "nodepool", "kind": "NodePool"}
     spec = {"group": "karpenter.sh", "scope": "Cluster", "names": names, "versions": [version]}
@@ -128,7 +128,7 @@ def test_what_misleads_autoscalers_is_a_warning(api_server: ControlPlane, namesp
     }
     call(api_server, "POST", f"/api/v1/namespaces/{namespace}/pods", {"metadata": {"name": "waits"}, "spec": pod})
     deadline = time.monotonic() + 30
-    while not all(  # a kind is served some moments after it was defined
+    while not all(  # a new kind is served after a moment
         any(f"{name} may add no node" in warning for warning in document(api_server, "-n", namespace)["warnings"])
         for name in ("Karpenter", "Cluster Autoscaler")
     ):

@@ -1,4 +1,4 @@
-"""`draco taint` on a real API server: what is written, what is said before, and how it ends when it cannot."""
+"""`draco taint` on a real API server: what it writes, what it says before, and how it fails."""
 
 import json
 import uuid
@@ -26,7 +26,7 @@ def apply_status(plane: ControlPlane, path: str, api_version: str, kind: str, st
 
 @pytest.fixture
 def node(api_server: ControlPlane) -> Iterator[str]:
-    """A node with two devices; nobody but the test knows it, and no rule for it is left."""
+    """A node with two devices that only this test uses; its rules are deleted afterwards."""
     name = f"node-{uuid.uuid4().hex[:6]}"
     pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": DRIVER, "nodeName": name, "pool": pool, "devices": [{"name": "gpu-0"}, {"name": "gpu-1"}]}
@@ -114,7 +114,7 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(api_server: ControlPlan
 
 def test_pods_are_deleted_only_by_somebody_who_was_asked(api_server: ControlPlane, node: str, used: str) -> None:
     nobody = taint(api_server, "add", f"{node}/gpu-0", "example.com/broken:NoExecute", stdin="y\n")
-    assert "--yes" in str(nobody.exception)  # what comes through a pipe is nobody's answer
+    assert "--yes" in str(nobody.exception)  # input from a pipe is not a person's answer
     assert not rules_of(api_server, node)
     free = taint(api_server, "add", f"{node}/gpu-1", "example.com/broken:NoExecute")
     assert free.exit_code == 0, free.output

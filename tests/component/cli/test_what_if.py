@@ -34,7 +34,7 @@ def node(api_server: ControlPlane) -> str:
     """A node with two devices and a class of its own."""
     name = f"node-{uuid.uuid4().hex[:6]}"
     created = call(api_server, "POST", "/api/v1/nodes", {"metadata": {"name": name}})
-    created["spec"].pop("taints")  # not-ready, which nobody here would take away
+    created["spec"].pop("taints")  # not-ready, which nothing here would remove
     call(api_server, "PUT", f"/api/v1/nodes/{name}", created)
     expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].home == '{name}'"
     selectors = [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}, {"cel": {"expression": expression}}]
@@ -257,7 +257,7 @@ TAKEN: tuple[tuple[str, Json], ...] = (
 
 
 def stored(plane: ControlPlane, plural: str, part: Json) -> tuple[bool, str]:
-    """Whether the API server takes an object, and what we say of it."""
+    """Whether the API server accepts an object, and what Draco says of it."""
     if plural == "resourceslices":
         kind, path = "ResourceSlice", f"{V1}/resourceslices"
         spec: Json = {"driver": "d.example.com", "pool": POOL, "nodeName": "node-0", **part}

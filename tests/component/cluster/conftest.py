@@ -12,7 +12,7 @@ from tests.component.cluster.machine import Machine
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    with tempfile.TemporaryDirectory(prefix="draco-test-") as runtime:  # short, for the sockets in it
+    with tempfile.TemporaryDirectory(prefix="draco-test-") as runtime:  # short, because of the sockets in it
         used = Machine(tmp_path, Path(runtime))
         yield used
         if used.clusters.exists():

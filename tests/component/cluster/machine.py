@@ -14,7 +14,7 @@ BARE = ("--nodes", "0", "--no-operator")
 
 
 class Machine:
-    """One user's clusters, apart from those of whoever runs the tests."""
+    """One user's clusters, separate from those of the person who runs the tests."""
 
     def __init__(self, home: Path, runtime: Path) -> None:
         self.home = home
@@ -39,7 +39,7 @@ class Machine:
         return {each.name: (each.pid, each.start_ticks) for each in Processes(self.clusters / name).records()}
 
     def mentioned(self) -> list[str]:
-        """Command lines of all processes that know this machine's folder by argument or environment."""
+        """Command lines of all processes with this machine's folder in their arguments or environment."""
         found = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal() or int(entry.name) == os.getpid():

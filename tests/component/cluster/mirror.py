@@ -14,10 +14,10 @@ from draco_local.cluster.programs.download import ReleasedFile
 
 
 class Mirror:
-    """What it serves by path, and what it was asked for and when.
+    """What the mirror serves by path, and the requests it got with their times.
 
-    `sums` are the SHA-256 of what was published, by origin. A path in `silent` is accepted and never answered,
-    one in `stalled` begins to come and goes no further.
+    `sums` has the SHA-256 of each published file, by origin. A request for a path in `silent` is never answered,
+    one in `stalled` only in part.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Mirror:
         self.url = ""
 
     def publish(self, release: ReleasedFile, programs: Mapping[str, bytes | Path]) -> None:
-        """Serve a release with these programs in it, and know its sum."""
+        """Serve a release with these programs, and record its sum."""
         (content,) = programs.values() if not any(release.programs.values()) else (archive(release, programs),)
         digest = hashlib.sha256(content if isinstance(content, bytes) else content.read_bytes()).hexdigest()
         self.files[f"/{release.origin}"] = content
@@ -39,7 +39,7 @@ class Mirror:
 
 
 def archive(release: ReleasedFile, programs: Mapping[str, bytes | Path]) -> bytes:
-    """The release's archive, with its programs where they belong."""
+    """The release's archive."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as tar:
         for program, content in programs.items():
@@ -70,7 +70,7 @@ def running() -> Iterator[Mirror]:
             self.send_response(200)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            with suppress(ConnectionError):  # who only looked whether it is there has left
+            with suppress(ConnectionError):  # a client that only checked the port has left
                 if self.path in mirror.stalled:
                     self.wfile.write(data[: len(data) // 2])
                     mirror.ended.wait(60)
@@ -78,7 +78,7 @@ def running() -> Iterator[Mirror]:
                     self.wfile.write(data)
 
         def log_message(self, *arguments: object) -> None:
-            """Nobody reads it."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True

@@ -50,7 +50,7 @@ def test_nodes_and_operator_join_someone_elses_cluster_and_leave_it(
         "joined",
     )
     call(control_plane, "POST", "/api/v1/nodes", {"metadata": {"name": "theirs"}})
-    for name in OUR_CLASSES:  # of earlier tests: what is there before us is not ours to take away
+    for name in OUR_CLASSES:  # left by earlier tests: `down` does not delete what existed before
         with suppress(RefusedError):
             call(control_plane, "DELETE", f"{CLASSES}/{name}")
     try:
@@ -66,7 +66,7 @@ def test_nodes_and_operator_join_someone_elses_cluster_and_leave_it(
         )
 
         machine.must("down", "--name", "b")
-        assert "joined-0" in node_names(control_plane)  # b was refused: nothing there is b's to delete
+        assert "joined-0" in node_names(control_plane)  # b was refused, so it deletes nothing
 
         assert list(machine.runtime.iterdir())
         machine.must("down", "--name", "a")
@@ -83,7 +83,7 @@ def test_nodes_and_operator_join_someone_elses_cluster_and_leave_it(
 
 def test_someone_elses_device_class_stays_as_it_is(machine: Machine, api_server: ControlPlane) -> None:
     theirs = {"metadata": {"name": "gpu.nvidia.com"}, "spec": {"extendedResourceName": "example.com/gpu"}}
-    with suppress(RefusedError):  # one that other tests on this server have left
+    with suppress(RefusedError):  # left by other tests on this server
         call(api_server, "DELETE", f"{CLASSES}/gpu.nvidia.com")
     call(api_server, "POST", CLASSES, theirs)
     try:
@@ -92,7 +92,7 @@ def test_someone_elses_device_class_stays_as_it_is(machine: Machine, api_server:
         spec = call(api_server, "GET", f"{CLASSES}/gpu.nvidia.com")["spec"]
         assert spec["extendedResourceName"] == "example.com/gpu"
         with pytest.raises(RefusedError, match="404"):
-            call(api_server, "GET", f"{CLASSES}/mig.nvidia.com")  # that one was ours
+            call(api_server, "GET", f"{CLASSES}/mig.nvidia.com")  # that one was Draco's
     finally:
         call(api_server, "DELETE", f"{CLASSES}/gpu.nvidia.com")
 
@@ -107,7 +107,7 @@ def test_a_cluster_without_dra_is_refused_with_one_sentence(
     )
     plane = ControlPlane(tmp_path / "theirs", settings)
     try:
-        # Kubernetes 1.36 with this API switched off serves all others but never calls itself ready.
+        # With this API switched off, Kubernetes 1.36 serves all others but never becomes ready.
         monkeypatch.setattr(controlplane, "_READY_WITHIN_S", 0.0)
         with pytest.raises(ProcessFailed):
             plane.start()
@@ -119,7 +119,7 @@ def test_a_cluster_without_dra_is_refused_with_one_sentence(
             f"Error: The cluster of {plane.kubeconfig} (Kubernetes 1.36.3) does not serve resource.k8s.io/v1"
         )
         definitions = call(plane, "GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]
-        assert definitions == []  # nothing was put onto a cluster that cannot be used
+        assert definitions == []  # nothing was installed on an unusable cluster
         plane.processes.stop(APISERVER, grace_s=0)
         gone = machine.draco("up", "--existing", str(plane.kubeconfig))
         assert gone.returncode == 1

@@ -1,4 +1,4 @@
-"""`draco cluster` from outside: up, down, twice, side by side, and killed in between."""
+"""`draco cluster` from outside: up, down, repeated, side by side, and killed midway."""
 
 import json
 import os

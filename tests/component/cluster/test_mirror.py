@@ -1,4 +1,4 @@
-"""Programs fetched from a mirror on loopback: a good one, a wrong one, and those that do not answer."""
+"""Programs fetched from mirrors on loopback: a good one, one with wrong files, and unresponsive ones."""
 
 import hashlib
 import io
@@ -39,7 +39,7 @@ printf '#!/bin/sh\\necho built\\n' > "$out"; chmod +x "$out"
 
 @pytest.fixture
 def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
-    """A mirror whose files Draco knows the sums of."""
+    """A mirror with files of known checksums."""
     with mirrors.running() as mirror:
         monkeypatch.setattr(download, "sums", lambda _: mirror.sums)
         yield mirror
@@ -47,7 +47,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """A machine whose Go builds everything in no time."""
+    """A machine whose stand-in for Go builds everything instantly."""
     go = tmp_path / "go" / "go"
     go.parent.mkdir()
     go.write_text(BUILDS)
@@ -69,7 +69,7 @@ def file_of(program: str) -> str:
 
 
 def left(environ: dict[str, str]) -> set[str]:
-    """Everything in the cache, programs and remains."""
+    """Everything in the cache, leftovers included."""
     cache = binaries.cache_folder(environ)
     return {str(path.relative_to(cache)) for path in cache.rglob("*") if not path.is_dir()}
 
@@ -131,7 +131,7 @@ def test_a_program_that_its_checksum_does_not_vouch_for_is_refused_and_not_kept(
 
 
 def test_a_site_that_vouches_for_what_it_serves_is_not_believed(mirror: Mirror, environ: dict[str, str]) -> None:
-    """Who can exchange a program there can exchange the sum beside it."""
+    """Whoever can replace a program there can replace the checksum beside it."""
     mirror.publish(published("kubectl"), {"kubectl": PROGRAM})
     exchanged = PROGRAM + b"rm -rf /\n"
     mirror.files[file_of("kubectl")] = exchanged
@@ -255,7 +255,7 @@ def test_a_cluster_comes_up_from_a_mirror(
 def test_a_cluster_is_not_begun_with_a_program_of_a_wrong_checksum(
     mirror: Mirror, machine: Machine, tmp_path: Path
 ) -> None:
-    """By the sums that come with Draco: no test's."""
+    """With the checksums that come with Draco, not a test's."""
     for program in (*controlplane.ALL, "kubectl"):
         mirror.publish(published(program), {program: PROGRAM})
     machine.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")

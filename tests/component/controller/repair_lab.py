@@ -1,6 +1,6 @@
-"""A node with one GPU in parts, an idle claim on one of them, and a pod that waits for more, on a real API server.
+"""A node with one divided GPU, an idle claim on a partition, and a pod that waits for more, on a real API server.
 
-The pods here are refused by hand, as no scheduler runs.
+The test refuses pods, because no scheduler runs.
 """
 
 import uuid
@@ -27,7 +27,7 @@ def as_json(struct: Any) -> Any:
 
 
 class Lab:
-    """A node with one H100 in parts, an idle claim on one of them, and a pod that waits for more."""
+    """A node with one divided H100, an idle claim on a partition, and a pod that waits for more."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self.client = client
@@ -48,7 +48,7 @@ class Lab:
         await client.apply(SERVICE_ACCOUNTS, ObjectKey(self.namespace, "default"), {}, manager="tests")
 
     async def report(self, *instances: InstanceStatus) -> None:
-        """The GPU is divided so, as its agent says."""
+        """Report these instances as the agent would."""
         mig = GpuMig(capable=True, enabled=True, instances=list(instances))
         seen = a_mig_node(self.node, gpus=[mig], board=H100)
         await self.client.patch(
@@ -66,12 +66,12 @@ class Lab:
         return key
 
     async def reserve(self, claim: ObjectKey) -> None:
-        """As who is about to use it."""
+        """Reserve a claim for a pod that is about to use it."""
         consumer = [{"resource": "pods", "name": "theirs", "uid": str(uuid.uuid4())}]
         await self.client.patch(CLAIMS, claim, {"status": {"reservedFor": consumer}}, subresource="status")
 
     async def allocated(self, *claims: ObjectKey) -> list[bool]:
-        """Whether they are."""
+        """Whether the claims are allocated."""
         return [(await self.client.get(CLAIMS, claim)).status.allocation is not None for claim in claims]
 
     async def refused_pod(self, claim: str) -> None:
@@ -87,7 +87,7 @@ class Lab:
         await self.client.patch(PODS, key, {"status": {"conditions": refused}}, subresource="status")
 
     async def said(self, reason: str = EVENT_REASON) -> dict[str, str]:
-        """What is said of each claim."""
+        """Notes of the Events on each claim."""
         events = await self.client.list(EVENTS, namespace=self.namespace, field_selector=f"reason={reason}")
         return {event.involved_object.name: event.message for event in events if event.involved_object}
 

@@ -1,4 +1,4 @@
-"""Operators for tests: in this process, able to die after any write, or as processes of their own."""
+"""Operators for tests: in this process, able to die after any write, or as separate processes."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ class Reachable(Protocol):
 
 
 def settings_for_test(**changes: Any) -> OperatorSettings:
-    """Quick, on a free port, and with a lease that no other test has."""
+    """Settings with short delays, a free port, and a separate lease."""
     name = uuid.uuid4().hex[:8]
     defaults = OperatorSettings(
         namespace="default",
@@ -63,9 +63,9 @@ _NOT_KEPT = ("/leases", "/authorization.k8s.io/", "/authentication.k8s.io/")
 
 
 class MortalConnection(Connection):
-    """A connection whose process dies once `writes` writes (leases aside) were made, before it sees the last one's answer.
+    """A connection whose process dies after `writes` writes, before it sees the last one's answer.
 
-    Only writes to paths that contain `to` count. What it asks about itself and its rights is written nowhere.
+    Only writes to paths that contain `to` count. Leases and reviews of its identity and rights do not.
     """
 
     def __init__(self, real: Connection, writes: int, to: str = "") -> None:
@@ -88,9 +88,9 @@ class MortalConnection(Connection):
 
 
 class FlakyConnection(Connection):
-    """A connection over which the next writes to Events are answered with these codes, which may be added to.
+    """A connection on which the next writes to Events fail with these codes. The list may be extended.
 
-    They come to nothing, but 0 stands for an answer that is lost: that write is made.
+    Failed writes are not made, except with 0: then the write is made and its answer lost.
     """
 
     def __init__(self, real: Connection, codes: list[int]) -> None:
@@ -108,9 +108,9 @@ class FlakyConnection(Connection):
 
 
 class ObservedConnection(Connection):
-    """A connection that has `before` called with the method and path of each request, which may fail it or let things happen.
+    """A connection that calls `before` with the method and path of each request; it may fail or delay the request.
 
-    `told` is called with the path of a watch before anything that it tells is passed on, which may hold that back.
+    `told` is called with a watch's path before each of its events is passed on, and may hold it back.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class ObservedConnection(Connection):
 
 @contextmanager
 def an_api_server_of(version: str, folder: Path) -> Iterator[ControlPlane]:
-    """An API server of another version of Kubernetes, with its store in `folder`, which is emptied afterwards."""
+    """An API server of another Kubernetes version, with its store in `folder`, which is emptied afterwards."""
     programs = binaries.find(*STORE, kubernetes=version)
     plane = ControlPlane(folder, Settings(programs=programs, kubernetes=version, enter=DIES_WITH_THE_TESTS))
     try:
@@ -167,9 +167,9 @@ async def an_operator(
     clock: Clock | None = None,
     ends: tuple[type[BaseException], ...] = (Died,),
 ) -> AsyncIterator[tuple[Operator, "asyncio.Task[None]"]]:
-    """A running operator and its task; stopped at the end, unless it has ended by one of `ends`.
+    """A running operator and its task; stopped at the end, unless it ended with one of `ends`.
 
-    It has never decided anything only because it looks again after a minute.
+    Fails if the operator made a decision only because of its recheck every minute.
     """
     clock, stop = clock or SystemClock(), asyncio.Event()
     connection = await connect(served.kubeconfig)
@@ -214,14 +214,14 @@ async def an_operator(
 
 @asynccontextmanager
 async def two_leaders(served: Reachable, settings: OperatorSettings, **options: Any) -> AsyncIterator[None]:
-    """Two operators of one identity: both believe to lead. `options` are for the first. Who ends gives up the lease of both."""
+    """Two operators that both lead with one identity. One that ends releases the lease. `options` are for the first."""
     both = (Died, LeadershipLost)
     async with an_operator(served, settings, ends=both, **options), an_operator(served, settings, ends=both):
         yield
 
 
 async def until(look: Callable[[], Awaitable[R | None]], *, within_s: float = 60.0, what: str = "it") -> R:
-    """The first true answer of `look`, which is asked ever more rarely. Fails after `within_s`."""
+    """The first true result of `look`, polled at growing intervals. Fails after `within_s`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     for pause_s in growing_pauses():
@@ -235,7 +235,7 @@ async def until(look: Callable[[], Awaitable[R | None]], *, within_s: float = 60
 
 
 class Process:
-    """`draco operator` as a process of its own."""
+    """`draco operator` as a separate process."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process
@@ -255,13 +255,13 @@ class Process:
         return cls(process, log)
 
     def events(self) -> list[Mapping[str, Any]]:
-        """What it logged."""
+        """Its log events."""
         lines = self._log.read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
     @property
     def output(self) -> str:
-        """All that it wrote."""
+        """Its whole output."""
         return self._log.read_text()
 
     async def get(self, path: str) -> tuple[int, str]:
@@ -290,12 +290,12 @@ class Process:
             return await self._process.wait()
 
     async def wait(self, *, within_s: float) -> int:
-        """The exit status, once it ends by itself."""
+        """Wait for it to end; returns the exit status."""
         async with asyncio.timeout(within_s):
             return await self._process.wait()
 
     async def kill(self) -> None:
-        """Make sure that nothing is left."""
+        """Kill it if it is still running."""
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()

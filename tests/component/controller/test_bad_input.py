@@ -1,6 +1,6 @@
-"""What cannot be meant, and what goes wrong around a request, on a real API server.
+"""Senseless maintenance requests, and what goes wrong around a request, on a real API server.
 
-Each is said in a condition with a reason and a sentence, nothing is lost, and nothing keeps the request from being deleted.
+Each is reported in a condition with a reason and a message, nothing is lost, and the request can be deleted.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Nodes(HealthLab):
     """Nodes with an agent of Draco."""
 
     async def report_only(self, name: str, minor: int) -> None:
-        """What the agent says when NVML lists no other GPU than this."""
+        """The agent's report when NVML lists only this GPU."""
         status = a_sick_node(name, [], []).status
         well = [*status.conditions, Condition(type="Published", status="True")]
         changed = {"gpus": [status.gpus[minor]], "conditions": well, "driver_version": "580.65.06"}
@@ -61,7 +61,7 @@ async def nodes(client: Client) -> AsyncIterator[Nodes]:
 
 
 class WrongClock(SystemClock):
-    """A machine's clock that is wrong by some minutes."""
+    """A clock that is off by some minutes."""
 
     def __init__(self, minutes: int) -> None:
         self.off = timedelta(minutes=minutes)
@@ -75,7 +75,7 @@ def said(request: DeviceMaintenance, type_: str) -> Condition:
 
 
 async def deleted(lab: Lab, key: ObjectKey) -> None:
-    """Delete the request, which nothing holds up."""
+    """Delete the request; nothing may block the deletion."""
     await lab.client.delete(DEVICE_MAINTENANCES, key)
     with pytest.raises(NotFound):
         await lab.client.get(DEVICE_MAINTENANCES, key)
@@ -180,7 +180,7 @@ async def test_a_rule_that_is_deleted_during_the_work_comes_back_and_the_work_is
 async def test_a_rule_that_is_edited_during_the_work_is_put_right(
     served: ControlPlane, lab: GatedLab, edit: dict[str, Any]
 ) -> None:
-    """What a person writes belongs to them by the API server's books; a rule of a request is the operator's all the same."""
+    """The edited field has another field manager; the operator must restore it all the same."""
     async with an_operator(served):
         key = await lab.ask_for("work", "gpu-3")
         request = await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
@@ -242,7 +242,7 @@ async def test_a_gpu_that_did_not_come_back_is_not_given_back_until_somebody_say
         assert said(waits, "Verified").reason == "NotReadYet"
         sentence = f"GPU gpu-0 of {node} ({a_gpu_uuid(node, 0)}) is not reported by its node's agent"
         assert sentence in said(waits, "Verified").message
-        clock.off = timedelta(minutes=2)  # the agent has had its time to report
+        clock.off = timedelta(minutes=2)  # the agent has had time to report
         await nodes.report(node, [], [a_fault("Xid63")])
         await nodes.report_only(node, 1)
         failed = await nodes.phase(request, MaintenancePhase.FAILED)
@@ -277,20 +277,20 @@ async def test_a_claim_without_a_pod_is_named_and_holds_up_the_work_until_it_is_
 
 
 async def test_a_device_that_moves_within_its_pool_has_not_vanished(served: ControlPlane, lab: GatedLab) -> None:
-    """A driver that replaces its slices one by one has it in an older one for a moment."""
+    """While a driver replaces its slices one by one, an older slice has the device for a moment."""
     async with an_operator(served):
         key = await lab.ask_for("work", "gpu-3")
         await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
         newer = a_slice(lab.pool, ["gpu-0"], driver=lab.driver, name=f"{lab.pool}-1", generation=2, of=2)
         await lab.client.create(SLICES, newer)
-        busy = await lab.hold("train", "gpu-3")  # what comes after it is known with it
+        busy = await lab.hold("train", "gpu-3")  # seen after the slice, so the slice is known, too
         await lab.reason(key, "InUse")
         await lab.let_go(busy)
         assert (await lab.reason(key, "Free")).status.phase is MaintenancePhase.IN_MAINTENANCE
 
 
 async def test_clocks_of_operators_may_be_wrong_by_minutes(served: ControlPlane, lab: GatedLab) -> None:
-    """Each goes on where the one before stopped, however far apart they think that they are."""
+    """Each continues where the previous one stopped, however much their clocks differ."""
     busy = await lab.hold("train", "gpu-3")
     async with an_operator(served, clock=WrongClock(10)):
         key = await lab.ask_for("work", "gpu-3")

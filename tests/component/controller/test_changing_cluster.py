@@ -1,4 +1,4 @@
-"""The cluster changes under a running operator: a kind goes away and comes back, a served version goes for good."""
+"""The cluster changes under a running operator: a kind disappears and returns, a served version disappears for good."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,7 +19,7 @@ GONE = answer(404, "NotFound", message="the server could not find the requested 
 
 @pytest.fixture
 async def operator(api_server: ControlPlane, proxied: Path, namespace: str, tmp_path: Path) -> AsyncIterator[Process]:
-    """A process that reaches the API server through the proxy, and looks three times a second what it can do."""
+    """An operator process behind the proxy that re-checks cluster features three times a second."""
     options = ("--kubeconfig", str(proxied), "--namespace", namespace, "--log-level", "debug")
     timing = ("--rediscover", "0.3", "--retry-period", "0.3")
     process = await Process.start(api_server, tmp_path, *options, *timing)
@@ -57,7 +57,7 @@ async def test_a_version_that_goes_away_makes_the_operator_start_anew_and_say_wh
 
 
 class Proxied(NamedTuple):
-    """What operators need of a control plane."""
+    """The part of a control plane's interface that operators need."""
 
     kubeconfig: Path
 

@@ -1,4 +1,4 @@
-"""Evictions from devices under maintenance, on a real API server: it decides by itself what PodDisruptionBudgets allow."""
+"""Evictions from devices under maintenance, on a real API server, which enforces PodDisruptionBudgets."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ RAW_BUDGETS: Kind[Any] = Kind("policy", "v1", "poddisruptionbudgets", "PodDisrup
 
 
 class DrainLab(Lab):
-    """The same, with pods that hold devices; the tests do what kubelet and kube-controller-manager would."""
+    """A lab with pods that hold devices; tests act as kubelet and kube-controller-manager."""
 
     async def pod(
         self, name: str, claim: str, *, grace_s: int = 0, responders: Sequence[str] = (), **metadata: Any
@@ -67,7 +67,7 @@ class DrainLab(Lab):
         await self.client.patch(POD_DISRUPTION_BUDGETS, key, {"status": status}, subresource="status")
 
     async def let_go(self, key: ObjectKey) -> None:
-        """As kube-controller-manager does once a claim's pods are gone."""
+        """Deallocate a claim as kube-controller-manager does once its pods are gone."""
         released = {"status": {"allocation": None, "reservedFor": None}}
         await self.client.patch(CLAIMS, key, released, subresource="status")
 
@@ -95,7 +95,7 @@ class DrainLab(Lab):
     async def evicted(self, name: str) -> None:
         """Wait until the pod is evicted, and end it as kubelet does.
 
-        An API server whose client dies in the middle of an eviction may leave the pod to kubelet, even without a grace period.
+        If the client dies during an eviction, the API server may leave the pod to kubelet even without a grace period.
         """
 
         async def look() -> bool:
@@ -203,7 +203,7 @@ async def test_a_pod_that_a_finalizer_keeps_is_asked_once_and_the_grace_is_the_r
 
 
 async def test_a_pod_of_the_same_name_that_came_since_is_not_touched(served: ControlPlane, lab: DrainLab) -> None:
-    """It came while the eviction of the other one was on its way."""
+    """It was created while the other one's eviction was under way."""
     await lab.hold("claim", "gpu-3")
     await lab.hold("other", "gpu-4")
     await lab.pod("web", "claim")

@@ -1,6 +1,6 @@
-"""EvictionRequests of Kubernetes 1.37, on its API server: the cluster is asked to make pods leave, and nothing is left behind.
+"""EvictionRequests on an API server of Kubernetes 1.37: Draco requests evictions, and leaves no request behind.
 
-No controller of 1.37 acts on them; where a test needs one, it does what such a controller would.
+No controller of 1.37 acts on them; if a test needs one, it acts as such a controller.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.usefixtures("crds"), pytest.mark.other_version]
 
 VERSION = "1.37.2"
 SERVED = ("--api-versions", "lifecycle.k8s.io/v1alpha1/EvictionRequest")
-"""As on a cluster that takes them."""
+"""As on a cluster that serves them."""
 DRACOS = {"app.kubernetes.io/managed-by": "draco.dev"}
 SOON = timedelta(seconds=1)
 
@@ -48,12 +48,12 @@ def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def served(newest: ControlPlane) -> ControlPlane:
-    """What `client`, `namespace` and `crds` are about here."""
+    """The server of `client`, `namespace` and `crds`."""
     return newest
 
 
 class RequestLab(DrainLab):
-    """The same, with a cluster that may see to EvictionRequests."""
+    """A lab whose cluster may act on EvictionRequests."""
 
     async def eviction_requests(self) -> list[EvictionRequest]:
         return await self.client.list(EVICTION_REQUESTS, namespace=self.namespace)
@@ -71,7 +71,7 @@ class RequestLab(DrainLab):
         await until(look, what="the withdrawal of the EvictionRequest")
 
     async def take_on(self, request: EvictionRequest, *failed: str) -> None:
-        """As the cluster's controller would: it sees to the request, or gives it up for a reason."""
+        """Act as the cluster's controller: take a request on, or give it up with a reason."""
         moment = "2026-01-01T00:00:00Z"
         conditions = [
             {"type": "Failed", "status": "True", "reason": each, "message": "", "lastTransitionTime": moment}
@@ -93,25 +93,25 @@ async def lab(client: Client, namespace: str) -> AsyncIterator[RequestLab]:
 
 
 def following(client: Client, view: ClusterView) -> EvictionRequests:
-    """What an operator knows of EvictionRequests where no budget is paused."""
+    """An operator's EvictionRequests, with no budget paused."""
     return EvictionRequests(client, EVICTION_REQUESTS, view, paused=lambda _: "", knows_what_is_paused=lambda: True)
 
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cluster has a second to take a request on."""
+    """Give the cluster a second to take a request on."""
     monkeypatch.setattr(drain, "TAKEN_ON_WITHIN", SOON)
 
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing happens because of the time that passes."""
+    """Give it so much time that no timeout takes effect."""
     monkeypatch.setattr(drain, "TAKEN_ON_WITHIN", timedelta(hours=1))
     monkeypatch.setattr(drain, "_ENTRUSTED_EVERY", timedelta(hours=1))
 
 
 class Evictions:
-    """Notes the pods that the Eviction API was asked to evict."""
+    """Records the pods that the Eviction API was asked to evict."""
 
     def __init__(self) -> None:
         self.pods: list[str] = []
@@ -125,7 +125,7 @@ class Evictions:
 async def test_a_request_is_made_and_nobody_takes_it_on_so_the_pod_is_evicted(
     served: ControlPlane, lab: RequestLab
 ) -> None:
-    """So it is in Kubernetes 1.37 itself, which has no controller for them."""
+    """This is the case in Kubernetes 1.37, which has no controller for them."""
     uid = await lab.pod("web", "claim")
     evictions = Evictions()
     async with an_operator(served, before_requests=evictions):
@@ -220,7 +220,7 @@ async def test_a_tenant_that_takes_the_name_of_the_request_gains_nothing(served:
 async def test_a_replica_that_no_longer_leads_withdraws_nothing_that_is_wanted(
     served: ControlPlane, client: Client, lab: RequestLab
 ) -> None:
-    """What it knows of the pod is right, of the maintenance it does not know yet."""
+    """It knows the pod, but not the maintenance yet."""
     await lab.pod("web", "claim")
     async with an_operator(served):
         await lab.drain()
@@ -245,7 +245,7 @@ async def test_a_replica_that_no_longer_leads_withdraws_nothing_that_is_wanted(
 async def test_a_request_that_was_withdrawn_counts_no_more_though_the_watch_has_not_told_of_it(
     client: Client, lab: RequestLab
 ) -> None:
-    """Else the pod counts as asked for ever since, nobody asks again, and it is evicted without a request."""
+    """Otherwise the pod would still count as requested, no new request would follow, and it would be evicted without one."""
     await lab.pod("web", "claim")
     clock = SystemClock()
     view = ClusterView(client, None, clock=clock)
@@ -363,7 +363,7 @@ async def test_a_pause_withdraws_the_request_and_its_end_makes_it_again(served: 
 async def test_where_the_request_is_not_taken_the_pod_is_evicted(
     served: ControlPlane, lab: RequestLab, code: int, reason: str
 ) -> None:
-    """The kind is no longer served, a quota or a webhook refuses it."""
+    """The kind is no longer served, or a quota or webhook refuses it."""
     await lab.pod("web", "claim")
 
     async def refuse(method: str, path: str) -> None:
@@ -441,7 +441,7 @@ async def rights(client: Client, namespace: str) -> AsyncIterator[dict[str, Any]
 async def test_the_charts_role_is_what_requests_need(
     served: ControlPlane, client: Client, namespace: str, rights: dict[str, Any], tmp_path: Path
 ) -> None:
-    """With each of its rights they are made, without any one of them they are not, and the operator evicts."""
+    """With all rights, requests are created; without any one of them they are not, and the operator evicts."""
     served.write_kubeconfig(tmp_path / "kubeconfig", USER)
     (rule,) = [each for each in rights["rules"] if "evictionrequests" in each["resources"]]
 

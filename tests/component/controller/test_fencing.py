@@ -1,4 +1,4 @@
-"""Agents that fall silent, on a real API server: whose GPUs are fenced, when, and when not."""
+"""Lost agents on a real API server: which GPUs are fenced, and when."""
 
 import asyncio
 import time
@@ -29,14 +29,14 @@ from tests.component.controller.replicas import an_operator, settings_for_test, 
 pytestmark = pytest.mark.usefixtures("crds")
 
 LEASE_S = 4
-"""Four renewals, each answered within a second: an API server that is busy with other tests does not answer in half of one."""
+"""Four renewals, one per second: an API server busy with other tests may take more than half a second."""
 LATE_S = 4.0
-"""A fence may come so much later than the lease runs out where tests keep the machine busy; `benchmarks` measures it alone."""
+"""How long after the lease's expiry a fence may come on a machine busy with tests; `benchmarks` measures it alone."""
 RULES = next(kind for kind in TAINT_RULES if kind.version == "v1beta2")
 
 
 class FencedNodes:
-    """Some nodes, whose agents can be ended and started, and what fences them."""
+    """Nodes whose agents can be ended and started, and the operator that fences them."""
 
     def __init__(self, client: Client, namespace: str, count: int, prefix: str = "") -> None:
         self.client, self.namespace = client, namespace
@@ -176,7 +176,7 @@ async def test_a_mass_outage_fences_nothing_and_is_a_trouble(
         assert operator.report.troubles() == []
 
 
-# Two fences and their Events, or two that are lifted: a second operator finds any of them missing.
+# Two fences with their Events, or their removal: a second operator does whatever is missing.
 @pytest.mark.parametrize("writes", [1, 2, 3])
 @pytest.mark.parametrize("back", [False, True])
 async def test_an_operator_that_dies_between_two_fences_leaves_none_undone(
@@ -215,7 +215,7 @@ async def test_fences_stay_through_a_mass_outage(
         await until(lambda: leads(operator))
         await nodes.kill(first)
         await soon(lambda: nodes.fence(first), "the fence")
-        for node in rest:  # one that renewed late is open again
+        for node in rest:  # the fence of one that renewed late is lifted
             await until(lambda node=node: nodes.is_open(node), what=f"that {node.name} is open")
         await nodes.kill(*rest)
         await nodes.never_fenced(*rest, for_s=2 * LEASE_S)
@@ -247,7 +247,7 @@ async def test_two_operators_write_one_fence(
     lost = nodes.nodes[0]
     both = settings_for_test(namespace=settings.namespace)
     async with an_operator(served, settings) as (one, _), an_operator(served, both) as (two, _):
-        # Two leaders, as for a moment after one was stopped and resumed.
+        # Two leaders, as for a moment after one was suspended and resumed.
         await until(lambda: leads(one))
         await until(lambda: leads(two))
         await nodes.kill(lost)
@@ -293,7 +293,7 @@ async def test_a_fence_that_somebody_deletes_or_edits_is_written_again(
 async def test_a_node_whose_agent_is_lost_and_whose_slices_are_gone_is_ready_to_nobody(
     served: ControlPlane, nodes: FencedNodes, settings: OperatorSettings
 ) -> None:
-    """As on a node whose agent was removed: kubelet deletes its slices after a while, so that there is nothing to fence."""
+    """As after an agent's removal: kubelet deletes its slices after a while, so there is nothing to fence."""
     lost, alive, *_ = nodes.nodes
 
     async def ready(node: SimulatedNode) -> tuple[str, str]:
@@ -311,7 +311,7 @@ async def test_a_node_whose_agent_is_lost_and_whose_slices_are_gone_is_ready_to_
         await until(lambda: leads(operator))
         before = await ready(lost)
         await nodes.kill(lost)
-        # There is no kubelet here, so that no agent is registered and ready: somebody says so of it.
+        # Without a kubelet no agent is registered and ready, so the test writes that.
         said = {"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Serving"}]}}
         await nodes.client.apply(GPU_NODES, ObjectKey("", lost.name), said, manager="somebody", subresource="status")
         for one in await lost.slices():

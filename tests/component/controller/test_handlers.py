@@ -1,4 +1,4 @@
-"""Kopf on a real API server: what it sees is known, what it misses is found, it writes nothing, and its end is not ours."""
+"""Kopf on a real API server: the operator knows what it sees, finds what it misses, and survives its end; it writes nothing."""
 
 import asyncio
 import getpass
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("crds")
 
 
 class RecordingConnection(Connection):
-    """Keeps the methods of all requests made through sessions that it lends."""
+    """Records the methods of all requests made through its sessions."""
 
     def __init__(self, real: Connection, methods: list[str]) -> None:
         self.__dict__.update(real.__dict__)
@@ -52,7 +52,7 @@ class RecordingConnection(Connection):
 
 
 class Lab:
-    """Kopf in its thread, and what it feeds. Nothing is listed but by Kopf unless `lists`."""
+    """Kopf in its thread, and what it feeds. Only Kopf lists, unless `lists`."""
 
     def __init__(self, client: Client, connect: Connect) -> None:
         self.requests: OwnKind[Any] = OwnKind(client, DEVICE_MAINTENANCES, clock=SystemClock())
@@ -117,7 +117,7 @@ async def test_what_exists_and_what_happens_is_known_from_kopf_which_writes_noth
 
 
 async def too_old(_: web.Request) -> web.StreamResponse:
-    """A watch that is told in its stream that its version is too old."""
+    """A watch whose stream says that its version is too old."""
     return web.Response(body=error_event(410, "Expired") + b"\n")
 
 
@@ -204,7 +204,7 @@ async def test_what_is_nested_too_deep_for_kopf_keeps_it_from_seeing_nothing(
 
 @asynccontextmanager
 async def below_a_path(proxy: FaultProxy) -> AsyncIterator[str]:
-    """The address of the server behind another one, as Rancher has it: with a path of its own before all others."""
+    """The server's address behind a proxy with a path prefix, as with Rancher."""
 
     async def forward(request: web.Request) -> web.StreamResponse:
         async with session.get(f"{proxy.url}/{request.match_info['path']}", params=request.query) as answered:
@@ -311,7 +311,7 @@ async def test_an_operator_without_kopf_works_from_lists_and_says_so_until_kopf_
 async def test_kopf_runs_for_a_user_without_a_name(
     served: ControlPlane, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As containers do: the image has no file of users."""
+    """As in containers: the image has no /etc/passwd."""
 
     def nameless() -> str:
         raise OSError("No username set in the environment")

@@ -1,4 +1,4 @@
-"""HealthPolicies on a real API server: what agents are told, what policies say of themselves, and which requests they open."""
+"""HealthPolicies on a real API server: what agents are told, the policies' status, and which requests they create."""
 
 import asyncio
 import uuid
@@ -53,7 +53,7 @@ class Lab:
         return name
 
     async def report(self, name: str, *gpus: list[GpuFaultStatus], readable: bool = True) -> None:
-        """What the node's agent says."""
+        """Write the agent's report."""
         seen = as_json(a_sick_node(name, *gpus, readable=readable).status)
         await self.client.apply(GPU_NODES, ObjectKey("", name), {"status": seen}, manager="agent", subresource="status")
 
@@ -68,7 +68,7 @@ class Lab:
         return await self.client.get(GPU_NODES, ObjectKey("", name))
 
     async def overrides(self, node: str, *expected: str) -> list[FaultOverride]:
-        """What the node's agent is told, once that is what is expected: "gpu-0 Xid79 Record"."""
+        """Wait until the node's agent is told what is expected: "gpu-0 Xid79 Record"."""
 
         async def settled() -> tuple[list[FaultOverride]] | None:
             found = (await self.gpu_node(node)).spec.health
@@ -98,7 +98,7 @@ class Lab:
         return [each for each in found if each.spec.device_selector.pool in self.nodes]
 
     async def request(self) -> DeviceMaintenance:
-        """The one that is opened."""
+        """The request that is created."""
 
         async def look() -> DeviceMaintenance | None:
             return next(iter(await self.requests()), None)
@@ -282,7 +282,7 @@ async def test_after_so_many_repairs_that_did_not_last_a_person_has_to_look(serv
             by_word = {"finished": True, "verification": {"mode": "Person"}}
             await lab.client.patch(DEVICE_MAINTENANCES, name, {"spec": by_word})
             await lab.phase(request, MaintenancePhase.COMPLETED)
-            # The agent has had its time to say that the fault is over; nobody waits for that here.
+            # The agent has had time to report the fault's end, without waiting for it here.
             earlier = (datetime.now(UTC) - timedelta(minutes=10)).strftime("%Y-%m-%dT%H:%M:%SZ")
             await lab.client.patch(
                 DEVICE_MAINTENANCES, name, {"status": {"completedAt": earlier}}, subresource="status"

@@ -1,4 +1,4 @@
-"""What an operator has recorded when it is told to stop is posted all the same, and the next leader does not wait for it."""
+"""Events recorded before an operator is told to stop are still posted, and the next leader does not wait for that."""
 
 from draco.kube.connect.client import Client
 from draco.resources.api.core import ObjectReference

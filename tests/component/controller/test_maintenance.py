@@ -1,4 +1,4 @@
-"""DeviceMaintenance on a real API server, for a vendor's driver that Draco knows nothing of."""
+"""DeviceMaintenance on a real API server, for an unknown vendor's driver."""
 
 import asyncio
 import uuid
@@ -38,9 +38,9 @@ RULES = next(kind for kind in TAINT_RULES if kind.version == "v1beta2")
 
 
 class Lab:
-    """A pool of eight devices of a foreign driver, and what a test does with them.
+    """A pool of eight devices of a foreign driver, and a test's operations on them.
 
-    No other pool has the driver, so what a test selects by driver is the pool, whatever else the API server keeps.
+    No other pool has the driver, so selecting by driver selects this pool, whatever else the API server stores.
     """
 
     def __init__(self, client: Client, namespace: str, *, rules: Kind[DeviceTaintRule] = RULES) -> None:
@@ -86,7 +86,7 @@ class Lab:
         await until(look, within_s=within_s, what="the deletion of all rules")
 
     async def hold(self, name: str, *devices: str) -> ObjectKey:
-        """A claim, allocated as a scheduler would."""
+        """Create a claim and allocate it as a scheduler would."""
         key = ObjectKey(self.namespace, name)
         held = a_claim(name, namespace=self.namespace, on=[f"{self.driver}/{self.pool}/{each}" for each in devices])
         await self.client.create(CLAIMS, {"metadata": {"name": name, "namespace": self.namespace}, "spec": held.spec})
@@ -108,7 +108,7 @@ class Lab:
 
 
 def name_of(event: Event) -> str:
-    """Of what the Event is about."""
+    """Name of the Event's object."""
     return event.involved_object.name if event.involved_object else ""
 
 
@@ -169,7 +169,7 @@ async def test_a_request_deleted_while_no_operator_ran_leaves_no_rule(served: Co
 
 
 async def test_a_rule_is_not_swept_while_its_request_lives(served: ControlPlane, lab: Lab) -> None:
-    """The rule is known before the request: only the API server's word counts, not the order of two watches."""
+    """The rule is seen before the request: only a fresh read counts, not the order of two watches."""
     async with an_operator(served) as (operator, _):
         key = await lab.request(device="gpu-3")
         await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
@@ -248,7 +248,7 @@ async def test_objects_of_others_are_never_written(served: ControlPlane, lab: La
 
 
 async def was_current_a_moment_ago(_: Any) -> bool:
-    """As if the object changed between the look at it and the write."""
+    """As if the object changed between read and write."""
     return True
 
 
@@ -272,7 +272,7 @@ def a_reconciler(client: Client, view: ClusterView) -> MaintenanceReconciler:
 async def test_a_replica_that_lives_in_the_past_does_not_overwrite_a_newer_status(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a leader does that was suspended, lost its lease, and has not noticed yet."""
+    """Such a leader was suspended, lost its lease, and has not noticed yet."""
     key = await lab.request(device="gpu-3")
     view = ClusterView(lab.client, RULES, clock=SystemClock())
     reconciler = a_reconciler(lab.client, view)
@@ -350,7 +350,7 @@ async def test_the_device_comes_back_through_garbage_collection_when_no_operator
         await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
     assert len(await lab.rules()) == 1
     await lab.client.delete(DEVICE_MAINTENANCES, key)
-    await lab.no_rules(within_s=90)  # the collector looks for new kinds, as ours may be, only every 30 s
+    await lab.no_rules(within_s=90)  # the garbage collector discovers new kinds, as Draco's may be, only every 30 s
 
 
 async def test_each_change_of_the_phase_is_one_event_also_over_a_restart(served: ControlPlane, lab: Lab) -> None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("crds")
 
 
 class GatedLab(Lab):
-    """The same with classes and budgets."""
+    """A lab with classes and budgets."""
 
     async def ask(self, name: str, selector: dict[str, Any], **spec: Any) -> ObjectKey:
         key = ObjectKey("", f"{name}-{self.pool}")
@@ -31,7 +31,7 @@ class GatedLab(Lab):
         return await self.ask(name, {"driver": self.driver, "pool": self.pool, "device": device}, **spec)
 
     async def a_class(self) -> str:
-        """One that has all devices of the pool."""
+        """A class with all devices of the pool."""
         key = ObjectKey("", f"class-{self.pool}")
         cel = {"cel": {"expression": f'device.driver == "{self.driver}"'}}
         await self.client.create(DEVICE_CLASSES, {"metadata": {"name": key.name}, "spec": {"selectors": [cel]}})
@@ -139,7 +139,7 @@ async def test_two_operators_never_let_more_begin_than_the_budget_allows(served:
         async def done() -> bool:
             nonlocal most
             most = max(most, len(await lab.rules()))
-            # Those of one second are of one age: any of them may be the first.
+            # Requests of the same second have the same age: any of them may be first.
             requests = [await lab.client.get(DEVICE_MAINTENANCES, key) for key in keys]
             for key, request in zip(keys, requests, strict=True):
                 if request.status.phase is MaintenancePhase.IN_MAINTENANCE:

@@ -1,4 +1,4 @@
-"""Jobs of a DeviceMaintenance on a real API server; the tests do what kube-controller-manager would."""
+"""Jobs of a DeviceMaintenance on a real API server; tests act as kube-controller-manager."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -38,7 +38,7 @@ RAW_JOBS: Kind[Any] = Kind("batch", "v1", "jobs", "Job", True, dict)
 
 
 class JobLab(Lab):
-    """The same, whose namespace is Draco's."""
+    """A lab in Draco's namespace."""
 
     @property
     def operator(self) -> OperatorSettings:
@@ -65,7 +65,7 @@ class JobLab(Lab):
         return key
 
     async def publish_with_uuids(self, *, handed_over: bool = False) -> None:
-        """What a probe can claim a single device by."""
+        """Publish devices with UUIDs, by which a probe can claim a single one."""
         generation = 3 if handed_over else 2
         names = [f"gpu-{i}" for i in range(8)]
         pool = as_json(a_slice(self.pool, names, driver=self.driver, generation=generation).spec)
@@ -77,7 +77,7 @@ class JobLab(Lab):
         await self.client.patch(SLICES, ObjectKey("", self.pool), {"spec": pool})
 
     async def device_class(self, *, operators: bool = False) -> str:
-        """One that has the devices, whose claims kube-scheduler allocates, or Draco."""
+        """A class with the devices, whose claims kube-scheduler or Draco allocates."""
         name = f"{'theirs' if operators else 'plain'}-{self.pool}"
         labels = {LABEL_ALLOCATOR: "operator"} if operators else {}
         cel = {"expression": f"device.driver == '{self.driver}'"}
@@ -108,7 +108,7 @@ class JobLab(Lab):
         return await until(look, what=f"{number} Jobs")
 
     async def end(self, job: dict[str, Any], condition: str, reason: str = "") -> None:
-        """As the Job controller does."""
+        """End a Job as the Job controller does."""
         key, now = ObjectKey(self.namespace, job["metadata"]["name"]), "2026-03-01T12:00:00Z"
         before = {"Complete": "SuccessCriteriaMet", "Failed": "FailureTarget"}[condition]
         conditions = [
@@ -132,7 +132,7 @@ class JobLab(Lab):
             raise AssertionError(f"it says {found.status.phase}: {found.status.message}") from error
 
     async def warned(self, key: ObjectKey) -> None:
-        """Until an Event says that it failed."""
+        """Wait until an Event says that it failed."""
 
         async def look() -> bool:
             events = await self.client.list(EVENTS, namespace=CLUSTER_EVENTS_NAMESPACE)
@@ -185,7 +185,7 @@ async def test_a_failed_job_keeps_the_gpu_and_deleting_it_tries_again(served: Co
 async def test_a_reset_that_is_refused_says_who_has_the_gpu_and_the_next_one_may_succeed(
     served: ControlPlane, lab: JobLab
 ) -> None:
-    """As the examples' Job says it, of a GPU that no claim holds and a daemon has open."""
+    """The message is that of the examples' Job for a GPU that no claim holds but a daemon has open."""
     await lab.template()
     said = "held by nvidia-persistenced (812), and nvidia-smi says: GPU 00000000:41:00.0 is currently in use by another client."
     async with an_operator(served, lab.operator):

@@ -62,7 +62,7 @@ class Lab:
         return name
 
     async def report(self, name: str, *gpus: GpuMig) -> None:
-        """What the node's agent says once it has seen its spec as it is now."""
+        """The agent's report once it has seen the current spec."""
         generation = (await self.gpu_node(name)).metadata.generation
         seen = a_mig_node(name, gpus=gpus, board=BOARDS["H100-80GB"], observed_generation=generation)
         await self.client.apply(
@@ -80,7 +80,7 @@ class Lab:
         return await self.client.get(GPU_NODES, ObjectKey("", name))
 
     async def wanted(self, node: str, **expected: str) -> list[WantedGpu]:
-        """What is wanted of the node's GPUs, once they belong to the expected policies: gpu0="name"."""
+        """The wanted state of the node's GPUs, once they belong to the expected policies: gpu0="name"."""
         owners = {a_gpu_uuid(node, int(gpu[-1])): f"{self.mark}-{policy}" for gpu, policy in expected.items()}
 
         async def settled() -> tuple[list[WantedGpu]] | None:
@@ -252,7 +252,7 @@ async def test_a_node_without_gpunode_gets_none(served: ControlPlane, lab: Lab) 
 
 async def test_the_second_replica_goes_on_where_the_first_one_died(served: ControlPlane, lab: Lab) -> None:
     node = await lab.node()
-    # A lease of the usual patience: a busy machine may hold a replica up for a second or two, and it must not give up for that.
+    # A lease of the default length: a replica must survive a delay of a second or two on a busy machine.
     settings = settings_for_test(retry_period_s=0.2)
     async with an_operator(served, settings, dies_after_writes=1) as (_, first):
         key = await lab.policy("p")
@@ -261,11 +261,11 @@ async def test_the_second_replica_goes_on_where_the_first_one_died(served: Contr
             return first.done()
 
         await until(dead)
-    await lab.client.delete(LEASES, ObjectKey(settings.namespace, settings.lease_name))  # as if it had run out
+    await lab.client.delete(LEASES, ObjectKey(settings.namespace, settings.lease_name))  # as if it had expired
     async with an_operator(served, msgspec.structs.replace(settings, identity="second")):
         await lab.wanted(node, gpu0="p", gpu1="p")
         await lab.report(node, ON, ON)
-        await lab.says(key, "2 GPUs set up as the policy asks.")  # which the first one cannot have said
+        await lab.says(key, "2 GPUs set up as the policy asks.")  # the first one cannot have said this
 
 
 async def test_a_replica_that_sees_an_old_state_writes_nothing(

@@ -1,4 +1,4 @@
-"""What the API server itself refuses in a MigPolicy, and in which words."""
+"""What the API server itself refuses in a MigPolicy, and with which message."""
 
 import uuid
 from typing import Any

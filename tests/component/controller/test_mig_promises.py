@@ -23,14 +23,14 @@ SMALL = "gpu-0-mig-1g10gb-19-2"
 
 
 class PromiseLab(Lab):
-    """The same with claims."""
+    """A lab with claims."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         super().__init__(client)
         self.namespace = namespace
 
     async def claim(self, node: str, device: str = SMALL) -> ObjectKey:
-        """A claim that is allocated, and reserved for nobody."""
+        """A claim that is allocated and not reserved."""
         claim = a_claim(f"soon-{uuid.uuid4().hex[:8]}", namespace=self.namespace, on=[f"{node}/{device}"])
         key = claim.metadata.key
         await self.client.create(
@@ -49,7 +49,7 @@ class PromiseLab(Lab):
         await until(known, what="the operator sees the claims")
 
     async def promised(self, node: str, *claims: ObjectKey) -> list[PromisedDevice]:
-        """What is promised on the node, once it is to the expected claims."""
+        """The node's promises, once they are to the expected claims."""
 
         async def settled() -> tuple[list[PromisedDevice]] | None:
             found = (await self.gpu_node(node)).spec.promised
@@ -59,7 +59,7 @@ class PromiseLab(Lab):
         return found
 
     async def generation(self, node: str) -> int:
-        """How often the node's spec has been written."""
+        """The generation of the node's spec."""
         return (await self.gpu_node(node)).metadata.generation
 
 
@@ -88,7 +88,7 @@ async def test_a_policy_that_goes_leaves_the_places_of_claims_in_the_same_write(
             PromisedDevice(device=SMALL, uuid=a_gpu_uuid(node, 0), claim=str(claim))
         ]
         assert await lab.wanted(node) == []
-        # Neither was the allocation written down, as long as it was offered anyway, nor was this done in two steps.
+        # The allocation was not recorded while the device was offered anyway, and this was one write.
         assert await lab.generation(node) == before + 1
         await lab.client.delete(CLAIMS, claim)
         await lab.promised(node)
@@ -118,7 +118,7 @@ async def test_a_change_keeps_what_the_policy_offered_before_and_its_return_ends
 async def test_an_operator_that_starts_anew_finds_what_was_allocated_before_it_was_withdrawn(
     served: ControlPlane, lab: PromiseLab
 ) -> None:
-    """Nothing of the device is published any more, and nobody has written it down."""
+    """The device is no longer published, and the allocation was not recorded."""
     node = await lab.node(ON, ON)
     claim = await lab.claim(node)
     async with an_operator(served):

@@ -1,4 +1,4 @@
-"""Whole GPUs and their partitions on a real API server: maintenance of the one is maintenance of the others."""
+"""Whole GPUs and their partitions on a real API server: maintenance of one covers the others."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -38,7 +38,7 @@ class DividedLab(Lab):
     isolated: tuple[IsolatedGpu, ...] = ()
 
     async def publish(self, *, divided: bool = True) -> None:
-        """One slice of counters and one of devices, or one without any partition; replaced as an agent replaces them."""
+        """Publish a slice of counters and one of devices, or one without partitions, as an agent replaces them."""
         gpu = a_gpu(0)
         mig = GpuMigView(gpu=gpu.uuid, board=H100)
         one = partitions.Divisible(located=LocatedGpu(gpu), mig=mig, board=H100, isolated=self.isolated)
@@ -92,7 +92,7 @@ class DividedLab(Lab):
         await self.withdraw()
 
     async def withdraw(self) -> None:
-        """Nothing is published any more."""
+        """Delete the slices."""
         for number in range(2):
             with suppress(NotFound):
                 await self.client.delete(SLICES, ObjectKey("", f"{self.pool}-{number}"))
@@ -126,7 +126,7 @@ async def test_work_on_a_gpu_waits_for_all_seven_partitions(served: ControlPlane
 
 
 class AgentsLab(DividedLab):
-    """The same with a stand-in for Draco's agent, which publishes what its GpuNode says when it is told to look."""
+    """A lab with a stand-in for Draco's agent, which publishes by its GpuNode when the test tells it to."""
 
     @property
     def key(self) -> ObjectKey:
@@ -222,7 +222,7 @@ async def test_without_rules_the_taints_in_the_slices_isolate_a_gpu_and_its_part
     assert await agents.rules() == []
 
 
-# A status, its Event, the GpuNode and further statuses until work can start; a second operator finds any of them missing.
+# A status, its Event, the GpuNode and further statuses until work can start; a second operator does whatever is missing.
 @pytest.mark.parametrize("writes", [1, 2, 3, 4])
 async def test_without_rules_an_operator_that_dies_after_any_write_leaves_nothing_undone(
     served: ControlPlane, agents: AgentsLab, writes: int
@@ -295,7 +295,7 @@ async def test_partitions_published_during_the_work_are_isolated_and_hold_it_up_
         await lab.publish()
         await lab.is_tainted({"gpu-0", *PARTS})
         await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
-        landed = await lab.hold("landed", SMALL[2])  # its allocation was on its way
+        landed = await lab.hold("landed", SMALL[2])  # its allocation was under way
         await lab.phase(key, MaintenancePhase.ISOLATED)
         await lab.publish(divided=False)
         await lab.message(key, f"{SMALL[2]} of {lab.pool} by {lab.namespace}/landed")
@@ -318,7 +318,7 @@ async def test_a_claim_that_tolerates_everything_holds_up_the_promise_until_it_i
         await lab.client.create(CLAIMS, {"metadata": name, "spec": as_json(claim.spec)})
     async with an_operator(served):
         key = await lab.request(device="gpu-0")
-        # Whatever waits for devices of another kind, or of a class that does not exist.
+        # Pods that wait for devices of another kind, or of a missing class.
         await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
         greedy = a_claim("greedy", namespace=lab.namespace, device_class=gpus.metadata.name, tolerations=everything)
         name = {"name": "greedy", "namespace": lab.namespace}
@@ -327,7 +327,7 @@ async def test_a_claim_that_tolerates_everything_holds_up_the_promise_until_it_i
         assert said.status.phase is MaintenancePhase.ISOLATED
         await lab.client.delete(CLAIMS, ObjectKey(lab.namespace, "greedy"))
         await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
-        await lab.withdraw()  # the node reboots: what it published it will publish again
+        await lab.withdraw()  # the node reboots and will publish the same again
         await lab.client.create(CLAIMS, {"metadata": name, "spec": as_json(greedy.spec)})
         await lab.phase(key, MaintenancePhase.ISOLATED)
         await lab.client.delete(CLAIMS, ObjectKey(lab.namespace, "greedy"))
@@ -336,7 +336,7 @@ async def test_a_claim_that_tolerates_everything_holds_up_the_promise_until_it_i
         await lab.client.delete(DEVICE_CLASSES, each.metadata.key)
 
 
-# A rule for each, and three statuses until work can start; a second operator finds any of them missing.
+# A rule for each, and three statuses until work can start; a second operator does whatever is missing.
 @pytest.mark.parametrize("writes", [1, 2, ALL // 2, ALL - 1, ALL, ALL + 1, ALL + 2, ALL + 3])
 async def test_an_operator_that_dies_after_any_write_leaves_no_part_out(
     served: ControlPlane, lab: DividedLab, writes: int

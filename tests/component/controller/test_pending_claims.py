@@ -1,4 +1,4 @@
-"""What pods and claims that wait are told, on a real API server without a scheduler: the test refuses and allocates."""
+"""Explanations for waiting pods and claims, on a real API server without a scheduler: the test refuses and allocates."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("crds")
 
 
 class Lab:
-    """One node with two devices of a driver that only this test knows, and pods that wait for claims."""
+    """One node with two devices of this test's own driver, and pods that wait for claims."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self.client = client
@@ -43,7 +43,7 @@ class Lab:
         await self.add_slice(self.node)
 
     async def without_rules(self) -> None:
-        """Delete what other tests have left of people's taint rules, and of what was said on them."""
+        """Delete other tests' leftover taint rules and the Events on them."""
         (kind,) = [each for each in TAINT_RULES if each.version == "v1beta2"]
         for rule in await self.client.list(kind):
             if not is_draco_own(rule):  # Draco would write those again
@@ -53,7 +53,7 @@ class Lab:
 
     async def add_node(self, name: str) -> None:
         await self.create(NODES, name, {})
-        # The API server taints a new node; here is no controller that would lift that.
+        # The API server taints a new node, and no controller here would remove the taint.
         await self.client.patch(NODES, ObjectKey("", name), {"spec": {"taints": None}})
         ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
         await self.client.patch(NODES, ObjectKey("", name), ready, subresource="status")
@@ -98,7 +98,7 @@ class Lab:
         return [e for e in events if e.involved_object and e.involved_object.name == about.name]
 
     async def said(self, about: ObjectKey, text: str = "", *, but: str = "", within_s: float = 60.0) -> Event:
-        """The one Event about the object, once it has this text, and another than `but`."""
+        """The only Event about the object, once it has this text and differs from `but`."""
 
         async def look() -> Event | None:
             events = await self.events(about)
@@ -129,7 +129,7 @@ def as_json(struct: Any) -> Any:
 
 
 def explained(operator: Operator, pod: ObjectKey, *claims: ObjectKey, scheduler: str = "") -> str:
-    """What the explanation says by what the operator knows."""
+    """The explanation from the operator's current view."""
     fleet = fleet_of(operator.view)
     known = [fleet.claims[key] for key in claims]
     return str(explain(fleet, known, pod=operator.view.pods.store.get(pod), scheduler=scheduler))
@@ -350,7 +350,7 @@ async def test_whichever_event_was_written_when_the_leader_died_the_next_one_wri
 ) -> None:
     subjects = [await lab.claim("one"), await lab.claim("two")]
     subjects.append(await lab.pod("train", "one", "two"))
-    await lab.without_rules()  # what is said on each of them, or taken back, would be counted
+    await lab.without_rules()  # Events on them, or withdrawn ones, would be counted
     async with an_operator(served, dies_after_writes=writes) as (_, task):
         with suppress(BaseExceptionGroup, Died, TimeoutError):
             async with asyncio.timeout(60):

@@ -1,4 +1,4 @@
-"""Idle claims in the way, on a real API server: advice on them, and their release. The pods here are refused by hand."""
+"""Idle claims in the way, on a real API server: advice on them, and their release. The test refuses the pods."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -112,7 +112,7 @@ RELEASE = {"repair": {"idleClaims": "Release"}}
 
 
 def quick() -> OperatorSettings:
-    """A claim need not have been idle for long."""
+    """Settings with which a claim counts as idle soon."""
     return settings_for_test(idle_grace_s=0.2)
 
 
@@ -233,7 +233,7 @@ async def test_a_claim_is_not_released_before_its_node_has_given_it_up(served: C
 
 
 async def test_two_that_lead_at_once_release_a_claim_once(served: ControlPlane, lab: Lab) -> None:
-    """As when one has lost its lease and does not know it yet: each has a lease of its own here."""
+    """As if one had lost its lease without knowing it yet: here each has its own lease."""
     await lab.make(**RELEASE)
     idle = await lab.claim("idle", "1g.10gb", "0:1g.10gb@0")
     await lab.claim("large", "4g.40gb")
@@ -308,7 +308,7 @@ async def test_a_claim_that_comes_back_to_the_same_place_is_let_be(served: Contr
         await until(gone, what="the release")
         await lab.client.patch(CLAIMS, idle, {"status": as_json(first)}, subresource="status")
         await until(let_be, what="the reason")
-    async with an_operator(served, quick()):  # the next one knows it too
+    async with an_operator(served, quick()):  # the next one knows it, too
         for event in await lab.client.list(EVENTS, namespace=lab.namespace, field_selector="reason=ClaimMovable"):
             await lab.client.delete(EVENTS, event.metadata.key)
         await until(let_be, what="the reason, by another")

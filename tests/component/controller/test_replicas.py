@@ -23,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("crds")
 
 LEASE_S = 8
 LONG_LEASE_S = 300
-"""So long that nobody waits until it has run out."""
+"""So long that no replica waits for its expiry."""
 KILLED_AFTER_S = 30
-"""By kubelet, once a container was told to stop."""
+"""When kubelet kills a container that was told to stop."""
 
 
 class Lease:
@@ -95,7 +95,7 @@ async def test_a_leader_whose_lease_is_taken_ends_with_an_error_and_one_line_tha
     async with a_replica(served, tmp_path, lease) as replica:
         await until(replica.leads, what="leadership")
 
-        # Someone else has it: what a leader finds that was suspended for longer than its lease.
+        # Another replica has it, as a leader finds that was suspended for longer than its lease.
         await client.patch(LEASES, lease.key, {"spec": {"holderIdentity": "someone-else"}})
         assert await replica.wait(within_s=60) == 1
         (said,) = [event for event in replica.events() if event["event"] == "operator.leadership_lost"]

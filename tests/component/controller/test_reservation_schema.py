@@ -1,4 +1,4 @@
-"""What the API server itself refuses in a DeviceReservation, and in which words."""
+"""What the API server itself refuses in a DeviceReservation, and with which message."""
 
 import uuid
 from datetime import UTC, datetime
@@ -44,7 +44,7 @@ ODD_TIMES = [
     ("2030-01-01T00:00:00,5Z", "should match"),
     ("2030-01-01T00:00:00Zt", "should match"),
 ]
-"""Kubernetes takes them for times; beyond the calendar of programs, or written as only Go reads them."""
+"""Kubernetes accepts them as times; they exceed other programs' calendars, or are in a form that only Go reads."""
 
 
 async def create(client: Client, namespace: str, spec: dict[str, Any], name: str = "") -> ObjectKey:
@@ -115,7 +115,7 @@ async def test_count_and_end_can_be_changed(client: Client, namespace: str) -> N
 
 
 def nested(levels: int, kinds: str) -> Any:
-    """JSON nested so many levels deep, of objects ("o") and lists ("l") in turn; the innermost one is empty."""
+    """JSON nested this many levels deep, of objects ("o") and lists ("l") in turn; the innermost one is empty."""
     value: Any = {} if kinds[(levels - 1) % len(kinds)] == "o" else []
     for level in range(levels - 2, -1, -1):
         value = {"x": value} if kinds[level % len(kinds)] == "o" else [value]
@@ -172,7 +172,7 @@ async def test_parameters_that_are_nested_more_deeply_are_refused(
 
 
 def text_of(levels: int, kinds: str) -> bytes:
-    """What `nested` would give, without taking the stack that this takes in Python."""
+    """The text of `nested`, built without Python's recursion."""
     opened = [kinds[level % len(kinds)] for level in range(levels)]
     head = "".join('{"x":' if each == "o" else "[" for each in opened[:-1])
     tail = "".join("}" if each == "o" else "]" for each in reversed(opened[:-1]))

@@ -1,4 +1,4 @@
-"""Reservations on a real API server, where nothing but the operator acts: the test says what has devices and what is in use."""
+"""Reservations on a real API server where only the operator acts: the test allocates and reserves claims."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ LEAST_WRITES, MOST_WRITES = 4, 7
 
 
 class LateClock(SystemClock):
-    """The system's clock, so much ahead of the others."""
+    """The system's clock, ahead by a settable time."""
 
     def __init__(self) -> None:
         self.ahead = timedelta(0)
@@ -70,14 +70,14 @@ class Lab:
         return await self.claims()
 
     async def give(self, *names: str) -> None:
-        """Devices, as the allocator gives them."""
+        """Allocate as the allocator would."""
         for name in names:
             result = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": "node", "device": f"of-{name}"}
             status = {"allocation": {"devices": {"results": [result]}}}
             await self.client.patch(CLAIMS, self.key(name), {"status": status}, subresource="status")
 
     async def use(self, *names: str) -> None:
-        """By a pod."""
+        """Reserve for a pod."""
         for name in names:
             pod = {"resource": "pods", "name": f"pod-of-{name}", "uid": f"uid-of-{name}"}
             await self.client.patch(CLAIMS, self.key(name), {"status": {"reservedFor": [pod]}}, subresource="status")
@@ -118,7 +118,7 @@ async def lab(client: Client, namespace: str) -> AsyncIterator[Lab]:
         await client.delete(DEVICE_RESERVATIONS, each.metadata.key)
     for claim in await client.list(CLAIMS, namespace=namespace):
         await client.delete(CLAIMS, claim.metadata.key)
-    for name in (CLASS, PLAIN):  # which select everything, other tests' devices, too
+    for name in (CLASS, PLAIN):  # these would also select other tests' devices
         with contextlib.suppress(NotFound):
             await client.delete(DEVICE_CLASSES, ObjectKey("", name))
 
@@ -182,7 +182,7 @@ async def test_with_a_smaller_count_unused_claims_go_and_one_in_use_goes_with_it
 
 
 async def test_what_is_in_use_when_a_reservation_ends_is_left_to_its_pod(served: ControlPlane, lab: Lab) -> None:
-    """The end is told by the operator's clock."""
+    """The operator's clock decides the end."""
     clock = LateClock()
     async with an_operator(served, ALLOCATING, clock=clock):
         await lab.reserve(count=2, duration="1h")
@@ -195,7 +195,7 @@ async def test_what_is_in_use_when_a_reservation_ends_is_left_to_its_pod(served:
         assert created is not None
         assert lasts.status.expires_at == created + timedelta(hours=1)
         clock.ahead = timedelta(hours=2)
-        await lab.change(duration="1h0m")  # so that it is looked at again
+        await lab.change(duration="1h0m")  # so that it is reconciled again
         await lab.until_claims("train-1")
         over = await lab.says(lambda each: each.status.reserved == 1, "1 left")
         assert conditions(over) == {"Ready": ("False", "Expired"), "Expired": ("True", "Ended")}
@@ -259,7 +259,7 @@ async def test_what_a_quota_refuses_is_said(served: ControlPlane, lab: Lab) -> N
     meta = {"name": "few", "namespace": lab.namespace}
     hard = {f"{CLASS}.deviceclass.resource.k8s.io/devices": "2"}
     await lab.client.create(QUOTAS, {"metadata": meta, "spec": {"hard": hard}})
-    # Without a controller that counts, the test says what is used.
+    # Without the quota controller, the test writes what is used.
     used = dict.fromkeys(hard, "0")
     await lab.client.patch(QUOTAS, lab.key("few"), {"status": {"hard": hard, "used": used}}, subresource="status")
     async with an_operator(served, ALLOCATING):
@@ -289,9 +289,9 @@ async def test_why_there_are_no_devices_is_said(served: ControlPlane, lab: Lab) 
 async def test_an_operator_that_dies_after_any_write_leaves_nothing_undone(
     served: ControlPlane, lab: Lab, writes: int
 ) -> None:
-    """Three claims are made and one is given back, by operators of which the first dies; what is in use stays.
+    """Three claims are created and one is deleted, by operators of which the first dies; claims in use stay.
 
-    The status is written once or more, by how soon the claims are seen that were made.
+    The status is written once or more, depending on how soon the new claims are seen.
     """
     await lab.reserve(count=3)
 

@@ -1,4 +1,4 @@
-"""The operator needs no more than what the installation gives it."""
+"""The operator needs no more rights than the chart grants."""
 
 import subprocess
 from collections.abc import AsyncIterator, Awaitable
@@ -34,7 +34,7 @@ def kind(name: str, *, namespaced: bool) -> Kind[Any]:
 
 @pytest.fixture
 async def lab(client: Client, namespace: str) -> AsyncIterator[Lab]:
-    """An idle claim that is reported by its driver, and that may be released for a pod."""
+    """An idle claim with a status from its driver, which may be released for a pod."""
     made = Lab(client, namespace)
     await made.make(repair={"idleClaims": "Release"})
     idle = await made.claim("idle", "1g.10gb", "0:1g.10gb@0")
@@ -48,7 +48,7 @@ async def lab(client: Client, namespace: str) -> AsyncIterator[Lab]:
 
 @pytest.fixture
 def installed(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """What the chart makes of the test's values."""
+    """The chart's documents for the test's values."""
     values = [value for marker in request.node.iter_markers("values") for value in marker.args]
     command = [str(binaries.find("helm")["helm"]), "template", "draco", str(CHART), *IMAGE]
     command += [word for value in values for word in ("--set", value)]
@@ -58,7 +58,7 @@ def installed(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 @pytest.fixture
 async def rights(client: Client, namespace: str, installed: list[dict[str, Any]]) -> AsyncIterator[None]:
-    """The operator's roles as the chart makes them, bound to a user in the test's namespace."""
+    """The chart's operator roles, bound to a user in the test's namespace."""
     role, cluster_role = (
         next(d["rules"] for d in installed if d["kind"] == wanted and d["metadata"]["name"] == "draco-operator")
         for wanted in ("Role", "ClusterRole")
@@ -98,7 +98,7 @@ async def test_everything_the_operator_does_it_may_do(
     await client.create(PODS, {"metadata": {"name": "train", "namespace": namespace}, "spec": spec})
     request = ObjectKey("", f"fan-{namespace}")
     selector = {"driver": "gpu.example.com", "pool": pool, "device": "gpu-0"}
-    wanted = {"deviceSelector": selector, "verification": {"mode": "Person"}}  # no agent is there to be asked
+    wanted = {"deviceSelector": selector, "verification": {"mode": "Person"}}  # there is no agent to ask
     await client.create(DEVICE_MAINTENANCES, {"metadata": {"name": request.name}, "spec": wanted})
     policy, gpu_node = ObjectKey("", f"mig-{namespace}"), ObjectKey("", pool)
     await client.create(GPU_NODES, {"metadata": {"name": gpu_node.name}})

@@ -1,6 +1,6 @@
-"""Versions in which other API servers serve DeviceTaintRule: maintenance and `draco taint` work with each of them.
+"""The versions of DeviceTaintRule on other API servers: maintenance and `draco taint` work with each.
 
-v1beta2 is what all other tests use, and a cluster without the kind has tests of its own among those of whole clusters.
+All other tests use v1beta2. Tests of whole clusters cover a cluster without the kind.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def served(other: ControlPlane) -> ControlPlane:
-    """What `client`, `namespace` and `crds` are about here."""
+    """The server of `client`, `namespace` and `crds`."""
     return other
 
 
@@ -117,7 +117,7 @@ async def test_whether_no_execute_deletes_pods_with_extended_resources_goes_by_t
 
 
 def test_lint_knows_what_a_release_serves(other: ControlPlane) -> None:
-    """Versions that are off by default are on here only where something needs them."""
+    """Versions that are off by default are on here only if something needs them."""
     lint_knows_what_is_served(other)
 
 

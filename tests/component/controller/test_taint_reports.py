@@ -1,4 +1,4 @@
-"""What DeviceTaintRules are said to do, on a real API server without a scheduler: the test allocates and reserves."""
+"""Reports on DeviceTaintRules, on a real API server without a scheduler: the test allocates and reserves."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -26,7 +26,7 @@ RULES = next(kind for kind in TAINT_RULES if kind.version == "v1beta2")
 
 
 class TaintLab(Lab):
-    """The same with rules, which are deleted in the end."""
+    """A lab with rules, which are deleted at the end."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         super().__init__(client, namespace)
@@ -44,7 +44,7 @@ class TaintLab(Lab):
         )
 
     async def use(self, claim: str, *pods: str, device: str = "gpu-0") -> None:
-        """A claim on a device, and pods on the node that it is reserved for."""
+        """Create a claim on a device, reserved for pods on the node."""
         key = await self.claim(claim)
         users = []
         for name in pods:
@@ -60,7 +60,7 @@ class TaintLab(Lab):
         return [each for each in found if each.involved_object and each.involved_object.name == (rule or self.rule)]
 
     async def reported(self, *texts: str, rule: str = "", type_: str = "Normal") -> Event:
-        """The one Event on the rule, once it says all of this."""
+        """The only Event on the rule, once it has all these texts."""
 
         async def look() -> Event | None:
             events = await self.reports(rule)
@@ -79,7 +79,7 @@ class TaintLab(Lab):
 
 
 async def at_rest(operator: Operator) -> bool:
-    """Whether it leads, and has nothing to look at."""
+    """Whether the operator leads and is idle."""
     queue = operator.reconcilers["taint-reports"].queue
     return operator.election.leading and not queue.depth and not queue.longest_running_s
 

@@ -1,4 +1,4 @@
-"""Instances kept ahead of claims, on a real API server, with a stand-in for the nodes' agents."""
+"""Instances created ahead of claims, on a real API server, with a stand-in for the nodes' agents."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.usefixtures("crds")
 
 SMALL = "1g.10gb"
 AHEAD = {"window": "1m", "leadTimeSeconds": 30, "limits": [{"profile": SMALL, "count": 2}]}
-"""One idle instance for each two that were taken in the last minute."""
+"""One idle instance for every two taken in the last minute."""
 WINDOW_S = 60
 LIMIT = 2
 
 
 class LateClock(SystemClock):
-    """The system's clock, so much ahead of the others."""
+    """The system's clock, ahead by a settable time."""
 
     ahead_s = 0.0
 
@@ -38,7 +38,7 @@ class LateClock(SystemClock):
 
 
 class WarmLab(PromiseLab):
-    """The same with a clock for what is measured."""
+    """A lab with a clock for measured demand."""
 
     clock: LateClock
 
@@ -49,13 +49,13 @@ class WarmLab(PromiseLab):
         return node
 
     def measure(self, operator: Operator) -> None:
-        """Have this operator measure by the lab's clock."""
+        """Let this operator measure demand by the lab's clock."""
         self.clock = LateClock()
         reconciler = cast("WarmAheadReconciler", operator.reconcilers["mig-warm"]._reconciler)
         reconciler._view = ClockedView(operator.view, self.clock)
 
     async def kept(self, operator: Operator, node: str, count: int) -> None:
-        """Wait until so many are wanted on the node."""
+        """Wait until this many instances are wanted on the node."""
 
         async def settled() -> bool:
             operator.reconcilers["mig-warm"].wake(KEY)

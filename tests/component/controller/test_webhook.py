@@ -1,4 +1,4 @@
-"""The webhook as the real API server calls it: warnings for whoever writes a claim, gates for new pods, and nothing held up."""
+"""The webhook as the real API server calls it: warnings to authors of claims, gates for new pods, and no blocked request."""
 
 import asyncio
 import base64
@@ -54,14 +54,14 @@ CONFIGURATIONS: Kind[Any] = Kind(
 
 
 class Answer:
-    """What the API server said to one write."""
+    """The API server's answer to one write."""
 
     def __init__(self, status: int, warnings: list[str], body: dict[str, Any]) -> None:
         self.status, self.warnings, self.body = status, warnings, body
 
 
 class Lab:
-    """A class of devices of which one has no memory published, and an endpoint that the API server knows."""
+    """A class of devices, one without published memory, and a registered webhook."""
 
     def __init__(self, served: ControlPlane, client: Client, namespace: str, folder: Path) -> None:
         self.served, self.client, self.namespace, self.folder = served, client, namespace, folder
@@ -175,7 +175,7 @@ async def a_webhook(lab: Lab, mode: AdmissionMode = AdmissionMode.WARN) -> Async
 
 
 def failing(lab: Lab) -> str:
-    """One device has no such attribute, which makes the selector fail on it."""
+    """A selector that fails on the device without this attribute."""
     return f"device.attributes['{lab.driver}'].numa == 0"
 
 
@@ -371,5 +371,5 @@ async def test_new_pods_with_claims_of_dracos_get_its_gate_as_the_chart_has_it(l
         sample = operator.metrics.registry.get_sample_value
         clean = sample("draco_admission_reviews_total", {"outcome": "clean"})
         assert await gates_of_pod(lab, "") == []
-        assert sample("draco_admission_reviews_total", {"outcome": "clean"}) == clean  # nobody was asked
-    assert await gates_of_pod(lab, "ours") == []  # when no operator runs
+        assert sample("draco_admission_reviews_total", {"outcome": "clean"}) == clean  # the webhook was not called
+    assert await gates_of_pod(lab, "ours") == []  # with no operator running

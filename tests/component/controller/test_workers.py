@@ -1,4 +1,4 @@
-"""Workers as processes: hostile selectors, deaths at every place, and nothing that is left behind or could be stolen."""
+"""Workers as processes: hostile selectors, deaths at every point, no leftovers, and nothing to steal."""
 
 import asyncio
 import gc
@@ -44,14 +44,14 @@ from tests.doubles.workers import fleet_of
 
 NODES = 20
 PATIENT = {"short_cpu_s": 1.0, "short_wall_s": 60.0, "long_wall_s": 120.0}
-"""A machine that others use keeps no worker from its answer."""
+"""Long enough for workers to answer on a busy machine."""
 NUMBERS = f"[{', '.join(map(str, range(90)))}]"
 COSTLY = f'{NUMBERS}.all(x, {NUMBERS}.exists(y, x == y)) && device.attributes["gpu.nvidia.com"].uuid != '
-"""Takes thousands of steps on each device, and nothing is remembered of it: each device has another UUID."""
+"""Takes thousands of steps on each device, and is not cached: each device has another UUID."""
 
 
 class Lab:
-    """Twenty nodes of two devices, and workers that are told of them."""
+    """Twenty nodes with two devices each, and workers that know them."""
 
     def __init__(self, memory_mib: int = 384, **settings: float) -> None:
         self.memory_mib = memory_mib
@@ -86,7 +86,7 @@ class Lab:
         return answered
 
     def children(self) -> list[int]:
-        """The processes that answer, or have."""
+        """The worker processes, ended ones included."""
         return children_of(self.processes[-1].pid)
 
 
@@ -104,7 +104,7 @@ async def a_lab(*, memory_mib: int = 384, **settings: float) -> AsyncIterator[La
 
 
 def selecting(name: str, *expressions: str) -> ResourceClaim:
-    """A claim whose one request has these selectors."""
+    """A claim with one request with these selectors."""
     claim = a_claim(name)
     (request,) = claim.spec.devices.requests
     assert request.exactly is not None
@@ -115,7 +115,7 @@ def selecting(name: str, *expressions: str) -> ResourceClaim:
 
 
 def with_uuids(published: ResourceSlice) -> ResourceSlice:
-    """The slice, with an attribute that no two devices share."""
+    """The slice with a unique attribute per device."""
     devices = [
         msgspec.structs.replace(
             device,
@@ -130,7 +130,7 @@ def with_uuids(published: ResourceSlice) -> ResourceSlice:
 
 
 def hostile(name: str) -> ResourceClaim:
-    """A claim of sixteen selectors, all of which but the first are costly."""
+    """A claim with sixteen selectors, all costly but the first."""
     return selecting(name, "true", *[f"{COSTLY}'{name}-{number}'" for number in range(15)])
 
 
@@ -147,7 +147,7 @@ def children_of(pid: int) -> list[int]:
 
 
 async def ask_on(handle: FleetProcessHandle) -> None:
-    """Ask until it is said that it has ended."""
+    """Ask until the process is reported as ended."""
     while True:
         await handle.send(AskQuestions([(1, ExplainPending(a_pod(), [], "", 36))], 0, 1.0, 1.0, is_last=False))
 
@@ -199,7 +199,7 @@ async def test_what_a_worker_says_is_what_the_explanation_says() -> None:
 
 
 def wanting(name: str, count: int) -> ResourceClaim:
-    """A claim for so many devices of one node."""
+    """A claim for this many devices of one node."""
     claim = a_claim(name)
     [request] = claim.spec.devices.requests
     assert request.exactly is not None
@@ -243,9 +243,9 @@ async def test_a_process_that_answers_is_told_of_changes_meanwhile_and_answers_t
     async with a_lab(places=1) as lab:
         await lab.ask(a_claim("plain"))
         (first,) = lab.children()
-        os.kill(first, signal.SIGSTOP)  # so its next question takes as long as we like
+        os.kill(first, signal.SIGSTOP)  # so its next question takes arbitrarily long
         asking = asyncio.create_task(lab.ask(a_claim("plain")))
-        await asyncio.sleep(0)  # it is asked
+        await asyncio.sleep(0)  # let it be asked
         await until(lambda: lab.workers.waiting == 0)
         lab.put(lab.view.claims, a_claim("holder", on=["node-0/gpu-0"]))
         later = asyncio.create_task(lab.ask(selecting("none", "device.driver == 'none'")))
@@ -257,7 +257,7 @@ async def test_a_process_that_answers_is_told_of_changes_meanwhile_and_answers_t
 
 
 async def answers_to(handle: FleetProcessHandle, asked: AskQuestions) -> dict[int, str]:
-    """What kind of answer each question of the row gets."""
+    """The kind of answer to each question in the row."""
     await handle.send(asked)
     found: dict[int, str] = {}
     async for replies in handle.replies():

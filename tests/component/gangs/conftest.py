@@ -26,7 +26,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 @pytest.fixture(scope="session")
 def chart_options() -> tuple[str, ...]:
-    """What helm is given, on a cluster that has PodGroups."""
+    """Helm's options on a cluster with PodGroups."""
     return (*ALLOCATE, "--api-versions", f"{POD_GROUP.api_version}/PodGroup")
 
 

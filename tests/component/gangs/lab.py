@@ -1,4 +1,4 @@
-"""Gangs of pods, each of which asks for some of Draco's GPUs by a template."""
+"""Gangs of pods that each request some of Draco's GPUs by a template."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from draco_local.cluster.programs.versions import pod_groups_version
 from tests.component.allocation.lab import CLASS
 
 (POD_GROUP,) = [kind for kind in POD_GROUPS if kind.version == pod_groups_version(kubernetes_version())]
-"""As the API server of the tests serves it."""
+"""The kind in the version that the tests' API server serves."""
 
 
 async def make_template(
@@ -37,7 +37,7 @@ async def make_pod_group(
     annotations: Mapping[str, str] = {},
     template: str = "",
 ) -> None:
-    """With a template it has one claim, which all its members share that ask for the same."""
+    """Create a PodGroup. With a template it has one claim, which members with the same template share."""
     meta = {"name": name, "namespace": namespace, "annotations": dict(annotations)}
     claims = [{"name": "gpu", "resourceClaimTemplateName": template}] if template else []
     spec = {"schedulingPolicy": {"gang": {"minCount": least}}, "resourceClaims": claims}
@@ -47,7 +47,7 @@ async def make_pod_group(
 async def make_gang(
     client: Client, namespace: str, name: str, *, pods: int, template: str, **spec_of_a_pod: Any
 ) -> list[str]:
-    """A PodGroup with just the pods that start together. Returns their names."""
+    """A PodGroup with exactly the pods that start together. Returns their names."""
     await make_pod_group(client, namespace, name, least=pods)
     names = [f"{name}-{number}" for number in range(pods)]
     for member in names:

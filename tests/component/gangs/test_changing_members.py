@@ -1,6 +1,6 @@
-"""Members of a group that come, go or lose their claims while it is being allocated: no half of it keeps devices for that.
+"""Members of a group that come, go or lose their claims during its allocation: no part of it keeps devices alone.
 
-No pod here runs: what is looked at is what the group holds before kube-scheduler binds any of it.
+No pod runs here: the tests look at what the group holds before kube-scheduler binds any pod.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ FOREIGN = "example.com/somebody-elses"
 
 
 class Lab:
-    """A node with GPUs, and members that ask for one each."""
+    """A node with GPUs, and members that request one each."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self.client, self.namespace = client, namespace
@@ -42,7 +42,7 @@ class Lab:
             )
 
     async def claims(self, number: int) -> dict[str, ResourceClaim]:
-        """All claims by the pods that they are made for, once there are so many."""
+        """All claims by pod, once there are this many."""
 
         async def look() -> dict[str, ResourceClaim] | None:
             found = {each.metadata.name[0]: each for each in await self.client.list(CLAIMS, namespace=self.namespace)}
@@ -69,7 +69,7 @@ class Lab:
     def before_the_second_allocation(
         self, act: Callable[[str], Awaitable[None]]
     ) -> Callable[[str, str], Awaitable[None]]:
-        """What happens once one member has its devices, to the pod that is about to get some."""
+        """Run something once one member has its devices, with the pod that is about to get some."""
         writes: list[str] = []
 
         async def before(method: str, path: str) -> None:
@@ -149,7 +149,7 @@ async def test_a_half_that_an_operator_left_is_given_back_by_the_next_though_not
         await asyncio.wait([task])
     held = await lab.held_by()
     assert held
-    rest = min({"a", "b"} - held, default="b")  # both writes may have been on their way
+    rest = min({"a", "b"} - held, default="b")  # both writes may have been under way
     await lab.client.delete(PODS, ObjectKey(lab.namespace, rest), grace_period_s=0)
     await lab.claims(1)
     async with an_operator(guarded, ALLOCATING):
@@ -160,7 +160,7 @@ async def test_a_half_that_an_operator_left_is_given_back_by_the_next_though_not
 async def test_a_claim_that_is_deleted_before_it_gets_its_devices_is_said_to_be_missing_and_the_others_hold_nothing(
     guarded: Guarded, lab: Lab
 ) -> None:
-    """Kubernetes makes a pod no second claim, so somebody has to delete the pod."""
+    """Kubernetes creates no second claim for a pod, so somebody has to delete the pod."""
     gone: list[str] = []
 
     async def delete_claim(claim: str) -> None:

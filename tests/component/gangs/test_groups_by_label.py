@@ -1,4 +1,4 @@
-"""Groups that labels say, on a control plane without gangs of its own; and what parts of groups give back."""
+"""Groups by label, on a control plane without gangs; and parts of groups that lose their devices again."""
 
 import asyncio
 from pathlib import Path
@@ -71,11 +71,11 @@ async def test_a_member_behind_a_gate_holds_the_others_back_and_nothing_is_held_
 async def test_members_that_were_all_behind_gates_start_as_soon_as_the_gates_are_gone(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
 ) -> None:
-    """As Kueue admits them: nothing but the gates changes, so the operator has to wake for that."""
+    """As Kueue admits them: only the gates change, and the operator has to wake for that."""
     gate: dict[str, Any] = {"schedulingGates": [{"name": "example.com/admission"}]}
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_claim(all_dracos, namespace, "before")
-        await until_allocated(all_dracos, namespace, "before")  # it has taken the GPUs over
+        await until_allocated(all_dracos, namespace, "before")  # the GPUs are handed over
         await make_template(all_dracos, namespace, "one", gpus=1)
         for name in ("a", "b"):
             await make_member(all_dracos, namespace, name, template="one", labels=KUEUE, annotations=sized(2), **gate)
@@ -240,7 +240,7 @@ async def test_a_job_set_starts_once_all_pods_of_its_jobs_have_devices(
 async def test_a_job_set_that_waits_for_a_pod_starts_without_it_once_its_job_is_made_smaller(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
 ) -> None:
-    """No controller makes pods for the Job, so that one is missing; and nothing but the Job changes."""
+    """No controller creates the Job's pods, so one is missing; and only the Job changes."""
     labels = {
         "jobset.sigs.k8s.io/jobset-name": "set",
         "jobset.sigs.k8s.io/global-replicas": "1",

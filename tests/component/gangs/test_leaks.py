@@ -1,4 +1,4 @@
-"""A PodGroup that has no pod left keeps its claim: Draco says so, and takes the devices back where the MigPolicy permits it."""
+"""A PodGroup without pods keeps its claim: Draco reports it, and deallocates the claim if the MigPolicy permits it."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -25,7 +25,7 @@ GROUP = "train"
 
 
 async def a_leak(client: Client, namespace: str) -> ResourceClaim:
-    """A group whose two members ran on the GPU that they share, and are gone; its claim."""
+    """The claim of a group whose two members shared a GPU and are gone."""
     await make_template(client, namespace, "one", gpus=1)
     await make_pod_group(client, namespace, GROUP, least=2, template="one")
     for name in ("a", "b"):
@@ -82,7 +82,7 @@ async def test_a_group_without_a_pod_is_said_to_keep_its_devices_and_loses_them_
 async def test_pods_that_have_ended_are_said_to_keep_the_devices_until_they_are_deleted(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """kube-controller-manager reserves the claim again as long as they are there."""
+    """kube-controller-manager reserves the claim again while they exist."""
     monkeypatch.setattr(leaks, "SETTLE_S", 0.5)
     monkeypatch.setattr(leaks, "_AGAIN_S", 0.2)
     monkeypatch.setattr(rule, "lasting", lambda text: timedelta(milliseconds=1 if text == "1m" else 0))

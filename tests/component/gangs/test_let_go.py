@@ -1,7 +1,7 @@
-"""What a gang waits for is let go: a pod and its claim are deleted one right after the other, and all devices are free.
+"""The devices that a gang waits for become free: a pod and its claim are deleted one right after the other.
 
-kube-controller-manager takes the devices back, Draco gives them to the claim once more, as it is made by name and is there, and
-before that is written the claim is gone. `DRACO_LET_GO_ROUNDS` says how often: by default a few times.
+kube-controller-manager deallocates the claim, Draco allocates it once more because a named claim still exists, and before that
+write arrives the claim is gone. `DRACO_LET_GO_ROUNDS` sets how often; by default a few times.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ EARLY = "early"
 
 
 class Lab:
-    """A node whose GPUs are all Draco's. A gang that needs all of them waits for the one that a pod has."""
+    """A node whose GPUs are all Draco's. A gang that needs all of them waits for one that a pod holds."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self.client, self.namespace = client, namespace
@@ -32,7 +32,7 @@ class Lab:
 
     @property
     def gang(self) -> list[str]:
-        """Its pods of this round, by name."""
+        """Names of the gang's pods in this round."""
         return [f"member-{self.rounds}-{number}" for number in range(GPUS)]
 
     async def begin(self) -> None:
@@ -57,7 +57,7 @@ class Lab:
         await self.client.delete(PODS, ObjectKey(self.namespace, EARLY), grace_period_s=0)
 
     async def end(self) -> None:
-        """The gang runs, and is gone with its claims."""
+        """Wait until the gang runs; delete it with its claims."""
         await until_running(self.client, self.namespace, *self.gang)
         for name in self.gang:
             await self.client.delete(PODS, ObjectKey(self.namespace, name), grace_period_s=0)
@@ -71,7 +71,7 @@ class Lab:
 async def test_a_gang_starts_though_what_it_waits_for_was_about_to_be_written_for_another_that_is_gone(
     guarded: Guarded, handed_over: Client, namespace: str, folder: Path
 ) -> None:
-    """The claim is deleted at the worst moment: when its devices are on their way to it for the second time."""
+    """The claim is deleted at the worst moment: while its second allocation is being written."""
     lab = Lab(handed_over, namespace)
     await make_template(handed_over, namespace, "one", gpus=1)
     is_let_go = False

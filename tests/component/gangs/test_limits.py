@@ -1,4 +1,4 @@
-"""Gangs under a DeviceLimit while one operator after the other dies: at no version of any claim is more held than it permits."""
+"""Gangs under a DeviceLimit while operators die one after another: at no version of any claim is more held than permitted."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ GANGS = ("a", "b", "c", "d")
 async def test_gangs_never_hold_more_than_a_limit_permits_though_operators_die_after_each_write(
     guarded: Guarded, all_dracos: Client, namespace: str
 ) -> None:
-    """Of four gangs of two, two fit in a limit of five."""
+    """Two of four gangs of two fit into a limit of five."""
     async with (
         no_device_in_two_claims(all_dracos),
         publishing(all_dracos, ["sim-1"], 8),
@@ -44,7 +44,7 @@ async def test_gangs_never_hold_more_than_a_limit_permits_though_operators_die_a
                 )
 
         async def served() -> set[str] | None:
-            """Gangs that have all they need, once there are two of them, and no other has anything."""
+            """The complete gangs, once there are two and no other has devices."""
             found = [each.metadata.name[0] for each in await allocated(all_dracos, namespace)]
             whole = {gang for gang in GANGS if found.count(gang) == 2}
             return whole if len(whole) == 2 and len(found) == 4 else None
@@ -52,7 +52,7 @@ async def test_gangs_never_hold_more_than_a_limit_permits_though_operators_die_a
         lives = 0
         written = f"/namespaces/{namespace}/resourceclaims/"
         await make("a")
-        for gang in ("b", "c"):  # one comes while another is being served
+        for gang in ("b", "c"):  # one arrives while another is being allocated
             async with an_operator(guarded, ALLOCATING, dies_after_writes=1, dies_of_writes_to=written) as (_, task):
                 await asyncio.wait([task])
             lives += 1

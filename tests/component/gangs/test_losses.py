@@ -1,4 +1,4 @@
-"""A running group that loses a pod: the rest keeps its GPUs, or leaves where the MigPolicy says so and starts as a whole."""
+"""A running group that loses a pod: the rest keeps its GPUs, or is evicted and restarted as a whole if the MigPolicy says so."""
 
 import asyncio
 from itertools import count
@@ -46,7 +46,7 @@ async def member(client: Client, namespace: str, name: str, source: str) -> None
 
 
 async def lose_one(client: Client, namespace: str, source: str) -> None:
-    """Two members run on all eight GPUs; one is gone, a claim takes one of its GPUs, and the next member finds no place."""
+    """Two members run on all eight GPUs. One goes, a claim takes one of its GPUs, and its replacement finds no place."""
     await make_template(client, namespace, "four", gpus=4)
     if source == "PodGroup":
         await make_pod_group(client, namespace, GROUP, least=2)
@@ -106,7 +106,7 @@ REPLICA_SETS: Kind[Any] = Kind("apps", "v1", "replicasets", "ReplicaSet", True, 
 
 
 def a_replica_set(*, pod_group: str = "") -> dict[str, Any]:
-    """Whose four pods start together, with two GPUs each. It makes another for each that is gone, at once."""
+    """A ReplicaSet whose four pods start together with two GPUs each. It replaces missing pods at once."""
     labels = {"group": GROUP} if pod_group else {"kueue.x-k8s.io/pod-group-name": GROUP}
     pod = {**POD, "schedulingGroup": {"podGroupName": pod_group}} if pod_group else POD
     template = {"metadata": {"labels": labels, "annotations": sized(4)}, "spec": pod}
@@ -114,14 +114,14 @@ def a_replica_set(*, pod_group: str = "") -> dict[str, Any]:
 
 
 def a_job() -> dict[str, Any]:
-    """The same as the only Job of a JobSet."""
+    """The same pods as the only Job of a JobSet."""
     labels = {"jobset.sigs.k8s.io/jobset-name": GROUP, "jobset.sigs.k8s.io/global-replicas": "1"}
     template = {"metadata": {"labels": labels}, "spec": {**POD, "restartPolicy": "Never"}}
     return {"parallelism": 4, "completions": 4, "backoffLimit": 100, "template": template}
 
 
 class Training:
-    """Four pods that run, of which one is lost, as its GPU is taken by a claim."""
+    """Four running pods that lose one, whose GPU a claim takes."""
 
     def __init__(self, client: Client, namespace: str, kind: Kind[Any], spec: dict[str, Any]) -> None:
         self.client, self.namespace, self.kind, self.spec = client, namespace, kind, spec
@@ -142,7 +142,7 @@ class Training:
 
         await until(started, what="the start of the group")
         await make_claim(self.client, self.namespace, "other")
-        await self._scale(3)  # the next would be served before the claim
+        await self._scale(3)  # its replacement would be allocated before the claim
         await until_allocated(self.client, self.namespace, "other")
         await self._scale(4)
 
@@ -157,7 +157,7 @@ class Training:
         await self.client.patch(self.kind, ObjectKey(self.namespace, GROUP), {"spec": {field: number}})
 
     async def orphan(self) -> None:
-        """Nobody makes its pods again from now on."""
+        """From now on nothing replaces its pods."""
         key = ObjectKey(self.namespace, GROUP)
         await self.client.delete(self.kind, key, propagation="Orphan")
 
@@ -167,7 +167,7 @@ class Training:
         await until(gone, what="the end of what makes the pods")
 
     async def rest(self) -> set[str]:
-        """The names of those of the first four that stay."""
+        """Names of the first four pods that stay."""
         pods = await self.client.list(PODS, namespace=self.namespace)
         return {each.metadata.name for each in pods if each.metadata.uid in self.first and not each.is_over}
 
@@ -252,11 +252,11 @@ async def test_the_rest_leaves_though_the_operator_dies_after_each_eviction_and_
 async def test_what_is_refused_midway_is_said_and_goes_on_though_nobody_makes_the_others_again(
     guarded: Guarded, handed_over: Client, namespace: str, folder: Path
 ) -> None:
-    """Admission that guards a pod refuses the second eviction, which the rehearsal did not foresee."""
+    """An admission policy refuses the second eviction, which the dry run did not show."""
     asked = count(1)
 
     async def refusing(method: str, path: str) -> None:
-        # Three are rehearsed, and then asked one by one.
+        # Three dry runs, then evictions one by one.
         if method == "POST" and path.endswith("/eviction") and next(asked) == 5:
             raise from_status(ApiStatus(code=403, reason="Forbidden", message="admission webhook says: not now"))
 
@@ -293,7 +293,7 @@ async def test_an_operator_that_knows_nothing_of_a_job_set_yet_releases_it(
 async def test_one_that_succeeded_and_was_deleted_is_no_loss(
     guarded: Guarded, handed_over: Client, namespace: str, folder: Path
 ) -> None:
-    """Another group that has lost a pod at the same time is released before anything is done about it."""
+    """Another group that lost a pod at the same time is released first."""
     await release(handed_over)
     async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
         await make_template(handed_over, namespace, "two", gpus=2)

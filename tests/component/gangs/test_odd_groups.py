@@ -1,4 +1,4 @@
-"""Groups that share claims with others, PodGroups that nobody can read or made, and terms that contradict each other."""
+"""Groups that share claims, missing or unreadable PodGroups, and contradictory settings."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -55,7 +55,7 @@ async def until_so_many_have_devices(client: Client, namespace: str, claims: int
 async def test_of_two_groups_whose_pods_name_one_claim_one_keeps_it_and_the_other_waits_with_nothing(
     guarded: Guarded, lab: Client, namespace: str
 ) -> None:
-    """Both are there before an operator is, so that it decides about both at once."""
+    """Both exist before the operator starts, so it decides about both together."""
     spec = {
         "containers": [
             {"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}, {"name": "shared"}]}}
@@ -89,7 +89,7 @@ async def test_of_two_groups_whose_pods_name_one_claim_one_keeps_it_and_the_othe
 async def test_pods_that_name_a_pod_group_that_nobody_made_hold_nothing_and_say_so(
     guarded: Guarded, lab: Client, namespace: str
 ) -> None:
-    """Kubernetes makes no claims for them meanwhile, but there may be some by name."""
+    """Kubernetes creates no claims for them meanwhile, but they may use named ones."""
     async with an_operator(guarded, ALLOCATING):
         for name in ("a", "b"):
             named = [{"name": "gpu", "resourceClaimName": name}]
@@ -106,7 +106,7 @@ async def test_pods_that_name_a_pod_group_that_nobody_made_hold_nothing_and_say_
 async def test_pods_of_pod_groups_in_no_version_that_draco_knows_hold_nothing_and_say_which_it_knows(
     guarded: Guarded, lab: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The API server serves another one, as far as this operator is concerned."""
+    """To this operator, the API server seems to serve another version."""
     unknown = [kind for kind in POD_GROUPS if kind != POD_GROUP]
     monkeypatch.setattr("draco.kube.discovery.POD_GROUPS", unknown)
     await make_pod_group(lab, namespace, "train", least=2)

@@ -80,7 +80,7 @@ async def test_of_two_gangs_that_compete_one_runs_and_the_other_holds_nothing_un
 async def test_what_a_gang_leaves_goes_to_the_gang_that_waited_longest_though_younger_pods_would_fit_sooner(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Beside other load kube-controller-manager takes seconds, and so may one deletion after the other.
+    # Under load kube-controller-manager takes seconds, and successive deletions may, too.
     monkeypatch.setattr(releases, "_STILL_S", 5.0)
     monkeypatch.setattr(releases, "_LONGEST_S", 60.0)
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
@@ -119,7 +119,7 @@ async def test_a_gang_behind_dracos_gates_waits_unseen_by_the_scheduler_and_runs
 async def test_the_scheduler_is_not_shown_a_part_of_a_gang_whose_other_pods_wait_for_gpus(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
 ) -> None:
-    """Not even a pod without claims: kube-scheduler would try the gang because of it, in vain."""
+    """Not even a pod without claims: kube-scheduler would try the gang because of it in vain."""
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "eight", gpus=8)
         before = await make_gang(all_dracos, namespace, "before", pods=3, template="eight")
@@ -144,7 +144,7 @@ async def test_the_scheduler_is_not_shown_a_part_of_a_gang_whose_other_pods_wait
 async def test_a_pod_that_has_its_gpu_is_told_that_its_gate_stays_until_the_others_have_theirs(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
 ) -> None:
-    """It shares its claim with a pod that runs: what no pod uses, a group that cannot start does not keep."""
+    """It shares its claim with a running pod: a group that cannot start keeps no unused devices."""
     shared = [{"name": "gpu", "resourceClaimName": "shared"}]
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_claim(all_dracos, namespace, "shared")
@@ -168,7 +168,7 @@ async def test_a_pod_that_has_its_gpu_is_told_that_its_gate_stays_until_the_othe
 async def test_a_pod_that_comes_after_the_others_have_succeeded_holds_nothing_until_there_are_enough_again(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
 ) -> None:
-    """kube-scheduler counts no pod of a PodGroup that is over, so it would not bind that one."""
+    """kube-scheduler does not count ended pods of a PodGroup, so it would not bind this one."""
     ends = {ANNOTATION_RUN_SECONDS: "0"}
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "one", gpus=1)

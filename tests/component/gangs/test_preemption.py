@@ -1,4 +1,4 @@
-"""Groups of a higher priority get room as a whole, and those of a lower one leave as a whole."""
+"""Groups of a higher priority get room as a whole, and groups of a lower priority are evicted as a whole."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Two operators that both believe to lead evict for one group: no more pods leave than it needs."""
+"""Two operators that both believe that they lead evict for one group: no more pods are evicted than it needs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -22,19 +22,19 @@ priorities = preempting.priorities
 LOW, MIDDLE, HIGH = map(of_priority, ("low", "middle", "high"))
 GROUP = {"kueue.x-k8s.io/pod-group-name": "high"}
 BOTH = (Died, LeadershipLost)
-"""They have one identity and so one lease: who ends gives it up for both."""
+"""They have one identity and so one lease: one that ends releases it for both."""
 SLOW: dict[str, Any] = {"terminationGracePeriodSeconds": 5}
 
 
 class Gate:
-    """Holds an operator back before its eviction of this number, the ones that are only rehearsed counted, until it is opened."""
+    """Holds an operator back before its eviction of this number, dry runs included, until it is opened."""
 
     def __init__(self, number: int) -> None:
         self._left = number
         self.reached, self.open, self.went_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def before(self, method: str, path: str) -> None:
-        """`went_on` is set by the first thing that it does with pods afterwards: it looks at them, or evicts one for good."""
+        """`went_on` is set by its first request about pods after the gate opens: a list or an eviction."""
         if self.open.is_set() and "/namespaces/" in path and path.endswith(("/pods", "/eviction")):
             self.went_on.set()
         if method == "POST" and path.endswith("/eviction"):
@@ -47,7 +47,7 @@ class Gate:
 async def test_two_that_decided_before_either_evicted_evict_the_same_pods(
     guarded: Guarded, all_dracos: Client, priorities: None, namespace: str, folder: Path
 ) -> None:
-    """Both are past their last look at the cluster when the first evicts: they choose alike."""
+    """Both have read the cluster for the last time when the first evicts: they choose the same pods."""
     await permit(all_dracos)
     low, high = ("low-a", "low-b", "low-c"), ("high-a", "high-b")
     async with running(all_dracos, folder):
@@ -58,7 +58,7 @@ async def test_two_that_decided_before_either_evicted_evict_the_same_pods(
             await until_running(all_dracos, namespace, *low)
         for name in high:
             await make_member(all_dracos, namespace, name, template="eight", labels=GROUP, annotations=sized(2), **HIGH)
-        gates = [Gate(3), Gate(3)]  # after two rehearsals
+        gates = [Gate(3), Gate(3)]  # after two dry runs
         async with AsyncExitStack() as stack:
             for gate in gates:
                 await stack.enter_async_context(
@@ -75,9 +75,9 @@ async def test_two_that_decided_before_either_evicted_evict_the_same_pods(
 async def test_one_that_goes_on_when_the_other_has_evicted_somebody_else_evicts_nobody_any_more(
     guarded: Guarded, all_dracos: Client, priorities: None, namespace: str, folder: Path
 ) -> None:
-    """A budget guards the one of the lowest priority while the first operator chooses, and is gone when the second does.
+    """A budget protects the pod of the lowest priority while the first operator chooses, and is gone when the second does.
 
-    The first hears nothing of pods meanwhile, as one that was cut off or stopped.
+    The first gets no events of pods meanwhile, like one that was cut off or suspended.
     """
     await permit(all_dracos)
     async with running(all_dracos, folder):

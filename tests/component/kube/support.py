@@ -22,7 +22,7 @@ class ConfigMap(ApiStruct, frozen=True, kw_only=True):
 
 
 CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", True, ConfigMap)
-"""Stands for any kind: small, and no controller touches it."""
+"""Stands for any kind: it is small, and no controller touches it."""
 
 
 def a_config_map(namespace: str, name: str, **data: str) -> ConfigMap:
@@ -31,7 +31,7 @@ def a_config_map(namespace: str, name: str, **data: str) -> ConfigMap:
 
 @asynccontextmanager
 async def following(informer: Informer[Any]) -> AsyncIterator[None]:
-    """The informer runs within, and has synced at the start."""
+    """Run the informer within the block; it has synced when the block begins."""
     task = asyncio.create_task(informer.run())
     try:
         await asyncio.wait_for(informer.synced.wait(), 60)

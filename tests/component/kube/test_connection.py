@@ -98,7 +98,7 @@ async def test_a_refused_token_is_read_again_and_the_request_repeated_once(proxy
 
 
 class RenewedOnRefusal:
-    """As of a credential plugin: the old token is used until the server refuses it."""
+    """Credentials like a plugin's: the old token is used until the server refuses it."""
 
     async def authorization(self) -> str:
         return "Bearer first"

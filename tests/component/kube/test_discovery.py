@@ -1,4 +1,4 @@
-"""What is found out about real API servers with features on and off."""
+"""Feature discovery on real API servers with features on and off."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.doubles.faultproxy import FaultProxy, answer
 
 
 class BareControlPlane(ControlPlane):
-    """An API server on which everything that can be switched off is."""
+    """An API server with every optional feature switched off."""
 
     def _apiserver_argv(self) -> list[str | Path]:
         off = "DRAPartitionableDevices=false,DRADeviceBindingConditions=false,DRADeviceTaints=false,DRADeviceTaintRules=false"
@@ -108,7 +108,7 @@ async def test_who_may_not_create_slices_does_not_try(
 async def test_a_cluster_that_wants_counters_beside_their_devices_has_no_partitions(
     through: Client, proxy: FaultProxy
 ) -> None:
-    """So it is in Kubernetes 1.34 with the feature gate, and a pool whose slices are refused has no devices at all."""
+    """As in Kubernetes 1.34 with the feature gate. A pool whose slices are refused has no devices at all."""
     asked: list[str] = []
 
     def is_second(request: Any) -> bool:
@@ -126,8 +126,8 @@ async def test_a_cluster_that_wants_counters_beside_their_devices_has_no_partiti
 
 @pytest.mark.parametrize("newest", range(len(TAINT_RULES)))
 async def test_the_newest_taint_rule_that_is_served_is_used(through: Client, proxy: FaultProxy, newest: int) -> None:
-    """The versions that this API server does not serve are answered for it, in the form it would."""
-    import aiohttp.web  # noqa: PLC0415 - only here is an answer made up
+    """The test answers for versions that this API server does not serve."""
+    import aiohttp.web  # noqa: PLC0415 - only this test makes up an answer
 
     for number, kind in enumerate(TAINT_RULES):
 

@@ -1,6 +1,6 @@
 """Leader election on a real API server: who leads, when it changes hands, and that two never lead at once.
 
-Time passes by a clock of the test, and stands still while the server is asked: how fast it answers changes nothing.
+Time passes by the test's clock and stands still during requests, so the server's speed does not matter.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ STEP_S = 0.1
 
 
 class Time(ManualClock):
-    """Passes within `eventually`, while none of the candidates waits for the server."""
+    """A clock that runs within `eventually`, except while a candidate waits for the server."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Time(ManualClock):
             await self.pass_on(STEP_S)
 
     async def pass_on(self, seconds: float) -> None:
-        """Let so much time pass, as soon as nobody waits for the server."""
+        """Let this many seconds pass, whenever no candidate waits for the server."""
         end = self.monotonic() + seconds
         while self.monotonic() < end - STEP_S / 10:
             if not self.asked:
@@ -47,7 +47,7 @@ class Time(ManualClock):
             await asyncio.sleep(0.002)
 
     async def ended(self, task: "asyncio.Future[None]") -> None:
-        """Let time pass until the task is done, no faster than real time while the server is asked. Then await it."""
+        """Let time pass until the task is done, no faster than real time during requests. Then await it."""
         deadline = time.monotonic() + 60
         while not task.done():
             assert time.monotonic() < deadline, "it does not end"
@@ -59,7 +59,7 @@ class Time(ManualClock):
 
 
 class Counted(Client):
-    """A candidate's client: time stands still while one is asked."""
+    """A candidate's client: time stands still during its requests."""
 
     def __init__(self, client: Client, clock: Time) -> None:
         self.__dict__.update(client.__dict__)
@@ -83,7 +83,7 @@ class Counted(Client):
 
 
 class Body:
-    """A leading body. Notes when it led, and leads until told otherwise."""
+    """The work of a leader: records when it led, and leads until told to end."""
 
     def __init__(self, clock: Time) -> None:
         self.clock = clock
@@ -180,7 +180,7 @@ async def test_while_one_leads_another_waits(client: Client, key: ObjectKey, clo
         await clock.eventually(lambda: first.leads, "one leads")
         two = a_candidate(client, key, "two", clock)
         async with running(two.run(second)):
-            await clock.pass_on(TERMS.duration_s * 1.5)  # nothing to wait for: the point is that nothing happens
+            await clock.pass_on(TERMS.duration_s * 1.5)  # nothing to wait for: nothing must happen
             assert second.began is None
             assert two.holder == "one"
             assert not two.leading

@@ -54,7 +54,7 @@ async def posting(recorder: EventRecorder) -> AsyncIterator[None]:
 
 
 async def events_in(client: Client, namespace: str, *, count: int, note: str) -> list[Event]:
-    """Wait for `count` Events, of which one has this note."""
+    """Wait for `count` Events, one of them with this note."""
     found: list[Event] = []
     for _ in range(500):
         found = await client.list(EVENTS, namespace=namespace)

@@ -1,4 +1,4 @@
-"""A cluster whose etcd is full: what can be done without writes goes on, everyone says what to do, and goes on after that."""
+"""A cluster whose etcd is full: work without writes continues, every program says the fix, and recovers after it."""
 
 import os
 import shutil
@@ -46,13 +46,13 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def served(plane: ControlPlane) -> ControlPlane:
-    """Where `client` is."""
+    """The server of `client`."""
     return plane
 
 
 @pytest.fixture
 async def node(client: Client, crds: None) -> AsyncIterator[tuple[SimulatedNode, ResourceClaim]]:
-    """A node with a claim, in a cluster that is full from now on."""
+    """A node with a claim, in a cluster whose etcd is full from now on."""
     simulated = SimulatedNode(client)
     await simulated.create()
     claim = await simulated.claim("gpu-0")
@@ -69,10 +69,10 @@ async def fill(client: Client) -> None:
 
 
 async def free(plane: ControlPlane, client: Client) -> None:
-    """What the remedy says: delete, compact, defragment, and disarm the alarm, as `etcdctl` does."""
+    """Apply the fix: delete, compact, defragment, and disarm the alarm, as `etcdctl` does."""
     await client.connection.request("DELETE", "/api/v1/namespaces/default/configmaps")
     folder = os.open(plane.folder / "etcd", os.O_RDONLY)
-    # The whole path may be longer than a socket's can be.
+    # The whole path may be too long for a socket.
     socket = aiohttp.UnixConnector(f"/proc/self/fd/{folder}/client:0")
     try:
         async with aiohttp.ClientSession(connector=socket, trust_env=False) as etcd:

@@ -1,4 +1,4 @@
-"""What tenants write to keep others from being seen, as a real API server stores it."""
+"""Objects that tenants write to hide others, as a real API server stores them."""
 
 from collections.abc import AsyncIterator
 
@@ -15,7 +15,7 @@ from tests.component.kube.support import QUICK, eventually, following
 
 @pytest.fixture
 async def emptied(client: Client, namespace: str) -> AsyncIterator[str]:
-    """A namespace of which no claim is left: other tests list all claims, not all with a reader that can take such ones."""
+    """A namespace whose claims are deleted afterwards: some tests list all claims with readers that such claims break."""
     yield namespace
     await client.connection.request("DELETE", CLAIMS.path(namespace=namespace))
 

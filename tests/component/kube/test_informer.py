@@ -1,4 +1,4 @@
-"""The laws of the informer, against a real API server with everything going wrong on the way."""
+"""The laws of the informer, against a real API server with all kinds of faults."""
 
 import asyncio
 import itertools
@@ -43,7 +43,7 @@ def an_informer(client: Client, namespace: str, **options: Any) -> Informer[Conf
 
 
 class Recorder:
-    """Replays changes as a subscriber would, and checks each against what it was told before."""
+    """Replays changes as a subscriber would, and checks that each fits the previous ones."""
 
     def __init__(self) -> None:
         self.changes: list[Change[ConfigMap]] = []
@@ -190,7 +190,7 @@ async def lists_fail_for_a_while(proxy: FaultProxy, stream: Stream) -> None:
 
 
 async def silence(_: FaultProxy, __: Stream) -> None:
-    """Nothing more arrives, and nobody says why: the idle timeout ends it."""
+    """Nothing more arrives, without an error: the idle timeout ends the stream."""
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ async def test_what_happened_unseen_is_delivered_after_any_interruption(
         unseen = recorder.told[4:]
         assert sorted(unseen) == ["+new", "+remade", "-deleted", "-remade", "~changed"]
         assert unseen.index("-remade") < unseen.index("+remade")
-        # and it goes on following
+        # and the informer still follows changes
         await client.create(CONFIG_MAPS, a_config_map(namespace, "later"))
         await eventually(lambda: "later" in names(informer), "what happens later is known")
     assert recorder.objects == dict(informer.store.items())
@@ -279,7 +279,7 @@ async def test_bookmarks_move_the_version_from_which_to_resume(
         seen = len(proxy.streams)
         (await proxy.open_stream()).cut()
         await eventually(lambda: proxy.count(lambda query: query.get("resourceVersion") == "123456") > 0, "it is used")
-        # The real server calls a version from the future too large, or waits for it; either way the informer recovers.
+        # The real server refuses a future version as too large or waits for it; either way the informer recovers.
         proxy.fault(lambda request: request.query.get("resourceVersion") == "123456", answer(410, "Expired"), times=99)
         for stream in proxy.open_streams:
             stream.cut()
@@ -376,7 +376,7 @@ async def test_a_streaming_list_that_breaks_off_is_not_taken_for_the_whole(
 
 
 class PauseRecorder(SystemClock):
-    """Notes how long it was asked to sleep, and does not."""
+    """Records requested sleeps without sleeping."""
 
     def __init__(self) -> None:
         self.pauses: list[float] = []

@@ -1,4 +1,4 @@
-"""What Draco says that an API server refuses is what this one refuses, and it takes the rest."""
+"""The API server refuses exactly the objects that Draco predicts."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.requests import RefusedError, call
 
 
 def tried(plane: ControlPlane, item: Json) -> None:
-    """Store the object, and store nothing. Raises RefusedError."""
+    """Store the object as a dry run. Raises RefusedError."""
     namespace = item["metadata"].get("namespace")
     within = f"/namespaces/{namespace}" if namespace else ""
     plural = f"{item['kind'].lower()}{'es' if item['kind'].endswith('s') else 's'}"

@@ -1,4 +1,4 @@
-"""Notes on a real API server: one Event per object, kept true, found again by the next process, and withdrawn."""
+"""Notes on a real API server: one Event per object, kept up to date, found by the next process, and withdrawn."""
 
 from typing import Any
 
@@ -105,7 +105,7 @@ async def test_what_is_so_again_after_a_withdrawal_whose_answer_was_lost_is_writ
 ) -> None:
     notes = some_notes(through)
     await notes.say(regarding, "it waits")
-    proxy.fault(writes, proxy.lose_the_answer, times=2)  # what is idempotent is sent again at once
+    proxy.fault(writes, proxy.lose_the_answer, times=2)  # idempotent requests are retried at once
     with pytest.raises(Unreachable):
         await notes.withdraw(regarding)
     assert await texts(client, namespace) == []

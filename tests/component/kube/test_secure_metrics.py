@@ -1,4 +1,4 @@
-"""Metrics over TLS against a real API server: its service accounts, its roles, and its absence."""
+"""Metrics over TLS with a real API server: service accounts, roles, and an outage."""
 
 import asyncio
 from collections.abc import AsyncIterator

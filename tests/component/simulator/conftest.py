@@ -36,13 +36,13 @@ def root() -> Iterator[Path]:
 
 @pytest.fixture
 def node_name() -> str:
-    """A node of this test alone: nobody clears away the pods of earlier tests."""
+    """A node name of this test alone, because the pods of earlier tests stay."""
     return f"sim-{uuid.uuid4().hex[:8]}"
 
 
 @asynccontextmanager
 async def running_kubelet(client: Client, root: Path, node_name: str, **settings: Any) -> AsyncIterator[Kubelet]:
-    """A stand-in for one node, cancelled at the end as a killed process would stop: without a word to anyone."""
+    """A stand-in for one node's kubelet, cancelled at the end like a killed process."""
     clock = settings.pop("clock", SystemClock())
     renew_s = settings.pop("renew_s", 10.0)
     events = EventRecorder(client, controller="kubelet", instance="tests", clock=clock)
@@ -55,7 +55,7 @@ async def running_kubelet(client: Client, root: Path, node_name: str, **settings
         wake=lambda pod: feed.wake(node_name, pod),
         complain=feed.complain,
     )
-    feed.add(kubelet)  # as early as can be: nothing may be taken for gone before the first list is in
+    feed.add(kubelet)  # as early as possible: nothing may count as deleted before the first list has arrived
     tasks = [asyncio.create_task(work) for work in (feed.run(), events.run(), kubelet.run())]
     try:
         await asyncio.wait_for(kubelet.ready.wait(), 60)
@@ -67,14 +67,14 @@ async def running_kubelet(client: Client, root: Path, node_name: str, **settings
 
 
 class HoursLater(SystemClock):
-    """The same clock after a break: what is written again can be told from what was left alone."""
+    """The same clock after a break, so that rewritten objects differ from untouched ones."""
 
     def now(self) -> datetime:
         return super().now() + timedelta(hours=3)
 
 
 class Workload:
-    """Claims and pods in one namespace, bound and reserved by hand."""
+    """Claims and pods in one namespace; the test binds and reserves them."""
 
     def __init__(self, client: Client, namespace: str, node_name: str) -> None:
         self.client = client
@@ -99,7 +99,7 @@ class Workload:
         )
 
     async def pod(self, name: str, *claims: str, reserve: bool = True, **metadata: Any) -> Pod:
-        """A pod bound to the node that uses the claims by name, and for which they are reserved unless told otherwise."""
+        """A pod bound to the node that uses claims by name. They are reserved for it unless told otherwise."""
         spec = {
             "nodeName": self.node_name,
             "containers": [{"name": "main", "image": "none"}],
@@ -119,7 +119,7 @@ class Workload:
         return await self.create(name, spec, **metadata)
 
     async def create(self, name: str, spec: dict[str, Any], **metadata: Any) -> Pod:
-        """A pod as it is written here."""
+        """Create a pod from this manifest."""
         manifest = {"metadata": {"name": name, "namespace": self.namespace, **metadata}, "spec": spec}
         return await self.client.create(PODS, manifest)
 

@@ -225,7 +225,7 @@ async def test_a_pod_runs_out_its_time_to_stop(
         began = asyncio.get_running_loop().time()
         await workload.delete("pod")
         await until(partial(gone, client, PODS, workload.key("pod")))
-        # Deletion times have whole seconds, so that up to one second of grace can be lost.
+        # Deletion times have whole seconds, so up to one second of grace can be lost.
         assert asyncio.get_running_loop().time() - began < 5
         assert plugin.calls == [("prepare", "one"), ("unprepare", "one")]
 
@@ -368,7 +368,7 @@ async def test_the_slices_of_a_driver_that_went_away_are_removed_after_a_while(
             await asyncio.wait_for(plugin.registered.wait(), 60)
             for driver in (DRIVER, "other.example.com"):
                 await client.create(SLICES, a_slice_of(node_name, driver))
-            await asyncio.sleep(1.2)  # longer than wipe_after_s: a driver that is there keeps its slices
+            await asyncio.sleep(1.2)  # longer than wipe_after_s: a registered driver keeps its slices
             assert not await gone(client, SLICES, ObjectKey("", f"{node_name}-{DRIVER}"))
         await until(partial(gone, client, SLICES, ObjectKey("", f"{node_name}-{DRIVER}")))
         assert not await gone(client, SLICES, ObjectKey("", f"{node_name}-other.example.com"))

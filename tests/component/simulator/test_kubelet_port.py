@@ -1,4 +1,4 @@
-"""What stands on the kubelet port of simulated nodes, asked as an API server asks."""
+"""The kubelet port of simulated nodes, with requests like an API server's."""
 
 import asyncio
 import contextlib
@@ -36,10 +36,10 @@ def serving(folder: Path, authority: Authority) -> ServingCertificate:
 
 
 async def ask(address: str, port: int, request: str) -> str:
-    """What is answered until the other side hangs up."""
+    """The whole response until the connection closes."""
     context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # as an API server that was given no authority for kubelets
+    context.verify_mode = ssl.CERT_NONE  # as an API server without a certificate authority for kubelets
     async with asyncio.timeout(30):
         reader, writer = await asyncio.open_connection(address, port, ssl=context)
         writer.write(request.encode())

@@ -58,9 +58,9 @@ async def published_gpus(client: Client) -> int:
 
 @pytest.fixture
 async def cluster(client: Client, crds: None, folder: Path) -> AsyncIterator[Client]:
-    """A device class; and afterwards neither nodes nor slices, which would attract the next test's pods.
+    """A device class. Afterwards nodes and slices are deleted, which would attract the next test's pods.
 
-    Nor GpuNodes: the next test's agents would take them for their own, and lose them once they are collected.
+    So are GpuNodes: the next test's agents would adopt them and lose them once they are collected.
     """
     selector = {"cel": {"expression": f'device.driver == "{NVIDIA_DRIVER}"'}}
     device_class = {"spec": {"selectors": [selector]}}
@@ -70,7 +70,7 @@ async def cluster(client: Client, crds: None, folder: Path) -> AsyncIterator[Cli
         for kind in (NODES, GPU_NODES):
             with contextlib.suppress(NotFound):
                 await client.delete(kind, ObjectKey("", f"sim-{index}"))
-    async with asyncio.timeout(60):  # a node takes its slices along
+    async with asyncio.timeout(60):  # a node's slices are deleted with it
         while await published_gpus(client):  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.1)
 
