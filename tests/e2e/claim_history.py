@@ -1,6 +1,6 @@
-"""Every version of every claim, as `kubectl get --watch` prints them: what a look now and then would miss.
+"""Every version of every claim, as `kubectl get --watch` prints them: polling would miss some.
 
-Owns reading that stream. What the versions must look like is said by the tests.
+Owns reading that stream. The tests judge the versions.
 """
 
 import json
@@ -27,7 +27,7 @@ class ClaimHistory:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Follow them, from those that are there."""
+        """Follow claims within the block, starting with the existing ones."""
         what = ["get", "resourceclaims", "--all-namespaces", "--watch", "--output-watch-events", "-o", "json"]
         command = [str(self._kube.binary), "--kubeconfig", str(self._kube.kubeconfig), *what]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -42,7 +42,7 @@ class ClaimHistory:
                 reading.join()
 
     def doubles(self) -> list[tuple[Device, str, str]]:
-        """Devices that two claims had at a time, with the two."""
+        """Devices that two claims held at the same time, with the two claims."""
         found = []
         for holders in self.states():
             owners: dict[Device, str] = {}
@@ -52,7 +52,7 @@ class ClaimHistory:
         return found
 
     def until(self, check: Callable[[dict[str, list[Device]]], bool], *, within_s: float = 60.0, what: str) -> None:
-        """Wait until what claims have passes the check, and return at that moment."""
+        """Wait until the claims' devices pass the check, and return at that moment."""
 
         def passes() -> bool:
             *_, last = [{}, *self.states()]
@@ -62,11 +62,11 @@ class ClaimHistory:
             assert self._told.wait_for(passes, within_s), f"not within {within_s:g} s: {what}"
 
     def most_held(self, *prefixes: str) -> int:
-        """How many devices the claims had at most whose names begin so: where several are given, those of which had fewest."""
+        """The most devices that claims with this name prefix held; with several prefixes, the minimum of them counts."""
         return max((min(held_of(each, prefix) for prefix in prefixes) for each in self.states()), default=0)
 
     def states(self) -> Iterator[dict[str, list[Device]]]:
-        """What each claim has, after each change."""
+        """The devices of each claim after each change."""
         holders: dict[str, list[Device]] = defaultdict(list)
         for kind, claim in list(self._versions):
             allocation = claim.get("status", {}).get("allocation") if kind != "DELETED" else None
@@ -82,7 +82,7 @@ class ClaimHistory:
                 self._told.notify_all()
 
     def _catch_up(self) -> None:
-        """Wait until what is now has been printed."""
+        """Wait until the current versions have been printed."""
 
         def is_told() -> bool:
             told = {
@@ -97,7 +97,7 @@ class ClaimHistory:
 
 
 def held_of(state: dict[str, list[Device]], prefix: str) -> int:
-    """How many devices the claims have whose names begin so."""
+    """Number of devices of claims with this name prefix."""
     return sum(len(devices) for claim, devices in state.items() if claim.partition("/")[2].startswith(prefix))
 
 

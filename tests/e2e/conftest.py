@@ -1,4 +1,4 @@
-"""One local cluster for all scenarios, made by the command a user types, and a namespace for each test."""
+"""One local cluster for all scenarios, created by the command that users type, and a namespace for each test."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not about the clusters that these tests run on."""
+    """Deselect tests that do not apply to the clusters that these tests run on."""
     left_out = [item for item in items if _is_left_out(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -33,7 +33,7 @@ _NEXT: Final = pytest.StashKey[pytest.Item | None]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Let fixtures know what comes next."""
+    """Let fixtures know the next test."""
     item.stash[_NEXT] = nextitem
 
 
@@ -47,7 +47,7 @@ def _is_left_out(item: pytest.Item) -> bool:
 
 
 def draco(*arguments: str, kubeconfig: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command line and return what it did. Any command may make a cluster, and takes as long as that."""
+    """Run the command line and return the result. The timeout suffices for creating a cluster."""
     environment = dict(os.environ)
     if kubeconfig:
         environment["KUBECONFIG"] = str(kubeconfig)
@@ -63,7 +63,7 @@ def draco(*arguments: str, kubeconfig: Path | None = None) -> subprocess.Complet
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
-    """Two nodes with eight H100 each, an operator, and kubectl for them. It is woken for all that it decides."""
+    """Two nodes with eight H100s each, an operator, and kubectl. At the end, no decision of the operator may have been late."""
     name = provider.CLUSTER
     try:
         up = draco("cluster", "up", "--name", name, *provider.scenarios())
@@ -80,7 +80,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
 
 
 def _decided_late(cluster: str) -> list[str]:
-    """What the operator logged of that, where it runs on this machine."""
+    """The operator's log lines about late decisions, if it runs on this machine."""
     log = Processes(Record(cluster).folder).log(OPERATOR_PROCESS)
     said = log.read_text(errors="replace").splitlines() if log.exists() else []
     return [line for line in said if '"allocation.late"' in line or '"allocation.not_woken"' in line]
@@ -88,13 +88,13 @@ def _decided_late(cluster: str) -> list[str]:
 
 @pytest.fixture(scope="session")
 def ending() -> list[str]:
-    """Namespaces of tests, which may still have pods and claims."""
+    """Namespaces of ended tests that may still have pods and claims."""
     return []
 
 
 @pytest.fixture
 def kube(cluster: Kubectl, ending: list[str], request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kubectl]:
-    """Kubectl in a namespace of the test's own; the next test finds every GPU free again, unless it is content with any."""
+    """Kubectl in the test's own namespace. The next test finds every GPU free, unless it needs only some."""
     name = request.node.name.replace("_", "-").lower().split("[")[0][:50].strip("-")
     reading = reader(cluster.kubeconfig)
     reading.make_namespace(name)
@@ -115,13 +115,13 @@ def kube(cluster: Kubectl, ending: list[str], request: pytest.FixtureRequest, tm
 
 
 def namespaces(cluster: Kubectl) -> set[str]:
-    """Names of the namespaces there are."""
+    """Names of all namespaces."""
     return {namespace["metadata"]["name"] for namespace in cluster.objects("namespaces")}
 
 
 @pytest.fixture
 def example(kube: Kubectl) -> Iterator[Callable[..., None]]:
-    """Apply files of one example, in order; taken back after the test, cluster-scoped objects too."""
+    """Apply files of one example, in order. Their objects are deleted after the test, cluster-scoped ones, too."""
     applied: list[str] = []
 
     def apply(folder: str, *files: str) -> None:

@@ -1,7 +1,7 @@
-"""The how-to on pending claims shows what happened in the tests: what was printed there, word for word.
+"""The how-to on pending claims shows output of the tests, word for word.
 
-Owns the page's blocks: a line `<!-- happened: CASE -->` and the fenced block after it. A block that differs fails the test; with
-DRACO_WRITE_HOWTO=1 in the environment it is written instead. Ages are left out and long lines folded.
+Owns the page's blocks: a line `<!-- happened: CASE -->` and the fenced block after it. A differing block fails the test; with
+DRACO_WRITE_HOWTO=1 in the environment it is rewritten. Ages are left out and long lines folded.
 """
 
 import os
@@ -20,12 +20,12 @@ _WIDTH = 118
 
 
 def blocks(page: str) -> dict[str, str]:
-    """What the page shows, by case."""
+    """The page's blocks by case."""
     return {found["case"]: found["text"] for found in _BLOCK.finditer(page)}
 
 
 def with_blocks(page: str, shown: Mapping[str, str]) -> str:
-    """The page with other blocks; those of other cases stay."""
+    """The page with these blocks replaced; those of other cases stay."""
     return _BLOCK.sub(lambda found: found["case"] + found["head"] + shown.get(found["case"], found["text"]), page)
 
 
@@ -39,7 +39,7 @@ def events_block(events: Sequence[tuple[str, str, str, str]]) -> str:
 
 
 def without_preemption(note: str) -> str:
-    """What the scheduler says, without its thoughts on preemption: it preempts nothing for the sake of devices."""
+    """The scheduler's message without its part on preemption: it never preempts for devices."""
     return _PREEMPTION.sub("", note)
 
 
@@ -53,7 +53,7 @@ def printed_block(command: str, printed: str) -> str:
 
 
 def folded(start: str, text: str, *, gap: str = "  ") -> list[str]:
-    """A long line in several, the later ones further in."""
+    """Fold a long line; continuation lines are indented."""
     first = start + gap
     later = " " * (len(start) - len(start.lstrip()) + 6)
     return textwrap.wrap(

@@ -1,6 +1,6 @@
-"""kubectl, as a user runs it: apply, wait, delete, with every failure shown in kubectl's own words.
+"""kubectl, as a user runs it: apply, wait, delete. Failures show kubectl's own output.
 
-What a test only looks at, it reads from the API server itself.
+Tests read objects from the API server directly.
 """
 
 import json
@@ -33,7 +33,7 @@ def eventually(check: Callable[[], Any], *, within_s: float = 60.0, what: str) -
             last = error
         if time.monotonic() > deadline:
             raise StillFalseError(f"not within {within_s:g} s: {what}; last seen: {last!r}")
-        time.sleep(0.2)  # between two looks, never instead of one
+        time.sleep(0.2)  # between two checks, never instead of one
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Kubectl:
     kubeconfig: Path
 
     def in_namespace(self, name: str, folder: Path) -> "Kubectl":
-        """The same cluster with another default namespace, by a kubeconfig of its own in `folder`."""
+        """The same cluster with another default namespace, through a new kubeconfig in `folder`."""
         copy = folder / f"kubeconfig-{name}"
         config = yaml.load(self.kubeconfig.read_text(), yaml.CSafeLoader)
         for each in config["contexts"]:
@@ -58,7 +58,7 @@ class Kubectl:
         return self.run_with_input("", *arguments, check=check)
 
     def run_with_input(self, text: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """The same with a text on its standard input."""
+        """Run kubectl with a text on its standard input."""
         done = subprocess.run(
             [str(self.binary), "--kubeconfig", str(self.kubeconfig), *arguments],
             input=text,
@@ -72,7 +72,7 @@ class Kubectl:
         return done
 
     def apply_objects(self, *manifests: dict[str, Any]) -> None:
-        """Apply what a test has built."""
+        """Apply these objects."""
         self.run_with_input(json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}), "apply", "-f", "-")
 
     def get(self, kind: str, name: str, *, namespace: str | None = None) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Kubectl:
         return found.get(kind, name, namespace=found.namespace if namespace is None else namespace)
 
     def objects(self, kind: str, *, namespace: str | None = None, labels: str = "") -> list[dict[str, Any]]:
-        """Objects of a kind in the namespace, or in another; in all if that is empty."""
+        """Objects of a kind in the namespace or another one; in all if it is empty."""
         found = reader(self.kubeconfig)
         return found.list(kind, namespace=found.namespace if namespace is None else namespace, labels=labels)
 
@@ -102,13 +102,13 @@ class Kubectl:
             eventually(lambda pod=pod: runs(pod), within_s=within_s, what=f"pod {pod} is Running")
 
     def devices(self, claim: str) -> list[tuple[str, str]]:
-        """Pool and device of each result of a claim's allocation; empty while there is none."""
+        """Pool and device of each allocation result of a claim; empty if there is none."""
         allocation = self.get("resourceclaim", claim).get("status", {}).get("allocation")
         results = allocation["devices"]["results"] if allocation else []
         return [(result["pool"], result["device"]) for result in results]
 
     def notes(self, name: str, kind: str = "ResourceClaim") -> list[str]:
-        """What Events say about an object."""
+        """Notes of the Events about an object."""
         events = self.objects("events.events.k8s.io")
         return [
             event.get("note", "")

@@ -1,4 +1,4 @@
-"""Claims for partitions of GPUs, pods that use them, and allocations made by hand: the objects of tests on a whole cluster."""
+"""Objects for tests on a whole cluster: claims for partitions, pods that use them, and allocations made by hand."""
 
 import json
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ NODE = provider.NODES[0]
 
 
 def a_claim(name: str, profile: str) -> str:
-    """For one partition, by its profile."""
+    """A claim for one partition of a profile."""
     selector = json.dumps(f"device.attributes['gpu.nvidia.com'].profile == '{profile}'")
     return f"""
 apiVersion: resource.k8s.io/v1
@@ -24,7 +24,7 @@ spec:
 
 
 def a_pod(name: str, claim: str) -> str:
-    """Runs until it is deleted."""
+    """A pod that runs until it is deleted."""
     return f"""
 apiVersion: v1
 kind: Pod
@@ -37,9 +37,9 @@ spec:
 
 
 def allocate(kube: Kubectl, claim: str, device: str) -> None:
-    """What a tool does that allocates ahead of pods: nobody uses the claim yet.
+    """Allocate a claim that no pod uses yet, as a tool that allocates ahead of pods.
 
-    Without the time, the scheduler could not add a pod later.
+    Without the timestamp, the scheduler could not add a pod later.
     """
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     host = {"key": "metadata.name", "operator": "In", "values": [NODE]}
@@ -53,5 +53,5 @@ def allocate(kube: Kubectl, claim: str, device: str) -> None:
 
 
 def claim_name(kube: Kubectl, name: str) -> str:
-    """The claim as messages name it."""
+    """The claim's name in messages."""
     return f"{kube.get('resourceclaim', name)['metadata']['namespace']}/{name}"

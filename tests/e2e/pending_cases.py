@@ -1,20 +1,20 @@
-"""Cases of pods that wait for devices: a file each in `pending/`, with what the scheduler says and what Draco explains.
+"""Cases of pods that wait for devices: one file each in `pending/`, with the scheduler's message and Draco's explanation.
 
-Owns how a case is read and brought about. A file's first document says what is expected; the others are manifests that can be
-applied as they are. The cases run side by side in one cluster: each has a number, a namespace `case-07`, and a driver and class
-`c07.example.com` in place of `gpu.example.com`, so that no case meets the devices of another. The names are as long as those they
-stand for, so that nothing is cut elsewhere, and what is said of a case is translated back before anyone reads it.
+Owns how a case is read and set up. A file's first document has the expectations; the others are manifests that can be applied as
+they are. The cases run side by side in one cluster: each has a number, a namespace `case-07`, and a driver and class
+`c07.example.com` in place of `gpu.example.com`, so that no case sees the devices of another. The new names are as long as the
+originals, so messages are cut at the same places, and output is translated back before it is compared.
 
-The first document of a file says what is expected, all of it optional:
-- `scheduler`: what the message of the pod's condition PodScheduled contains, with `{nodes}` for the number of nodes; without it
+The first document of a file has the expectations, all optional:
+- `scheduler`: part of the message of the pod's condition PodScheduled, with `{nodes}` for the number of nodes; without it
   there is no such condition.
-- `event`: what another Event of Kubernetes on the pod contains. `refused`: what the API server says instead of storing the claim.
-- `reason`, `says`, `nearest`: Draco's reason, parts of its explanation, part of a change it names. `pod_only`: its claims are
-  allocated or not there, and get no Event. `passing`: what is said changes all the time, as the scheduler tries again.
-- `before`, `after`: kubectl commands before the pod that waits is there, and what undoes them. `alone`: the case would disturb
-  others. `status`: statuses of claims, as a driver or another scheduler writes them. `since`: the minor version of Kubernetes in
-  which it is so first. `until`: by minor version, what else was expected up to that one.
-- `fix`: what lets the pod run, kubectl commands or a `change` of the text of its claims and pod.
+- `event`: part of another Event of Kubernetes on the pod. `refused`: the API server's message when it refuses the claim.
+- `reason`, `says`, `nearest`: Draco's reason, parts of its explanation, part of a change it suggests. `pod_only`: its claims are
+  allocated or missing and get no Event. `passing`: the explanation keeps changing, because the scheduler retries.
+- `before`, `after`: kubectl commands before the waiting pod is created, and commands that undo them. `alone`: the case would
+  disturb others. `status`: statuses of claims, as a driver or another scheduler writes them. `since`: the first minor version of
+  Kubernetes to which the case applies. `until`: by minor version, what was expected instead up to that one.
+- `fix`: what lets the pod run: kubectl commands, or a `change` of the text of its claims and pod.
 """
 
 import json
@@ -30,9 +30,9 @@ from tests.e2e.kubectl import Kubectl, eventually
 
 FOLDER = Path(__file__).parent / "pending"
 POD = "train"
-"""What the waiting pod is called in every case."""
+"""Name of the waiting pod in every case."""
 _SAID = ("scheduler", "event", "refused", "says", "nearest")
-"""What is compared with what was said of a case, in the names that its file has."""
+"""Expectations that are compared with messages, in the names of the case's file."""
 _DOMAINS = ("example.com", "exmaple.com")
 _NAMESPACED = frozenset({"Pod", "ResourceClaim", "ResourceClaimTemplate"})
 
@@ -41,16 +41,16 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One case. Its manifests carry the names that it has in the cluster, what is expected to be said those of its file."""
+    """One case. Its manifests have the names of the cluster, its expectations those of its file."""
 
     name: str
     number: int
     given: tuple[Manifest, ...]
-    """What is there before: devices, classes, rules, claims and pods that hold devices."""
+    """What exists before: devices, classes, rules, claims, and pods that hold devices."""
     waiting: tuple[Manifest, ...]
-    """The pod that waits, and its claims unless others hold them already."""
+    """The waiting pod, and its claims unless others hold them already."""
     changed: tuple[Manifest, ...]
-    """The same after the change that lets the pod run; empty where no change of theirs does."""
+    """The same after the change that lets the pod run; empty if the fix does not change them."""
     scheduler: tuple[str, ...] = ()
     event: str = ""
     refused: str = ""
@@ -68,7 +68,7 @@ class Case:
 
     @property
     def namespace(self) -> str:
-        """Where its pods and claims are."""
+        """The namespace of its pods and claims."""
         return _namespace_of(self.number)
 
     @property
@@ -83,14 +83,14 @@ class Case:
         return bool(self.fix_commands or self.changed)
 
     def translated(self, text: str) -> str:
-        """What was said of the case, with the names that its file has."""
+        """A text about the case, translated to the names of its file."""
         for domain in _DOMAINS:
             text = text.replace(f"c{self.number:02}.{domain}", f"gpu.{domain}")
         return text.replace(self.namespace, "default")
 
 
 def load_all() -> list[Case]:
-    """Every case that this Kubernetes knows, by name."""
+    """Every case that applies to this Kubernetes, by name."""
     cases = [_load(path, number) for number, path in enumerate(sorted(FOLDER.glob("*.yaml")))]
     return [case for case in cases if case.since <= provider.MINOR]
 
@@ -154,7 +154,7 @@ def _is_claim(manifest: Manifest) -> bool:
 
 
 def bring_about(kube: Kubectl, cases: Iterable[Case]) -> None:
-    """Put the cases into the cluster together; returns when every pod that is to hold devices has them."""
+    """Create the cases in the cluster together; returns when every pod that must hold devices has them."""
     cases = list(cases)
     _apply(kube, [_namespace(case) for case in cases] + [each for case in cases for each in case.given])
     eventually(lambda: _all_bound(kube, cases), what="the pods have devices that are to hold them")
@@ -168,13 +168,13 @@ def bring_about(kube: Kubectl, cases: Iterable[Case]) -> None:
 
 
 def refuse(kube: Kubectl, case: Case) -> str:
-    """Try to apply what the API server refuses; what it says."""
+    """Apply a claim that the API server must refuse; returns its message."""
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": case.waiting})
     return case.translated(kube.run_with_input(listed, "create", "-f", "-", check=False).stderr)
 
 
 def report(kube: Kubectl, case: Case) -> None:
-    """Write what the waiting claim's driver reports, once it is allocated, and each time it has been allocated again."""
+    """Write the device statuses of the waiting claim, once it is allocated and after each new allocation."""
     for claim, status in case.status:
         if claim in case.claims:
             there = kube.get("resourceclaim", claim, namespace=case.namespace)
@@ -198,8 +198,8 @@ def take_back(kube: Kubectl, cases: Iterable[Case]) -> None:
         return
     for case in cases:
         for command in case.after:
-            kube.run(*command.split(), "-n", case.namespace, check=False)  # a case that was fixed has undone it already
-    # The pods are named too: a namespace that is being deleted takes its time.
+            kube.run(*command.split(), "-n", case.namespace, check=False)  # a fixed case has undone it already
+    # Delete the pods explicitly, too: the deletion of a namespace is slow.
     manifests = [each for case in cases for each in (*case.given, *case.waiting)]
     gone = [each for each in manifests if each["kind"] == "Pod" or each["kind"] not in _NAMESPACED]
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": gone})
@@ -218,14 +218,14 @@ def set_status(kube: Kubectl, case: Case, claim: str, status: Manifest) -> None:
 
 
 def scheduled_condition(kube: Kubectl, case: Case) -> dict[str, Any]:
-    """The condition PodScheduled of the waiting pod; empty while no scheduler has said anything."""
+    """The condition PodScheduled of the waiting pod; empty if there is none."""
     pod = json.loads(case.translated(json.dumps(kube.get("pod", POD, namespace=case.namespace))))
     conditions = pod["status"].get("conditions", [])
     return next((each for each in conditions if each["type"] == "PodScheduled"), {})
 
 
 def events(kube: Kubectl, case: Case) -> list[dict[str, Any]]:
-    """The Events of the case, with the names that its file has."""
+    """The Events of the case, translated to the names of its file."""
     listed = kube.objects("events.events.k8s.io", namespace=case.namespace)
     found: list[dict[str, Any]] = json.loads(case.translated(json.dumps(listed)))
     return found
@@ -242,7 +242,7 @@ def _namespace(case: Case) -> Manifest:
 
 
 def _all_bound(kube: Kubectl, cases: list[Case]) -> bool:
-    """Whether all pods are on nodes. They need not run: no kubelet knows the drivers of these devices."""
+    """Whether all pods are bound. They need not run: no kubelet has the drivers of these devices."""
     pods = _pods_of(kube, cases)
     wanted = sum(each["kind"] == "Pod" for case in cases for each in case.given)
     return len(pods) == wanted and all(each["spec"].get("nodeName") for each in pods)

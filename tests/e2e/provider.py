@@ -1,7 +1,7 @@
-"""Whose clusters the tests run on, how Draco comes onto them, and of which Kubernetes they are.
+"""The provider of the tests' clusters, how Draco is installed on them, and their Kubernetes version.
 
-DRACO_TEST_PROVIDER=kind: those of kind instead of our own. DRACO_TEST_FROM_IMAGE=yes: Draco is installed by helm, from an image,
-on nodes that run containers, as its users do; on kind always. Otherwise nodes are simulated, and up in seconds.
+DRACO_TEST_PROVIDER=kind: use kind instead of Draco's own clusters. DRACO_TEST_FROM_IMAGE=yes: install Draco with helm from an
+image, on nodes that run containers, as users do; always on kind. Otherwise nodes are simulated, and up in seconds.
 """
 
 import os
@@ -19,19 +19,19 @@ FROM_IMAGE: Final = ON_KIND or os.environ.get("DRACO_TEST_FROM_IMAGE", "no") == 
 KUBERNETES: Final = os.environ.get("DRACO_TEST_KUBERNETES", DEFAULT_KUBERNETES)
 MINOR: Final = parse(KUBERNETES)[1]
 TAINT_RULES: Final = "resource.k8s.io/v1beta2"
-"""The version that manifests name: the one that the reference Kubernetes serves; older ones serve an alpha."""
+"""The version in manifests, which the reference Kubernetes serves; older ones serve an alpha."""
 
 ARCHIVE: Final = Path(__file__).parents[2] / "build" / "simulated.tar"
 """The image with simulated GPUs; `make image-test` and `scripts/test` with kind build it."""
 
 CLUSTER: Final = f"e2e-{os.getpid()}"
-"""The one that all scenarios share."""
+"""The cluster that all scenarios share."""
 
 GPUS: Final = 8
-"""Of each of its nodes."""
+"""GPUs per node."""
 
 UP_S: Final = 900.0
-"""Within which a cluster is up: kind's first builds its node image, which takes a minute, and several beside other work."""
+"""How long a cluster may take to start: kind's first one builds its node image, in one minute or, under load, several."""
 
 _WRITTEN: Final = ("gpu-node-0", "gpu-node-1")
 if ON_KIND:
@@ -43,7 +43,7 @@ else:
 
 
 def suited(manifests: str) -> str:
-    """Manifests as their user would write them for this cluster: with its nodes' names, and in the versions that it serves."""
+    """Manifests adapted to this cluster: its node names and served versions."""
     for written, name in zip(_WRITTEN, NODES, strict=True):
         manifests = manifests.replace(written, name)
     served = {34: "resource.k8s.io/v1alpha3", 35: "resource.k8s.io/v1alpha3", 36: TAINT_RULES}
@@ -51,17 +51,17 @@ def suited(manifests: str) -> str:
 
 
 def options() -> list[str]:
-    """Of `draco cluster up`, for every cluster that a test makes."""
+    """Options of `draco cluster up` for every cluster that a test creates."""
     version = [] if KUBERNETES == DEFAULT_KUBERNETES else ["--kubernetes", KUBERNETES]
     return ["--provider", PROVIDER, *version]
 
 
 def installed() -> list[str]:
-    """The same for a cluster whose nodes run Draco from the image."""
+    """The options for a cluster whose nodes run Draco from the image."""
     return [*options(), "--from-image", str(ARCHIVE)]
 
 
 def scenarios() -> list[str]:
-    """The same for the cluster of all scenarios: two nodes with H100s."""
+    """The options for the cluster of all scenarios: two nodes with H100s."""
     nodes = ["--nodes", "0", "--real-nodes", "2", *installed()] if FROM_IMAGE else ["--nodes", "2", *options()]
     return [*nodes, "--gpus", str(GPUS), "--board", "H100-80GB"]

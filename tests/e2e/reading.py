@@ -1,7 +1,7 @@
-"""Requests with a kubeconfig's credentials, over connections that are kept: what tests look at again and again.
+"""Repeated requests of tests with a kubeconfig's credentials, over persistent connections.
 
-Owns nothing that a user does: that is done with kubectl. A kubectl of its own for every look, and for every namespace that
-a test gets and gives back, takes a tenth of a second of processor time, and as much of the server for its handshake.
+What a user does, tests do with kubectl. But a kubectl process for every read and every test namespace would take a tenth of a
+second of processor time, and as much of the server's for its handshake.
 """
 
 import base64
@@ -23,14 +23,14 @@ _GROUPS = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
 
 class Resource(NamedTuple):
-    """Where a resource is served."""
+    """A resource's API path."""
 
     prefix: str
     plural: str
     is_namespaced: bool
 
     def path(self, namespace: str, name: str = "") -> str:
-        """The path of a collection or an object; of all namespaces without one."""
+        """The path of a collection or object; without a namespace, of all namespaces."""
         within = f"/namespaces/{namespace}" if namespace and self.is_namespaced else ""
         return f"{self.prefix}{within}/{self.plural}" + (f"/{name}" if name else "")
 
@@ -50,7 +50,7 @@ class Reader:
         self._resources: dict[str, Resource] = {}
 
     def get(self, kind: str, name: str, *, namespace: str) -> dict[str, Any]:
-        """One object. An AssertionError says what the server answered instead."""
+        """One object. Otherwise an AssertionError has the server's answer."""
         found: dict[str, Any] = self._read(self._resource(kind).path(namespace, name))
         return found
 
@@ -75,11 +75,11 @@ class Reader:
                 return
 
     def end_namespace(self, name: str) -> None:
-        """Begin to delete a namespace, and in it the pods, which are given a second, and claims.
+        """Start to delete a namespace, its pods with a second of grace, and its claims.
 
-        The namespace's own deletion gets to claims half a minute after the last pod.
+        The namespace's own deletion would reach claims half a minute after the last pod.
         """
-        self._ask("DELETE", f"/api/v1/namespaces/{name}")  # from now on nobody makes anything in it
+        self._ask("DELETE", f"/api/v1/namespaces/{name}")  # from now on nothing can be created in it
         self._ask("DELETE", f"/api/v1/namespaces/{name}/pods", body={"gracePeriodSeconds": 1})
         self._ask("DELETE", self._resource("resourceclaims").path(name))
 
@@ -90,7 +90,7 @@ class Reader:
         return self._resources[kind]
 
     def _served(self) -> dict[str, Resource]:
-        """Resources by plural and singular names, alone and with their group; as with kubectl, what comes first wins."""
+        """Resources by plural and singular name, alone and with their group. As with kubectl, the first one wins."""
         found: dict[str, Resource] = {}
         for root in ("/api", "/apis"):
             for group in self._read(root, accept=_GROUPS)["items"]:
@@ -122,7 +122,7 @@ class Reader:
 
 @functools.cache
 def reader(kubeconfig: Path) -> Reader:
-    """The reader of a kubeconfig, which must not change any more."""
+    """The reader of a kubeconfig, which must not change afterwards."""
     return Reader(kubeconfig)
 
 

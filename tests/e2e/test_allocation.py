@@ -1,4 +1,4 @@
-"""Draco allocates, on a whole cluster: gangs, pairs, reservations and pods that cannot follow, as the examples have them."""
+"""Draco allocates on a whole cluster: gangs, pairs, reservations, and pods that must run elsewhere than their claim."""
 
 import os
 import random
@@ -18,7 +18,7 @@ from tests.e2e.kubectl import Kubectl, eventually
 from tests.side_by_side import REPORTS
 
 pytestmark = [
-    pytest.mark.since(36),  # PodGroups as the example has them
+    pytest.mark.since(36),  # the example's version of PodGroups
     pytest.mark.local_provider,
     pytest.mark.simulated_nodes,
 ]
@@ -27,17 +27,17 @@ Example = Callable[..., None]
 CLUSTER: Final = f"alloc-{os.getpid()}"
 NODES: Final = ("gpu-node-0", "gpu-node-1")
 GPUS: Final = 4
-"""Of each node, in two pairs that have an NVLink bridge each."""
+"""Per node, in two pairs with an NVLink bridge each."""
 ALL: Final = GPUS * len(NODES)
 HANDED_OVER_WITHIN_S: Final = 150.0
-"""Ten seconds of it are pauses; the rest is for machines that have more to do."""
+"""Ten seconds of it are pauses; the rest is for busy machines."""
 KILLED_AT: Final = (0, 1, 1, 3)
-"""How many more claims of a gang are seen to be allocated when the operator is killed; 0 is while it starts."""
+"""After how many further allocations of a gang the operator is killed; 0 is during its start."""
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
-    """A cluster of its own, all of whose GPUs are handed over to Draco."""
+    """A separate cluster with all GPUs handed over to Draco."""
     size = ["--nodes", str(len(NODES)), "--gpus", str(GPUS), "--board", "A30"]
     try:
         up = draco("cluster", "up", "--name", CLUSTER, "--allocate", "--features", "gangs", *size)
@@ -60,13 +60,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
 
 @pytest.fixture(scope="module")
 def ending() -> list[str]:
-    """Namespaces of tests on this cluster, which may still have pods and claims."""
+    """Namespaces of ended tests on this cluster that may still have pods and claims."""
     return []
 
 
 @pytest.fixture
 def history(kube: Kubectl) -> Iterator[ClaimHistory]:
-    """What becomes of claims during the test: at no time two of them had one device."""
+    """The history of claims during the test. At its end, no two claims may have had one device."""
     history = ClaimHistory(kube)
     with history.followed():
         yield history
@@ -78,7 +78,7 @@ def handed_over(kube: Kubectl) -> int:
 
 
 def linked(kube: Kubectl) -> int:
-    """How many GPUs have an NVLink to another one."""
+    """How many GPUs have an NVLink."""
     devices = [each for one in kube.objects("resourceslices") for each in one["spec"].get("devices", [])]
     return sum("draco.dev/nvlinkPeers" in each["attributes"] for each in devices)
 
@@ -92,13 +92,13 @@ def phases(kube: Kubectl, job: str) -> list[str]:
 
 
 def held(kube: Kubectl, prefix: str = "") -> list[tuple[str, str]]:
-    """The devices of all claims of the namespace whose names begin so."""
+    """The devices of all claims in the namespace with this name prefix."""
     names = [each["metadata"]["name"] for each in kube.objects("resourceclaims")]
     return [device for name in names if name.startswith(prefix) for device in kube.devices(name)]
 
 
 def said(kube: Kubectl, reason: str) -> list[str]:
-    """What Events of a reason say."""
+    """Notes of the Events with a reason."""
     return [each.get("note", "") for each in kube.objects("events.events.k8s.io") if each["reason"] == reason]
 
 
@@ -113,7 +113,7 @@ def a_claim(name: str) -> dict[str, Any]:
 
 
 def take(kube: Kubectl, name: str) -> tuple[str, str]:
-    """One GPU for a claim that no pod uses."""
+    """Allocate one GPU to a claim that no pod uses."""
     kube.apply_objects(a_claim(name))
     eventually(lambda: kube.devices(name), what=f"claim {name} is allocated")
     return kube.devices(name)[0]
@@ -132,7 +132,7 @@ def test_the_eight_pods_of_a_pod_group_start_together_or_not_at_all(
 
 
 def all_or_nothing(kube: Kubectl, history: ClaimHistory, begin: Callable[[], None]) -> None:
-    """A gang of all GPUs has none as long as one is taken."""
+    """A gang that needs all GPUs has none while one is taken."""
     taken = take(kube, "taken")
     begin()
     eventually(lambda: any("7 of 8" in note for note in said(kube, "GroupWaiting")), what="the Event")
@@ -159,7 +159,7 @@ def test_of_two_gangs_that_compete_each_has_all_or_nothing_and_both_run_in_turn(
 
 
 def whole_gang(kube: Kubectl) -> str:
-    """The gang of example two-gangs of which all pods run; "" if there is none."""
+    """The gang of the example two-gangs whose pods all run; "" if there is none."""
     return next((job for job in ("first", "second") if phases(kube, job) == ["Running"] * 3), "")
 
 
@@ -182,7 +182,7 @@ def test_a_gpu_is_beside_the_network_card_that_its_pod_gets(kube: Kubectl, examp
     assert root(kube, gpu_node, gpu) == root(kube, card_node, card)
     kube.run(
         "delete", "pod", "sender", "--grace-period=0", "--force"
-    )  # nobody unprepares a card whose driver is not there
+    )  # a NIC's claim cannot be unprepared, because its driver does not exist
 
 
 def root(kube: Kubectl, pool: str, name: str) -> str:
@@ -238,7 +238,7 @@ MOST_CPU: Final = "40"
 
 
 def claim_on_the_first_node(kube: Kubectl, example: Example) -> None:
-    """The example's claim, allocated while no other node is there for it."""
+    """The example's claim, allocated while only this node is available."""
     kube.run("cordon", NODES[1])
     try:
         example("pod-cannot-follow", "claim.yaml")
@@ -249,7 +249,7 @@ def claim_on_the_first_node(kube: Kubectl, example: Example) -> None:
 
 
 def until_moved(kube: Kubectl) -> None:
-    """The pod runs on the other node, and what happened is said."""
+    """Wait until the pod runs on the other node and Events say what happened."""
     kube.running("follower")
     assert [pool for pool, _ in kube.devices("anywhere")] == [NODES[1]]
     (note,) = said(kube, "AllocationTakenBack")
@@ -257,7 +257,7 @@ def until_moved(kube: Kubectl) -> None:
 
 
 def a_follower(name: str = "follower", *, cpu: str = "1", claim: str = "anywhere", **spec: Any) -> dict[str, Any]:
-    """A pod as the example's, which may be on any node."""
+    """The example's pod, on any node."""
     claims = [{"name": "gpu"}] if claim else []
     container = {"name": "main", "image": "busybox:1.37", "command": ["sleep", "infinity"]}
     spec |= {
@@ -271,7 +271,7 @@ def a_follower(name: str = "follower", *, cpu: str = "1", claim: str = "anywhere
 def test_a_gang_is_whole_in_the_end_and_no_gpu_given_twice_though_the_operator_is_killed_again_and_again(
     kube: Kubectl, example: Example, history: ClaimHistory
 ) -> None:
-    """As soon as so many more of its eight claims are seen to be allocated: others may be by then, and writes be on their way."""
+    """It is killed as soon as this many more of its eight claims are seen allocated; more may be allocated by then."""
     operator, had = Operator(kube), list[int]()
     for more in random.sample(KILLED_AT, len(KILLED_AT)):
         example("gang-of-eight")
@@ -282,7 +282,7 @@ def test_a_gang_is_whole_in_the_end_and_no_gpu_given_twice_though_the_operator_i
         )
         operator.kill()
         had.append(len(held(kube, "train")))
-        if had[-1] == ALL:  # what is left to do is another one
+        if had[-1] == ALL:  # the rest is for another operator
             kube.run("delete", "job", "train")
             eventually(lambda: not held(kube, "train"), what="the gang's end")
     REPORTS.append(f"kills: an operator was killed when of a gang's {ALL} claims these were allocated: {had}")
@@ -300,7 +300,7 @@ class Operator:
         (self._record,) = [each for each in self._processes.records() if each.name == attach.OPERATOR_PROCESS]
 
     def kill(self) -> None:
-        """SIGKILL, and another one. Nobody waits for the end of the dead one's lease, which is taken away."""
+        """Kill the operator and start another. The dead one's lease is deleted, so nothing waits for its expiry."""
         os.kill(self._record.pid, signal.SIGKILL)
         self._processes.stop(attach.OPERATOR_PROCESS, grace_s=0.0)
         self._kube.run(

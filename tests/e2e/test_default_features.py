@@ -1,4 +1,4 @@
-"""Draco on Kubernetes as it is by default, with device taints and without DeviceTaintRule: the taints stand in the slices."""
+"""Draco on Kubernetes with default features, with device taints and without DeviceTaintRule: the taints are in the slices."""
 
 import json
 import os
@@ -22,7 +22,7 @@ REQUEST = "swap-fan"
 
 @pytest.fixture(scope="module")
 def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
-    """A cluster of its own: one node with two H100."""
+    """A separate cluster: one node with two H100s."""
     name = f"default-{os.getpid()}"
     try:
         up = draco("cluster", "up", "--name", name, "--features", "default", "--nodes", "1", "--gpus", "2")

@@ -1,4 +1,4 @@
-"""`draco demo`, as `make demo` runs it: every chapter comes true, and nothing is left."""
+"""`draco demo`, as `make demo` runs it: every chapter succeeds, and nothing is left."""
 
 import os
 import re
@@ -19,18 +19,18 @@ CHAPTERS = {
     "forty more": "default/small-model: 40 of 40 copies fit",
     "from an old article": "compareTo(quantity('40Gi'))",
 }
-"""What a chapter's title says, and what its commands then print."""
+"""Part of each chapter's title, and of its commands' output."""
 
 
-@pytest.mark.since(36)  # the demo makes a cluster of that version
-@pytest.mark.local_provider  # and of that provider
+@pytest.mark.since(36)  # the demo creates a cluster of that version
+@pytest.mark.local_provider  # and with that provider
 def test_each_chapter_of_the_demo_shows_what_it_promises() -> None:
     name = f"demo-{os.getpid()}"
     try:
         told = draco("demo", "--name", name)
         clusters = draco("cluster", "list").stdout.split()
     finally:
-        draco("cluster", "down", "--name", name)  # one that failed leaves its cluster to look at
+        draco("cluster", "down", "--name", name)  # a failed demo leaves its cluster for inspection
     assert told.returncode == 0, told.stdout + told.stderr
     chapters = re.split(r"^== (.*)$", told.stdout, flags=re.MULTILINE)
     texts = dict(zip(chapters[1::2], chapters[2::2], strict=True))

@@ -1,4 +1,4 @@
-"""Every example is applied as a user applies it, and does what its README line says."""
+"""Every example, applied as a user applies it, does what its line in the README says."""
 
 import json
 from collections.abc import Callable
@@ -254,7 +254,7 @@ def test_a_malformed_quantity_in_a_selector_is_named(kube: Kubectl) -> None:
 
 
 def ready_devices(kube: Kubectl, claim: str) -> list[tuple[str, str]]:
-    """Devices that their agent reports Ready."""
+    """The claim's devices that their agent reports as Ready."""
     return [
         (device["pool"], device["device"])
         for device in kube.get("resourceclaim", claim)["status"].get("devices", [])
@@ -268,12 +268,12 @@ def maintenance_phase(kube: Kubectl, name: str) -> str:
 
 
 def other_node(node: str) -> str:
-    """The cluster has two."""
+    """The other of the cluster's two nodes."""
     return NODES[1] if node == NODES[0] else NODES[0]
 
 
 def fill_node(kube: Kubectl, prefix: str, *, node: str, gpus: int) -> list[str]:
-    """Ask for so many GPUs of one node, each with a claim and a pod of the same name; return the names."""
+    """Claim this many GPUs of one node, each with a claim and a pod of the same name; returns the names."""
     names = [f"{prefix}-{index}" for index in range(gpus)]
     kube.run_with_input("---".join(claim_and_pod(name, node=node) for name in names), "apply", "-f", "-")
     return names

@@ -1,4 +1,4 @@
-"""An agent that dies, on a whole cluster: no new claim gets its GPUs, what runs keeps running, and its return ends that."""
+"""An agent dies on a whole cluster: no new claim gets its GPUs, running pods continue, and its return lifts the fence."""
 
 import subprocess
 import sys
@@ -20,12 +20,12 @@ Json = dict[str, Any]
 NODE: Final = "fenced-node"
 LEASE_S: Final = 6
 LATE_S: Final = 10.0
-"""How much later than the lease a fence may be where tests keep the machine busy; the benchmark measures what it takes alone."""
+"""How long after the lease's expiry a fence may come on a machine busy with tests; the benchmark measures it alone."""
 PROJECT: Final = Path(__file__).parents[2]
 
 
 class LoneNode:
-    """A node beside the cluster's own, whose agent is a process of its own, with a short lease. Use it as a context."""
+    """An additional node whose agent is a separate process with a short lease. Use it as a context manager."""
 
     def __init__(self, kube: Kubectl, root: Path) -> None:
         self._kube, self._root = kube, root
@@ -33,7 +33,7 @@ class LoneNode:
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """The node is there, with an agent; afterwards nothing of it is."""
+        """Create the node and its agent within the block; afterwards nothing of it is left."""
         with self._runs("tests.adversary.cluster.kubelets", "--root", self._root, "--name", NODE, "--gpus", 2):
             try:
                 eventually((self._folder / "gpus.json").exists, what="the node has GPUs")
@@ -55,11 +55,11 @@ class LoneNode:
         self._agent.enter_context(self._runs("draco_local.simulator.agent", *arguments))
 
     def kill_agent(self) -> None:
-        """SIGKILL to its agent."""
+        """Kill its agent."""
         self._agent.close()
 
     def say_logs(self) -> None:
-        """Write the last lines of agent and stand-in: pytest shows them where the test fails."""
+        """Print the last log lines of agent and stand-in: pytest shows them if the test fails."""
         for log in sorted(self._root.glob("*.log")):
             last = log.read_text(errors="replace").splitlines()[-40:]
             sys.stdout.write("\n".join([log.name, *last, ""]))

@@ -1,4 +1,4 @@
-"""Faults of GPUs on a whole cluster, each made by the command a user types: the scheduler keeps away from what is sick."""
+"""GPU faults on a whole cluster, each injected by the command that users type: the scheduler avoids faulty GPUs."""
 
 import json
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ CAUSES = {
     "recovery": (("recovery", "5", "reset"), ("NeedsReset", "NoSchedule")),
     "unreadable": (("unreadable", "7"), ("Unreadable", "NoSchedule")),
 }
-"""By family: what breaks a GPU of its own.
+"""A fault of each family, on one GPU each.
 
-Tested with the agent alone: a lost GPU, which only a reboot of the node ends, and a call that hangs, which is noticed late.
+Only tests of the agent cover a lost GPU, which only a reboot ends, and a hanging call, which is noticed late.
 """
 
 
@@ -59,7 +59,7 @@ def ledger(kube: Kubectl) -> dict[str, list[str]]:
 
 @pytest.fixture
 def healed(kube: Kubectl) -> Iterator[Kubectl]:
-    """Kubectl. Afterwards every GPU is well again, by what a repair and a new load of the driver do."""
+    """Kubectl. Afterwards every GPU is healthy again, by a repair and a reload of the driver."""
     yield kube
     for gpu in range(provider.GPUS):
         by_hand("heal", str(gpu))
@@ -72,7 +72,7 @@ def test_a_fault_of_each_family_is_a_taint_of_its_own_and_the_scheduler_heeds_it
     kube = healed
     eventually(lambda: len(taints(kube)) >= provider.GPUS, what="all GPUs are published")
     for number in range(provider.GPUS):
-        by_hand("mig", str(number), "off")  # NVLinks of a GPU in MIG mode say nothing, and MIG mode outlives its policy
+        by_hand("mig", str(number), "off")  # a GPU in MIG mode reports no NVLinks, and MIG mode outlives its policy
     for command, _ in CAUSES.values():
         by_hand(command[0], *command[1:])
     for family, ((_, gpu, *_), told) in CAUSES.items():
@@ -84,7 +84,7 @@ def test_a_fault_of_each_family_is_a_taint_of_its_own_and_the_scheduler_heeds_it
         lambda: all(name in ledger(kube)[f"gpu-{command[1]}"] for command, (name, _) in CAUSES.values()),
         what="each fault is in its GPU's ledger",
     )
-    # Of this node's GPUs only the hot one may be allocated: it is slower, not wrong.
+    # Of this node's GPUs only the hot one may be allocated: it is slower, not faulty.
     expression = "device.attributes['resource.kubernetes.io'].pciBusID != ''"
     exactly = {"deviceClassName": "gpu.nvidia.com", "selectors": [{"cel": {"expression": expression}}]}
     claims = [

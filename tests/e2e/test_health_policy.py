@@ -1,4 +1,4 @@
-"""From a fault to a GPU that is back, by itself: scheduler, controllers, operator and agents as they are, NVML simulated."""
+"""From a fault to a repaired GPU, automatically: real scheduler, controllers, operator and agents; NVML is simulated."""
 
 import json
 import math
@@ -19,7 +19,7 @@ POLICY = "resets"
 
 @pytest.fixture
 def clean(kube: Kubectl) -> Iterator[Kubectl]:
-    """Kubectl. Afterwards no GPU is sick, tainted or held."""
+    """Kubectl. Afterwards no GPU is faulty, tainted or held."""
     yield kube
     kube.run("delete", "healthpolicies", "--all")
     kube.run("delete", "devicemaintenances", "--all")
@@ -31,7 +31,7 @@ def clean(kube: Kubectl) -> Iterator[Kubectl]:
 
 
 def accident(command: str, *arguments: str) -> None:
-    """What happens to the node's GPUs."""
+    """Inject an event on the node's GPUs."""
     done = draco("cluster", "gpu", command, "--name", provider.CLUSTER, NODE, *arguments)
     assert done.returncode == 0, done.stderr
 
@@ -47,7 +47,7 @@ def a_policy(**rule: Any) -> dict[str, Any]:
 
 
 def taints(kube: Kubectl) -> dict[str, list[str]]:
-    """Of the node's devices, as its agent publishes them: keys and effects."""
+    """Taints of the node's published devices: keys and effects."""
     return {
         device["name"]: [f"{each['key']}:{each['effect']}" for each in device.get("taints", [])]
         for each in kube.objects("resourceslices")
@@ -57,7 +57,7 @@ def taints(kube: Kubectl) -> dict[str, list[str]]:
 
 
 def falls_sick(kube: Kubectl, number: str) -> None:
-    """An XID that the agent hears: one that comes right after the driver was loaded again is lost."""
+    """Inject an XID until the agent hears it: one right after a driver reload is lost."""
     sent_s = -math.inf
 
     def heard() -> bool:
@@ -112,7 +112,7 @@ def test_a_sick_gpu_is_tainted_emptied_reset_verified_and_given_back_by_itself(c
     device = held_by(kube, "held")
     number = device.removeprefix("gpu-")
     falls_sick(kube, number)
-    # Before the policy: a Job that is through before the driver asks for a reset counts as one.
+    # Before the policy: a Job that succeeds before the driver asks for a reset counts as a reset.
     accident("recovery", number, "reset")
     kube.apply_objects(a_policy(effect="Evict", remediation={"fromCronJob": "reset-gpu"}))
     eventually(lambda: pods(kube) == {"bystander"}, what="the pod that holds the GPU is evicted, and no other")
@@ -121,7 +121,7 @@ def test_a_sick_gpu_is_tainted_emptied_reset_verified_and_given_back_by_itself(c
     assert request["spec"]["drain"]["policy"] == "Evict"
     assert request["metadata"]["name"] in {each["name"] for each in job["metadata"]["ownerReferences"]}
     eventually(lambda: kube.get("healthpolicy", POLICY)["status"]["remediating"] == 1, what="the policy counts it")
-    accident("reset", number)  # what the Job's container would have done
+    accident("reset", number)  # as the Job's container would do
     reaches(kube, "Completed", within_s=120)
     eventually(lambda: taints(kube)[device] == [], what="the GPU is offered again")
     eventually(lambda: "has a fault that a rule matches" in said(kube), what="the policy has nothing left to do")
@@ -129,7 +129,7 @@ def test_a_sick_gpu_is_tainted_emptied_reset_verified_and_given_back_by_itself(c
 
 
 def ended(kube: Kubectl, code: int, message: str = "") -> None:
-    """Let the container of the one Job end, as it would where containers run."""
+    """End the only Job's container, as a real one would."""
 
     def running() -> dict[str, Any]:
         found = [each for each in kube.objects("pods", namespace=JOBS) if each["status"].get("phase") == "Running"]
@@ -156,7 +156,7 @@ def test_a_reset_that_a_program_stood_in_the_way_of_is_tried_again_and_ends_what
     kube.apply_objects(a_cron_job("reset-gpu", seconds="600", backoffLimit=0))
     kube.apply_objects(a_policy(remediation={"fromCronJob": "reset-gpu"}))
     accident("hold", "6", "--handle", "--program", "nvidia-persistenced", "--pid", "4242")
-    falls_sick(kube, "6")  # with a driver that asks for no reset: nothing tells the agent of one
+    falls_sick(kube, "6")  # with a driver that asks for no reset, the agent is not told of one
     refused = draco("cluster", "gpu", "reset", "--name", provider.CLUSTER, NODE, "6")
     assert "cannot be reset: process 4242 holds it" in refused.stderr
     ended(kube, 255, "held by nvidia-persistenced (4242), and nvidia-smi says: In use by another client")
@@ -169,7 +169,7 @@ def test_a_reset_that_a_program_stood_in_the_way_of_is_tried_again_and_ends_what
     (job,) = kube.objects("jobs", namespace=JOBS)
     kube.run("delete", "job", "-n", JOBS, job["metadata"]["name"])
     eventually(lambda: job["metadata"]["uid"] not in str(kube.objects("pods", namespace=JOBS)), what="its pod is gone")
-    accident("reset", "6")  # what the next one's container would have done
+    accident("reset", "6")  # as the next Job's container would do
     ended(kube, 0)
     reaches(kube, "Completed", within_s=120)
     eventually(lambda: taints(kube)["gpu-6"] == [], what="the GPU is offered again")

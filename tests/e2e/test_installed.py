@@ -1,4 +1,4 @@
-"""Draco as helm installs it from the image, on nodes that run containers: the pods that it is, and what theirs get."""
+"""Draco installed by helm from the image, on nodes that run containers: Draco's own pods, and devices in users' pods."""
 
 import base64
 
@@ -12,11 +12,11 @@ from tests.image.installed import SYSTEM, system_pods
 pytestmark = pytest.mark.from_image
 
 ENDED_BY_TESTS = {137, 255}
-"""How a container that was killed ended, and one that went with its node."""
+"""Exit codes of a killed container and of one whose node went down."""
 
 
 def test_operator_and_agents_run_as_pods_with_no_more_rights_than_they_need(cluster: Kubectl) -> None:
-    # Tests before have killed what runs in them, more than once: then kubelet takes its time to start it again.
+    # Earlier tests have killed their processes more than once: kubelet then restarts them with backoff.
     eventually(lambda: are_ready(cluster), within_s=300.0, what="the pods are ready")
     operators, agents = system_pods(cluster, "operator"), system_pods(cluster, "agent")
     assert {each["spec"]["nodeName"] for each in agents} == set(NODES)
@@ -35,7 +35,7 @@ def test_operator_and_agents_run_as_pods_with_no_more_rights_than_they_need(clus
 
 
 def are_ready(cluster: Kubectl) -> bool:
-    """Whether there is an agent for each node, and what runs in all pods of Draco's is ready."""
+    """Whether each node has an agent and all containers of Draco's pods are ready."""
     operators, agents = system_pods(cluster, "operator"), system_pods(cluster, "agent")
     statuses = [status for each in (*operators, *agents) for status in each["status"].get("containerStatuses", [])]
     return len(agents) == len(NODES) and len(statuses) == 2 + len(NODES) and all(each["ready"] for each in statuses)
@@ -94,7 +94,7 @@ def test_metrics_are_scraped_with_the_token_of_who_may_read_them(kube: Kubectl, 
         cluster.run("delete", "clusterrolebinding", "reads-metrics")
 
 
-@pytest.mark.local_provider  # on kind's nodes nobody answers that library: the agent has its NVML in its own process
+@pytest.mark.local_provider  # on kind's nodes that library does not work: the agent has NVML in its own process
 def test_the_agent_has_loaded_the_nodes_nvml_and_nothing_else_of_the_node(cluster: Kubectl) -> None:
     [agent] = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == NODES[0]]
     read = "print(*{line.split()[-1] for line in open('/proc/1/maps') if '.so' in line}, sep='\\n')"
@@ -106,7 +106,7 @@ def test_the_agent_has_loaded_the_nodes_nvml_and_nothing_else_of_the_node(cluste
 
 @pytest.mark.any_gpu
 def test_any_image_finds_the_nodes_driver_in_its_linker_cache(kube: Kubectl, cluster: Kubectl) -> None:
-    """This one has no library path, and its libraries are not those of the node."""
+    """This image has no library path, and other libraries than the node."""
     [told] = [
         each for each in cluster.get("gpunode", NODES[0])["status"]["conditions"] if each["type"] == "ToolkitUsed"
     ]

@@ -1,4 +1,4 @@
-"""Draining and Jobs of a DeviceMaintenance: scheduler, controllers, operator and agents as they are, NVML simulated."""
+"""Draining and Jobs of a DeviceMaintenance: real scheduler, controllers, operator and agents; NVML is simulated."""
 
 import time
 from collections.abc import Iterator
@@ -118,7 +118,7 @@ def held_by(kube: Kubectl, claim: str) -> str:
 
 
 def test_only_holders_are_evicted_and_a_budget_is_heeded_until_it_goes(clean: Kubectl) -> None:
-    """Two pods share the claim; one of them has a budget that can never be met."""
+    """Two pods share the claim; one has a budget that can never be met."""
     kube = clean
     kube.apply_objects(a_claim("shared"), a_claim("other"), a_budget("keep", "guarded"))
     kube.apply_objects(a_pod("free", "shared"), a_pod("guarded", "shared"), a_pod("bystander", "other"))

@@ -1,4 +1,4 @@
-"""Partitions of GPUs, from a claim to the instance and back: scheduler, operator and agents as they are, NVML simulated."""
+"""Partitions, from a claim to the instance and back: real scheduler, operator and agents; NVML is simulated."""
 
 import json
 import re
@@ -21,12 +21,12 @@ Example = Callable[..., None]
 NAMESPACE = "partitions"
 
 on_demand = pytest.mark.since(35)
-"""Of tests that need partitions which are published before they exist: their counters stand in a slice of their own."""
+"""Marks tests that need partitions published before they exist: their counters are in a separate slice."""
 
 
 @pytest.fixture(scope="module")
 def namespace(cluster: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
-    """One for all tests of this module: to delete one takes longer than most of them."""
+    """One namespace for all tests of this module: deleting one takes longer than most of them."""
     cluster.run("create", "namespace", NAMESPACE)
     yield cluster.in_namespace(NAMESPACE, tmp_path_factory.mktemp("namespace"))
     cluster.run("delete", "namespace", NAMESPACE, "--wait=false")
@@ -35,7 +35,7 @@ def namespace(cluster: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def kube(namespace: Kubectl) -> Iterator[Kubectl]:
-    """Kubectl; the next test finds no policy, nothing claimed and no instance that a policy or a claim left."""
+    """Kubectl. The next test finds no policy, no claim and no instance of either."""
     yield namespace
     namespace.run("delete", "deployments,pods,resourceclaimtemplates", "--all", "--grace-period=0", "--force")
     namespace.run("delete", "resourceclaims", "--all", "--wait=true")
@@ -54,7 +54,7 @@ def at_rest(kube: Kubectl) -> bool:
 
 
 def by_hand(*arguments: str) -> str:
-    """What a person does to GPUs behind Draco's back."""
+    """Change GPUs by hand, without Draco."""
     done = draco("cluster", "gpu", *arguments, "--name", provider.CLUSTER)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -84,7 +84,7 @@ def uuids(kube: Kubectl, device: str = "gpu-0") -> dict[tuple[str, int], str]:
 
 
 def partitions(kube: Kubectl, profile: str = "") -> list[str]:
-    """The partitions that the node publishes, in the order in which the scheduler meets them."""
+    """The node's published partitions, in the scheduler's order."""
     slices = sorted(kube.objects("resourceslices"), key=lambda each: str(each["metadata"]["name"]))
     return [
         device["name"]
@@ -105,7 +105,7 @@ def parents(kube: Kubectl, claim: str) -> list[str]:
 
 
 def ask(kube: Kubectl, *names: str, profile: str) -> None:
-    """Claims for one partition each, and pods that use them."""
+    """Create claims for one partition each, and pods that use them."""
     manifests = [text for name in names for text in (a_claim(name, profile), a_pod(name, name))]
     kube.run_with_input("---".join(manifests), "apply", "-f", "-")
 
@@ -123,7 +123,7 @@ def test_a_claim_by_profile_gets_an_instance_where_the_planner_wants_it(kube: Ku
     best = space.best(space.state_of([]), profile)
     assert best is not None
     planned = f"gpu-0-mig-1g10gb-19-{best.placement.start}"
-    assert planned.removesuffix(str(best.placement.start)) + "0" != planned  # NVIDIA's order would begin there
+    assert planned.removesuffix(str(best.placement.start)) + "0" != planned  # NVIDIA's order would start there
     assert partitions(kube, "1g10gb-19")[0] == planned
 
     example("mig-by-profile", "pod.yaml")
@@ -176,7 +176,7 @@ def test_each_replica_gets_two_sizes_from_one_gpu_and_one_pod_both_halves_of_ano
     )
     claims = [claim["metadata"]["name"] for claim in kube.objects("resourceclaims")]
     assert [len(set(parents(kube, claim))) for claim in claims] == [1, 1, 1]
-    # Which three is the scheduler's choice: what was there before may not be gone when it looks.
+    # The scheduler chooses which three: earlier claims may still hold devices when it looks.
     used = sorted({gpu for claim in claims for gpu in parents(kube, claim)})
     assert len(used) == 3
     wanted = [("1g.10gb", "Claim")] * 2 + [("3g.40gb", "Claim")] * 4
@@ -218,7 +218,7 @@ def test_a_morning_of_one_partition_and_an_afternoon_of_seven_without_a_hand(kub
 
 
 def waiting(kube: Kubectl) -> list[str]:
-    """Pods that the scheduler has looked at and found no devices for."""
+    """Pods for which the scheduler has found no devices."""
     return [
         pod["metadata"]["name"]
         for pod in kube.objects("pods")
@@ -241,7 +241,7 @@ def test_a_layout_is_changed_around_whoever_is_at_work(kube: Kubectl, example: E
     (device,) = [device for _, device in kube.devices("half")]
     assert device == "gpu-0-mig-3g40gb-9-4"
     eventually(lambda: ("3g.40gb", 4, "Claim") in instances(kube), what="the instance is reported as the claim's")
-    assert uuids(kube) == before  # it got what was there
+    assert uuids(kube) == before  # it got the existing instance
 
     lay_out(kube, "half-and-small")
     small = [("1g.10gb", start, "Layout") for start in range(4)]
@@ -266,7 +266,7 @@ def test_a_layout_is_changed_around_whoever_is_at_work(kube: Kubectl, example: E
         lambda: instances(kube) == [("1g.10gb", start, "Layout") for start in range(7)],
         what="the rest follows when the half is free",
     )
-    assert smalls.items() <= uuids(kube).items()  # those that were right were not made again
+    assert smalls.items() <= uuids(kube).items()  # the matching ones were not recreated
 
 
 def lay_out(kube: Kubectl, layout: str) -> None:
@@ -308,7 +308,7 @@ IsolationState = tuple[str, list[tuple[str, int]]]
 
 
 def foreseen(kube: Kubectl, policy: str) -> dict[str, IsolationState]:
-    """What is said of deleting a policy: of each GPU that it concerns, who has it then and what is there."""
+    """The preview of deleting a policy: for each affected GPU, its new policy and its instances."""
     said = draco("layout", "plan", "--delete", policy, "-o", "json", kubeconfig=kube.kubeconfig)
     assert said.returncode == 0, said.stderr
     plan = json.loads(said.stdout)
@@ -324,7 +324,7 @@ def foreseen(kube: Kubectl, policy: str) -> dict[str, IsolationState]:
 
 
 def standing(kube: Kubectl, devices: Iterable[str]) -> dict[str, IsolationState]:
-    """The same, as the operator has written it and the agent reports it."""
+    """The actual state, as the operator wrote it and the agent reports it."""
     node = kube.get("gpunode", NODE)
     owners = {each["uuid"]: each["policy"] for each in node.get("spec", {}).get("gpus", [])}
     return {
@@ -361,7 +361,7 @@ def test_an_instance_made_by_hand_is_kept_reported_and_avoided(kube: Kubectl, fo
     assert kube.devices(early) == [(NODE, "gpu-0-mig-3g40gb-9-0")]
     eventually(lambda: kube.notes(late), what="an Event says why it waits")
     kube.run("delete", "pod", early)
-    kube.running(late)  # in the same place
+    kube.running(late)  # at the same placement
     assert uuids(kube)["3g.40gb", 4] == foreign
     events = kube.objects("events.events.k8s.io", namespace="default")
     assert [event["note"] for event in events if event["reason"] == "ForeignInstance"]

@@ -1,4 +1,4 @@
-"""A GPU and its partitions are one thing to work on and to taint: scheduler, operator and agents as they are, NVML simulated."""
+"""Maintenance and taints cover a GPU with its partitions: real scheduler, operator and agents; NVML is simulated."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ REQUEST = "fan-of-gpu-0"
 @pytest.fixture
 def clean(kube: Kubectl, example: Example) -> Iterator[Kubectl]:
     """Kubectl. Afterwards nothing is tainted, held or divided."""
-    del example  # made before, so that what it applied is deleted after this
+    del example  # requested first, so that its objects are deleted after this
     yield kube
     kube.run("delete", "devicemaintenances,devicetaintrules", "--all")
     kube.run("delete", "pods", "--all", "--grace-period=0", "--force")
@@ -63,7 +63,7 @@ def is_ready(kube: Kubectl) -> bool:
 
 
 def tainted(kube: Kubectl) -> set[str]:
-    """The devices of the node that rules name."""
+    """The node's devices that rules name."""
     selectors = [rule["spec"]["deviceSelector"] for rule in kube.objects("devicetaintrules")]
     return {each["device"] for each in selectors if each.get("pool") == NODE}
 
@@ -90,7 +90,7 @@ def test_work_on_a_gpu_waits_for_seven_partitions_and_no_new_one_is_placed_on_it
     ]
     assert (whole["state"], len(whole["claimsOnParts"])) == ("maintenance", 7)
 
-    give_up(kube, *TENANTS[:3])  # there is room on gpu-0 again, for those who do not heed the taint
+    give_up(kube, *TENANTS[:3])  # gpu-0 has room again, for claims that tolerate the taint
     ask(kube, "newcomer", profile="1g.10gb")
     kube.running("newcomer")
     assert parents(kube, "newcomer") == ["gpu-1"]

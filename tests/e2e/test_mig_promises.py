@@ -1,4 +1,4 @@
-"""Claims that were allocated a part of a GPU before its policy went or changed, and whose pods come later, on a whole cluster."""
+"""Claims that got a partition before its policy was deleted or changed, and whose pods come later, on a whole cluster."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ SMALL = "gpu-0-mig-1g10gb-19-2"
 
 @pytest.fixture
 def on_demand(kube: Kubectl, example: Example) -> Iterator[Kubectl]:
-    """GPUs divided on demand, and a claim for a part of one that no pod uses yet. Afterwards nothing of it is left."""
+    """GPUs in mode Dynamic, and a claim for a partition that no pod uses yet. Afterwards nothing of it is left."""
     example("mig-by-profile", "policy.yaml")
     eventually(lambda: partitions(kube), what="partitions are published")
     kube.run_with_input(a_claim("soon", "1g.10gb"), "apply", "-f", "-")
@@ -32,7 +32,7 @@ def on_demand(kube: Kubectl, example: Example) -> Iterator[Kubectl]:
 
 
 def a_claim_of_all(uuid: str) -> str:
-    """A claim for one GPU as a whole, by its UUID."""
+    """A claim for a whole GPU by its UUID."""
     attributes = "device.attributes['gpu.nvidia.com']"
     selector = json.dumps(f"{attributes}.type == 'gpu' && {attributes}.uuid == '{uuid}'")
     return f"""

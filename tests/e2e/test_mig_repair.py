@@ -1,4 +1,4 @@
-"""Repair on a whole cluster: a claim that nobody uses gives way to a pod, and gets another place when its own pod comes."""
+"""Repair on a whole cluster: an idle claim is released for a pod, and is allocated elsewhere when its own pod comes."""
 
 import json
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from tests.e2e.partitions import NODE, a_claim, a_pod, allocate, claim_name
 
 pytestmark = [
     pytest.mark.since(35),  # partitions that are published before they exist
-    pytest.mark.simulated_nodes,  # the chart gives no right to release claims unless asked, and lets them be idle for a minute
+    pytest.mark.simulated_nodes,  # the chart's defaults: no right to release claims, which are idle after a minute
 ]
 
 Example = Callable[..., None]
 
 POLICY = "day-and-night"
 IN_THE_WAY = "gpu-0-mig-1g10gb-19-0"
-"""On the units that the one partition of four slices needs."""
+"""On memory units that the only partition of four slices needs."""
 
 
 def published(kube: Kubectl) -> bool:

@@ -1,4 +1,4 @@
-"""What a version of Kubernetes lacks: `draco status` and the agents name it, with what follows, and nothing else."""
+"""Features that a version of Kubernetes lacks: `draco status` and the agents name exactly these, with the consequences."""
 
 import json
 
@@ -8,12 +8,12 @@ from tests.e2e.conftest import draco
 from tests.e2e.kubectl import Kubectl
 
 MISSING = {
-    34: {"partitionable devices"},  # its counters have to be in the slice of their devices
+    34: {"partitionable devices"},  # counters must be in the same slice as their devices
     35: set[str](),
     36: set[str](),
     37: set[str](),
 }
-"""By minor version, with every feature gate on that it knows."""
+"""By minor version, with all its feature gates on."""
 
 
 def test_status_names_what_this_kubernetes_lacks_and_what_follows(cluster: Kubectl) -> None:

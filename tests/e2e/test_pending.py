@@ -1,6 +1,6 @@
-"""Every cause for which a pod waits for devices: kube-scheduler refuses the pod, Draco says the reason and what would help.
+"""Every cause for which a pod waits for devices: kube-scheduler refuses the pod, and Draco explains the cause and the fix.
 
-What the how-to shows is compared with what happens here; DRACO_WRITE_HOWTO=1 writes it anew.
+The how-to's output is compared with the output here; DRACO_WRITE_HOWTO=1 rewrites it.
 """
 
 import json
@@ -14,7 +14,7 @@ from tests.e2e.conftest import draco
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.pending_cases import POD, Case
 
-pytestmark = pytest.mark.simulated_nodes  # whose names and number the cases say
+pytestmark = pytest.mark.simulated_nodes  # the cases have their names and number
 
 CASES = pending_cases.load_all()
 TOGETHER = [case for case in CASES if not case.alone and not case.refused]
@@ -22,7 +22,7 @@ ALONE = [case for case in CASES if case.alone]
 REFUSED = [case for case in CASES if case.refused]
 DRACO = "draco-operator"
 SEEN: dict[str, str] = {}
-"""What the page is to show, by the name of the block."""
+"""What the page must show, by block."""
 
 
 def by_name(case: Case) -> str:
@@ -55,7 +55,7 @@ def test_the_api_server_refuses_the_claim(cluster: Kubectl, case: Case) -> None:
 
 @pytest.fixture(scope="module")
 def side_by_side(cluster: Kubectl) -> Iterator[Kubectl]:
-    """All cases that do not disturb each other, brought about at once."""
+    """All cases that do not disturb each other, set up together."""
     try:
         pending_cases.bring_about(cluster, TOGETHER)
         yield cluster
@@ -65,7 +65,7 @@ def side_by_side(cluster: Kubectl) -> Iterator[Kubectl]:
 
 @pytest.fixture(scope="module")
 def explained(side_by_side: Kubectl) -> dict[str, dict[str, Any]]:
-    """What the command says of all pods that wait, by namespace, once the scheduler has refused them all."""
+    """The command's output for all waiting pods, by namespace, once the scheduler has refused them all."""
     for case in TOGETHER:
         refused(side_by_side, case)
     done = draco("explain", "pods", "-o", "json", kubeconfig=side_by_side.kubeconfig)
@@ -94,9 +94,9 @@ def test_the_pod_is_scheduled_after_the_change(side_by_side: Kubectl, case: Case
     fixed(side_by_side, case)
 
 
-@pytest.mark.local_provider  # whose two nodes the page counts
+@pytest.mark.local_provider  # the page counts its two nodes
 @pytest.mark.since(36)
-@pytest.mark.until(36)  # whose words the page has
+@pytest.mark.until(36)  # the page has its messages
 def test_the_how_to_shows_what_happened() -> None:
     page = howto.PAGE.read_text(encoding="utf-8")
     if howto.WRITE:
@@ -113,7 +113,7 @@ def test_the_how_to_shows_no_case_that_is_not_tried() -> None:
 
 
 def refused(kube: Kubectl, case: Case) -> None:
-    """Wait until Kubernetes has said of the pod what the case expects."""
+    """Wait until Kubernetes reports on the pod what the case expects."""
     if case.scheduler:
         eventually(lambda: _scheduler_says(kube, case), what=f"the scheduler says {case.scheduler}", within_s=60)
     if case.event:
@@ -131,7 +131,7 @@ def _scheduler_says(kube: Kubectl, case: Case) -> bool:
 
 
 def _of_the_scheduler(kube: Kubectl, case: Case) -> list[str]:
-    nodes = len(kube.objects("nodes"))  # kind's own count too
+    nodes = len(kube.objects("nodes"))  # kind's own nodes count, too
     return [part.replace("{nodes}", str(nodes)) for part in case.scheduler]
 
 
@@ -143,7 +143,7 @@ def _event_says(kube: Kubectl, case: Case) -> bool:
 
 
 def asked(kube: Kubectl, case: Case) -> dict[str, Any]:
-    """What `draco explain` says of one pod, as JSON; of a pod whose claim is missing, as an error."""
+    """The JSON output of `draco explain` for one pod; an error if the pod's claim is missing."""
     done = draco("explain", "pod", POD, "-n", case.namespace, "-o", "json", kubeconfig=kube.kubeconfig)
     if done.returncode:
         return {"reason": "", "summary": case.translated(done.stderr), "nearest": []}
@@ -152,7 +152,7 @@ def asked(kube: Kubectl, case: Case) -> dict[str, Any]:
 
 
 def _asked_in_time(kube: Kubectl, case: Case) -> dict[str, Any]:
-    """The same, of a claim that is allocated and taken back by turns: asked while it is what the case says."""
+    """The same for a claim that is allocated and deallocated in turn: asked while it is as the case says."""
     pending_cases.report(kube, case)
     said = asked(kube, case)
     assert said["reason"] == case.reason, said["summary"]
@@ -160,7 +160,7 @@ def _asked_in_time(kube: Kubectl, case: Case) -> dict[str, Any]:
 
 
 def printed(kube: Kubectl, case: Case) -> None:
-    """Keep what the command prints for people, where the page shows it."""
+    """Record the command's readable output, if the page shows it."""
     block = f"explain:{case.name}"
     if block in howto.blocks(howto.PAGE.read_text(encoding="utf-8")):
         done = draco("explain", "pod", POD, "-v", "-n", case.namespace, kubeconfig=kube.kubeconfig)
@@ -169,7 +169,7 @@ def printed(kube: Kubectl, case: Case) -> None:
 
 
 def told(kube: Kubectl, case: Case, said: dict[str, Any]) -> None:
-    """Check what the command said, and wait until the Events on the pod and on its claims say the same."""
+    """Check the command's output, and wait until the Events on the pod and its claims say the same."""
     assert said["reason"] == case.reason, said["summary"]
     if case.passing:
         text = eventually(lambda: _passing(kube, case), what=f"an Event says {case.says}", within_s=60)
@@ -178,13 +178,13 @@ def told(kube: Kubectl, case: Case, said: dict[str, Any]) -> None:
         _says(case, text)
         assert case.nearest in "; ".join(miss["text"] for miss in said["nearest"]), said["nearest"]
         own, quoted, _ = text.partition("; kube-controller-manager says: ")
-        text = f"{own}." if quoted else text  # that one has an Event of its own beside Draco's
+        text = f"{own}." if quoted else text  # it also has an Event of Kubernetes
     claims = [] if case.pod_only else [("ResourceClaim", claim) for claim in case.claims]
     for kind, name in [] if case.passing else [("Pod", POD), *claims]:
         eventually(
             lambda kind=kind, name=name: _is_said(_note(kube, case, kind, name), text),
             what=f"the Event on {kind} {name} says the same",
-            within_s=60,  # ten of them until a pod counts as waiting at which no scheduler looks
+            within_s=60,  # ten of them until a pod that no scheduler considers counts as waiting
         )
     SEEN[case.name] = howto.events_block([*_kubernetes_events(kube, case), ("Warning", "ClaimPending", DRACO, text)])
 
@@ -231,7 +231,7 @@ def _kubernetes_events(kube: Kubectl, case: Case) -> list[tuple[str, str, str, s
 
 
 def fixed(kube: Kubectl, case: Case) -> None:
-    """Do what the case says, and see the pod scheduled and the Events taken back."""
+    """Apply the case's fix, and check that the pod is scheduled and the Events are withdrawn."""
     pending_cases.fix(kube, case)
     eventually(
         lambda: pending_cases.scheduled_condition(kube, case).get("status") == "True",

@@ -1,7 +1,7 @@
-"""The pictures of the README are what the commands print: `draco status` and `draco layout show` on a cluster of the tests.
+"""The README's pictures show the commands' output: `draco status` and `draco layout show` on a test cluster.
 
-Owns the scene and the comparison. With DRACO_WRITE_PICTURES=1 in the environment the pictures are written instead. Ages and ports
-are not compared.
+Owns the scene and the comparison. DRACO_WRITE_PICTURES=1 in the environment rewrites the pictures. Ages and ports are not
+compared.
 """
 
 import html
@@ -87,7 +87,7 @@ spec:
 """
 PARTS = [PART.format(name=name, profile=profile) for name, profile in (("chat", "4g.40gb"), ("alice", "2g.20gb"))]
 _WIDTH, _HEIGHT, _MARGIN = 8.4, 19, 16
-"""Of one character in units of the picture, and what is left free around the text."""
+"""Size of a character in units of the picture, and the margin around the text."""
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def scene(cluster: Kubectl, shell: dict[str, str]) -> Iterator[dict[str, str]]:
 
 
 def drawn(text: str) -> str:
-    """A terminal that shows the text, as SVG. An indentation is a place: not all programs keep the spaces of a text."""
+    """The text in a terminal, as SVG. Indentation becomes a position, because some programs drop a text's spaces."""
     lines = text.rstrip().splitlines()
     width, height = max(map(len, lines)) * _WIDTH + 2 * _MARGIN, len(lines) * _HEIGHT + 2 * _MARGIN
     picture = [
@@ -125,7 +125,7 @@ def words_of(picture: str) -> str:
 
 
 def compare(name: str, picture: str, *, until: str = "\n") -> bool:
-    """Whether they say the same, until these words; else AssertionError tells them apart."""
+    """Compare the texts up to these words. An AssertionError shows the difference."""
     path = PICTURES / name
     if WRITE:
         path.parent.mkdir(exist_ok=True)
@@ -135,14 +135,14 @@ def compare(name: str, picture: str, *, until: str = "\n") -> bool:
     return True
 
 
-@pytest.mark.since(36)  # which features are missing is a part of the picture
-@pytest.mark.local_provider  # it shows that one's address and nodes
+@pytest.mark.since(36)  # the picture shows the missing features
+@pytest.mark.local_provider  # the picture shows its address and nodes
 @pytest.mark.simulated_nodes
 def test_the_pictures_show_what_is_printed(scene: dict[str, str]) -> None:
     def is_as_drawn() -> bool:
         status = typed("draco status", scene)
         shown = ("1 maintenance", "mend-board (in maintenance)", "1 pending", "3 in use by pods")
-        upper_half, _, _ = status.partition("\nTAINT RULES")  # the rest is wide
+        upper_half, _, _ = status.partition("\nTAINT RULES")  # the rest is too wide
         return all(each in status for each in shown) and compare("status.svg", drawn(upper_half))
 
     eventually(is_as_drawn, what="draco status is as in docs/images/status.svg", within_s=180)
@@ -152,6 +152,6 @@ def test_the_pictures_show_what_is_printed(scene: dict[str, str]) -> None:
         is_complete = all(f"default/{each}" in picture for each in ("chat", "alice"))
         return is_complete and compare(
             "layout.svg", picture, until=" gpu-3 "
-        )  # the mode of others may be on since another test
+        )  # other GPUs may still be in MIG mode from another test
 
     eventually(is_divided_as_drawn, what="the GPUs are divided as in docs/images/layout.svg", within_s=180)

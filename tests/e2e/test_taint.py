@@ -1,4 +1,4 @@
-"""`draco taint` on a whole cluster: what it says that NoExecute does is what Kubernetes does then."""
+"""`draco taint` on a whole cluster: its preview of NoExecute matches what Kubernetes does."""
 
 import json
 from collections.abc import Iterator
@@ -66,12 +66,12 @@ def rule_of(kube: Kubectl, pool: str, device: str) -> Json:
 
 
 def evictions_over(kube: Kubectl, pool: str, device: str) -> bool:
-    """Whether Kubernetes says of the rule for a device that it deletes no more pods."""
+    """Whether Kubernetes reports on the device's rule that it deletes no more pods."""
     conditions = rule_of(kube, pool, device).get("status", {}).get("conditions", [])
     return any((each["type"], each["status"]) == ("EvictionInProgress", "False") for each in conditions)
 
 
-@pytest.mark.since(36)  # whose eviction controller it is held against
+@pytest.mark.since(36)  # compared with this version's eviction controller
 def test_the_pods_that_a_preview_names_are_those_that_go(clean: Kubectl) -> None:
     kube = clean
     budget = {
@@ -114,7 +114,7 @@ def test_the_pods_that_a_preview_names_are_those_that_go(clean: Kubectl) -> None
 
     held = kube.devices("stays") + kube.devices(generated)
     taint(kube, "add", "--yes", *devices, f"{KEY}:NoExecute")
-    left = {"stays", "patient"} | overlooked  # the patient one's hour is not over
+    left = {"stays", "patient"} | overlooked  # the patient pod's hour is not over
     eventually(
         lambda: {each["metadata"]["name"] for each in kube.objects("pods")} == left, what="the others are deleted"
     )

@@ -1,7 +1,7 @@
-"""The tutorial and the README, typed command by command: what they print is what the pages show.
+"""The tutorial and the README, typed command by command: the output matches the pages.
 
-Owns the reading of pages. A page's cluster is the tests' own, so what makes or removes one is left out. Ages and counts of
-seconds are not compared, nor is which of two equal nodes was chosen; `…` in a page stands for whatever is printed there.
+Owns reading the pages. They run on the tests' cluster, so commands that create or delete one are skipped. Ages and seconds are
+not compared, nor which of two equal nodes was chosen; `…` in a page stands for any output.
 """
 
 import os
@@ -18,21 +18,21 @@ from tests.e2e.kubectl import Kubectl, eventually
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = re.compile(r"make |export |git clone|cd |helm |docker |kind |(\.venv/bin/)?draco (cluster|demo)")
-"""Commands about clusters themselves, and the shell's own settings."""
+"""Commands about clusters and shell settings."""
 
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CHANGES = re.compile(r"kubectl (apply|create|delete|patch)\b|draco maintain (start|approve|finish|cancel)\b")
 
 
 class Step(NamedTuple):
-    """One command of a page and what is shown of its output."""
+    """One command of a page, and its output as shown."""
 
     command: str
     shown: str
 
 
 def steps(page: str) -> Iterator[Step]:
-    """The commands of a page, in order. What is shown without a command is more of what `draco status` prints."""
+    """The commands of a page, in order. Output without a command is more output of `draco status`."""
     for block in CONSOLE.findall(page):
         parts = re.split(r"^\$ ", block, flags=re.MULTILINE)
         if parts[0].strip():
@@ -44,7 +44,7 @@ def steps(page: str) -> Iterator[Step]:
 
 
 def plain(text: str) -> str:
-    """A text without what differs from run to run, in one line."""
+    """The text in one line, without parts that differ between runs."""
     text = re.sub(r"\(x\d+ over [^)]*\)", "", text)
     text = re.sub(r"(?<![\w.])(\d+[smh])+(?![\w.])", "<age>", text)
     text = re.sub(r"https://127\.0\.0\.1:\d+", "https://127.0.0.1:<port>", text)
@@ -53,13 +53,13 @@ def plain(text: str) -> str:
 
 
 def missing(shown: str, printed: str) -> list[str]:
-    """The pieces of what a page shows, between ellipses, that were not printed."""
+    """The pieces of a page's output, between ellipses, that were not printed."""
     return [piece for piece in map(plain, shown.split("…")) if piece not in plain(printed)]
 
 
 @pytest.fixture
 def shell(cluster: Kubectl, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of somebody who follows a page, in the namespace `default`; what they made is removed."""
+    """The environment of a reader who follows a page in namespace `default`; their objects are deleted afterwards."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "kubectl").symlink_to(cluster.binary)
@@ -70,7 +70,7 @@ def shell(cluster: Kubectl, tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def typed(command: str, environment: dict[str, str]) -> str:
-    """What one command prints; it has to end well."""
+    """Output of one command, which must succeed."""
     done = subprocess.run(
         ["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
@@ -79,7 +79,7 @@ def typed(command: str, environment: dict[str, str]) -> str:
 
 
 def follow(page: str, shell: dict[str, str]) -> int:
-    """Type the page's commands; returns how many printed what the page shows."""
+    """Run the page's commands; returns how many outputs matched the page."""
     compared = 0
     for step in steps(page):
         if LEFT_OUT.match(step.command):
@@ -98,15 +98,15 @@ def follow(page: str, shell: dict[str, str]) -> int:
     return compared
 
 
-@pytest.mark.since(36)  # it shows that version
-@pytest.mark.local_provider  # it shows that one's address and number of nodes
+@pytest.mark.since(36)  # the page shows that version
+@pytest.mark.local_provider  # the page shows its address and number of nodes
 def test_the_tutorial_prints_what_it_shows(shell: dict[str, str]) -> None:
     assert follow((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"), shell) >= 6
 
 
 def test_the_readme_prints_what_it_shows(shell: dict[str, str]) -> None:
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert follow(page[page.index("## Take one GPU out of service") :], shell) >= 2  # before that it shows the demo
+    assert follow(page[page.index("## Take one GPU out of service") :], shell) >= 2  # the part before shows the demo
 
 
 def test_what_a_page_shows_is_found_word_by_word() -> None:

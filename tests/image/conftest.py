@@ -36,7 +36,7 @@ def cluster(opened: Cluster) -> Kubectl:
 
 @pytest.fixture
 def kube(cluster: Kubectl, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kubectl]:
-    """A namespace of the test's own."""
+    """Kubectl in the test's own namespace."""
     name = request.node.name.replace("_", "-")[:50].strip("-")
     cluster.run("create", "namespace", name)
     yield cluster.in_namespace(name, tmp_path)

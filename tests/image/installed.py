@@ -1,4 +1,4 @@
-"""What helm has installed on the cluster of these tests."""
+"""Draco as helm installed it on the cluster of these tests."""
 
 import subprocess
 from typing import Any
@@ -16,7 +16,7 @@ def system_pods(cluster: Kubectl, component: str) -> list[dict[str, Any]]:
 
 
 def helm(cluster: Kubectl, verb: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Call helm for the release, and wait for what it does; whatever comes of it."""
+    """Run helm for the release and wait for it; a failure does not raise."""
     here = ("--kubeconfig", cluster.kubeconfig, "--namespace", SYSTEM, "--wait", "--timeout", "180s")
     return rendering.helm(verb, "draco", *arguments, *here)
 

@@ -1,4 +1,4 @@
-"""What is in the image that users run, and that this is enough: no shell, no right, no place to write."""
+"""The contents of the users' image: they are sufficient, without a shell, rights or writable places."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def root(image: ImageArchive, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def listed(root: Path, image: ImageArchive) -> dict[str, Any]:
-    """What the image says that it is made of."""
+    """The image's own list of its contents."""
     listed: dict[str, Any] = json.loads(
         root.joinpath(image.config["config"]["Labels"]["dev.draco.sbom"].lstrip("/")).read_text()
     )
@@ -57,7 +57,7 @@ def test_it_is_no_larger_than_promised(image: ImageArchive) -> None:
 
 
 def test_a_build_leaves_nothing_mounted() -> None:
-    """Else nobody could remove the folder."""
+    """Otherwise nobody could remove the folder."""
     store = binaries.cache_folder() / "images"
     assert not [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(store) in line]
 

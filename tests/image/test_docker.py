@@ -1,7 +1,7 @@
-"""The README's lines for a machine with Docker, kind and helm, typed as they are: build, load, install, test.
+"""The README's commands for a machine with Docker, kind and helm, typed as shown: build, load, install, test.
 
-Where no Docker answers that has the node image, it is the private engine of kind's clusters: it has images of Debian's packages
-under the names that the Dockerfile gives its bases, and what it runs reaches package indexes by a proxy.
+If no Docker with the node image answers, the test uses the private engine of kind's clusters. It has images of Debian's packages
+under the names of the Dockerfile's base images, and its containers reach package indexes through a proxy.
 """
 
 import json
@@ -32,14 +32,14 @@ SILENT = SilentProgress()
 WANTED = ClusterSpec(provider="kind", kubernetes=DEFAULT_KUBERNETES, nodes=0, operator=False)
 BUILDS_WITHIN_S = 900.0
 KEPT_FOR = "168h"
-"""What the private engine has of earlier builds, which the next one uses as far as nothing changed."""
+"""How long the private engine keeps images of earlier builds, whose unchanged layers the next build reuses."""
 
 pytestmark = pytest.mark.real_node
 
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of somebody who has Docker, kind and helm, and has made a cluster."""
+    """The environment of a user with Docker, kind, helm and a cluster."""
     record = Record(f"readme-{uuid.uuid4().hex[:8]}")
     record.folder.mkdir(parents=True)
     with ExitStack() as afterwards:
@@ -68,7 +68,7 @@ def shell(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def building(private: PrivateEngine, docker: Docker, folder: Path) -> Iterator[dict[str, str]]:
-    """Have the private engine have the bases, and what it builds a way out; the environment in which it is `docker`."""
+    """Give the private engine the base images and its builds network access. Returns the environment in which it is `docker`."""
     engine = image.Docker()
     engine.command = ("docker", "--host", f"unix://{docker.socket}")
     bases = {

@@ -1,4 +1,4 @@
-"""`helm test` of the installed release: its pod, on a real kubelet, says whether Draco is at work."""
+"""`helm test` of the installed release: its pod, on a real kubelet, checks whether Draco works."""
 
 import subprocess
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def upgraded(cluster: Kubectl, *arguments: str) -> None:
 
 @pytest.fixture
 def impatient(cluster: Kubectl) -> Iterator[None]:
-    """The release, whose check does not wait; afterwards all of it is there again, and the pod that failed is gone."""
+    """The release with a check that does not wait. Afterwards it is complete again, and the failed pod is deleted."""
     upgraded(cluster, "--set", "check.waitSeconds=0")
     yield
     cluster.run("delete", "pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=check")

@@ -1,4 +1,4 @@
-"""A release as its users get it: the image in a registry, and a chart there that names this very image."""
+"""A release as users get it: an image in a registry, and a chart there that names exactly this image."""
 
 import os
 import subprocess

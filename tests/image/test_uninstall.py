@@ -25,7 +25,7 @@ MAINTENANCE: dict[str, Any] = {
 
 @pytest.fixture
 def installed_again(cluster: Kubectl, tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Install Draco with the values that it had. At the end it is there again for the tests that follow."""
+    """Install Draco again with its previous values; it is installed at the end, for the tests that follow."""
     values = tmp_path / "values.yaml"
     here = ("--kubeconfig", cluster.kubeconfig, "--namespace", SYSTEM)
     values.write_text(rendering.helm("get", "values", "draco", "--output", "yaml", *here).stdout)
@@ -92,11 +92,11 @@ def has_no_pods(cluster: Kubectl) -> bool:
 
 
 def containers(pod: dict[str, Any]) -> list[tuple[str, int]]:
-    """Which containers run, and how often each was started again; that nobody tells of its device's health is no matter here."""
+    """The running containers and their restart counts, without device health."""
     return [(each["containerID"], each["restartCount"]) for each in pod["status"]["containerStatuses"]]
 
 
 def maintenance_conditions(cluster: Kubectl) -> list[dict[str, Any]]:
-    """What Draco says of the node of the request, to those who remove nodes."""
+    """Draco's conditions on the request's node, for tools that remove nodes."""
     node = cluster.get("node", IN_MAINTENANCE)
     return [each for each in node["status"]["conditions"] if each["reason"] == REASON]

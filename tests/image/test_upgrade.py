@@ -28,7 +28,7 @@ NEXT = "next"
 
 @pytest.fixture
 def next_image(opened: Cluster) -> str:
-    """Another name for the image: for helm and kubelet it is another version."""
+    """Another name for the image, so that helm and kubelet take it for another version."""
     assert isinstance(opened, LocalCluster)
     image = chart.image_of(provider.ARCHIVE)
     repository = image.rpartition(":")[0]
@@ -44,7 +44,7 @@ def tagged(nodes: RealNodes, node: str, image: str, name: str) -> None:
 
 
 class Traffic(threading.Thread):
-    """Pods with claims that start and end on one node, one after another, until told to stop."""
+    """Pods with claims that start and end on one node one after another, until told to stop."""
 
     def __init__(self, kube: Kubectl, node: str) -> None:
         super().__init__(name=f"pods on {node}", daemon=True)
@@ -76,7 +76,7 @@ class Traffic(threading.Thread):
 
 
 def tags(cluster: Kubectl) -> set[str]:
-    """The versions that run."""
+    """The running versions."""
     return {
         each["spec"]["containers"][0]["image"].rpartition(":")[2]
         for component in ("operator", "agent")
@@ -85,14 +85,14 @@ def tags(cluster: Kubectl) -> set[str]:
 
 
 def failures(kube: Kubectl) -> list[str]:
-    """What kubelet said of claims that were not prepared."""
+    """Kubelet's messages about claims that could not be prepared."""
     events = kube.objects("events")
     return [each["message"] for each in events if "FailedPrepare" in each["reason"]]
 
 
 @pytest.fixture
 def upgraded(cluster: Kubectl) -> Iterator[Callable[..., float]]:
-    """Call helm, and return how long it took."""
+    """Run helm; returns how long it took."""
 
     def call(verb: str, *arguments: str) -> float:
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""The private Docker Engine: one for all clusters, and nothing of it on the machine when the last one is gone."""
+"""The private Docker Engine: one for all clusters, and nothing of it is left when the last cluster is gone."""
 
 import contextlib
 import os
@@ -34,21 +34,21 @@ def an_engine(cache: Path) -> Iterator[PrivateEngine]:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[PrivateEngine]:
-    """An engine of the test's own, which no cluster uses yet."""
+    """A separate engine that no cluster uses yet."""
     with an_engine(tmp_path / "cache") as engine:
         yield engine
 
 
 @pytest.fixture
 def another_users(tmp_path: Path) -> Iterator[PrivateEngine]:
-    """The engine of somebody with another cache."""
+    """The engine of a user with another cache."""
     with an_engine(tmp_path / "another-users-cache") as engine:
         yield engine
 
 
 def kill(engine: PrivateEngine) -> None:
     for pid, _ in marked_with(engine.folder):
-        with contextlib.suppress(ProcessLookupError):  # it went with its parent
+        with contextlib.suppress(ProcessLookupError):  # it ended with its parent
             os.kill(pid, signal.SIGKILL)
 
 
@@ -58,7 +58,7 @@ def a_cluster(folder: Path, name: str) -> Path:
 
 
 def machine(engine: PrivateEngine) -> dict[str, Any]:
-    """Everything of this machine that an engine touches, beside what others do meanwhile."""
+    """All state of this machine that an engine touches, apart from others' changes."""
     names = network.names_of("kind", engine.folder)
     groups = cgroup.mounted()
     links = subprocess.run(["ip", "-brief", "link"], check=True, capture_output=True, text=True).stdout

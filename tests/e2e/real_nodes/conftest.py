@@ -1,4 +1,4 @@
-"""One cluster with two real nodes for all tests of this folder, made by the command a user types."""
+"""One cluster with two real nodes for all tests of this folder, created by the command that users type."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def draco(*arguments: str) -> None:
 
 @pytest.fixture(scope="session")
 def real_cluster(request: pytest.FixtureRequest) -> Iterator[tuple[Kubectl, Machines]]:
-    """Two real nodes: those of all scenarios where these are real, else with agents beside the pods, and a simulated node."""
+    """Two real nodes: those of all scenarios if they are real; otherwise with agents outside of pods, plus a simulated node."""
     if provider.FROM_IMAGE:
         yield request.getfixturevalue("cluster"), machines_of(provider.CLUSTER)
         return
@@ -42,7 +42,7 @@ def real_cluster(request: pytest.FixtureRequest) -> Iterator[tuple[Kubectl, Mach
 
 @contextmanager
 def a_bench(kubectl: Kubectl, nodes: Machines, folder: Path) -> Iterator[Bench]:
-    """A namespace of its own, and the first node with all its GPUs published and free."""
+    """A new namespace, and the first node with all its GPUs published and free."""
     namespace = f"test-{uuid.uuid4().hex[:8]}"
     reading = reader(kubectl.kubeconfig)
     reading.make_namespace(namespace)
@@ -57,6 +57,6 @@ def a_bench(kubectl: Kubectl, nodes: Machines, folder: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def bench(real_cluster: tuple[Kubectl, Machines], tmp_path: Path) -> Iterator[Bench]:
-    """The same for one test."""
+    """A bench for one test."""
     with a_bench(*real_cluster, tmp_path) as bench:
         yield bench

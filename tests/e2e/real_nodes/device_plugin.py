@@ -1,7 +1,7 @@
-"""A device plugin for tests: it gives out GPUs by counting them, the older way, and tells a real kubelet so.
+"""A device plugin for tests, which advertises countable GPUs to a real kubelet.
 
-Owns both sides of kubelet's protocol for such plugins, from outside the node, through its disk. The few messages that it needs
-are written by hand: each has fields of text or of bytes only. No pod is ever given a GPU by it.
+Owns both sides of kubelet's device plugin protocol, from outside the node, through its disk. The few messages are encoded by
+hand: each has only fields of text or bytes. No pod ever gets a GPU from it.
 """
 
 import os
@@ -18,13 +18,13 @@ from draco_local.cluster.realnode.nodes import disk_of
 
 RESOURCE = "nvidia.com/gpu"
 SOCKET = "nvidia-gpu.sock"
-"""What NVIDIA's device plugin calls its own."""
+"""The socket name of NVIDIA's device plugin."""
 _ANSWERS_WITHIN_S = 30.0
 
 
 @contextmanager
 def device_plugin(real_nodes: Path, node: str, *, gpus: int) -> Iterator[None]:
-    """Meanwhile kubelet on the node counts so many GPUs; `real_nodes` is the folder of the cluster's real nodes."""
+    """Within the block, the node's kubelet counts this many GPUs. `real_nodes` is the folder of the cluster's real nodes."""
     sockets = disk_of(real_nodes, node) / "fs/var/lib/kubelet/device-plugins"
     folder = os.open(sockets, os.O_PATH)  # a socket's path has at most 107 bytes
     server = grpc.server(ThreadPoolExecutor(2))

@@ -1,6 +1,7 @@
-"""Real nodes of either provider, as machines: what runs on them, and their power.
+"""Real nodes of either provider as machines: their services and their power.
 
-Owns what differs between our own, where the agent runs beside the pods, and kind's, where it is a pod and systemd runs the rest.
+Owns the differences between Draco's own nodes, where the agent runs outside of pods, and kind's, where it is a pod and systemd
+runs the rest.
 """
 
 import os
@@ -17,10 +18,10 @@ from draco_local.cluster.realnode.init import RUN_FOLDER
 from tests.e2e import provider
 
 REAL_CLUSTER = provider.CLUSTER if provider.FROM_IMAGE else f"e2e-real-{os.getpid()}"
-"""The one whose nodes these tests run on."""
+"""The cluster whose nodes these tests use."""
 
 AGENT = "draco_local.simulator.image agent"
-"""What the command line of an agent in a pod contains."""
+"""Part of the command line of an agent in a pod."""
 
 
 class Machines(Protocol):

@@ -1,4 +1,4 @@
-"""Partitions of a real node's first GPU: claims of them, the policy that permits them, and what is done behind Draco's back."""
+"""Partitions of a real node's first GPU: claims, the policy that permits them, and changes by hand."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,32 +30,32 @@ def part_of_a_gpu(name: str, profile: str) -> dict[str, Any]:
 
 
 def gpus_by_hand(bench: Bench, command: str, *arguments: str) -> None:
-    """Do what a person does to the node's GPUs behind Draco's back."""
+    """Change the node's GPUs by hand, without Draco."""
     done = draco("cluster", "gpu", command, bench.node, *arguments, "--name", REAL_CLUSTER)
     assert done.returncode == 0, done.stderr
 
 
 def made(bench: Bench) -> list[dict[str, Any]]:
-    """The GPU instances that the node's first GPU has."""
+    """The GPU instances of the node's first GPU."""
     state = load(gpu_state_file(disk_of(bench.nodes.folder, bench.node)))
     found: list[dict[str, Any]] = msgspec.to_builtins(state.gpus[0].instances)
     return found
 
 
 def the_instance(bench: Bench) -> str:
-    """The MIG UUID of the one instance there is; "" while there is none that can be used."""
+    """The MIG UUID of the only instance; "" while there is no usable one."""
     found = [compute["uuid"] for one in made(bench) for compute in one["compute"]]
     return str(found[0]) if len(found) == 1 else ""
 
 
 def started_again(bench: Bench, name: str, old_container: str, uuid: str) -> bool:
-    """Whether the pod runs in another container, which was told of this instance."""
+    """Whether the pod runs in another container that got this instance."""
     return bench.returned(name, old_container) and uuid in bench.environment(name).values()
 
 
 @contextmanager
 def divided_by_claims(bench: Bench) -> Iterator[None]:
-    """Meanwhile the node's first GPU is divided by what claims ask for."""
+    """Within the block, the node's first GPU is in mode Dynamic."""
     (first, *_) = bench.kube.get("gpunode", bench.node)["status"]["gpus"]
     policy = {
         "apiVersion": "draco.dev/v1alpha1",

@@ -1,4 +1,4 @@
-"""Pods with GPU claims for real nodes, and what can be seen of them from inside the container and on the node."""
+"""Pods with GPU claims for real nodes, and views of them from inside the container and on the node."""
 
 import functools
 import subprocess
@@ -24,7 +24,7 @@ RETURNS_WITHIN_S = 60.0
 
 
 def claim(name: str) -> dict[str, Any]:
-    """A claim of one GPU, whichever."""
+    """A claim for any one GPU."""
     request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
     return {
         "apiVersion": "resource.k8s.io/v1",
@@ -35,7 +35,7 @@ def claim(name: str) -> dict[str, Any]:
 
 
 def pod(name: str, *, node: str, claims: str = "") -> dict[str, Any]:
-    """A pod on `node` that uses the claim, if one is named, and ends as soon as it is asked to."""
+    """A pod on `node` that uses the claim, if one is named, and ends promptly on SIGTERM."""
     container = {
         "name": "main",
         "image": BUSYBOX_IMAGE,
@@ -66,7 +66,7 @@ class Bench:
     node: str
 
     def start(self, *names: str) -> None:
-        """Start pods, each with a claim of its own name, and wait until they run."""
+        """Start pods, each with a claim of the same name, and wait until they run."""
         self.apply([each for name in names for each in (claim(name), pod(name, node=self.node, claims=name))])
         self.wait(*names)
 
@@ -85,7 +85,7 @@ class Bench:
         eventually(lambda: not self.exists("pod", name), within_s=STARTS_WITHIN_S, what=f"pod {name} is gone")
 
     def exists(self, kind: str, name: str) -> bool:
-        """Whether there is such an object."""
+        """Whether the object exists."""
         return any(each["metadata"]["name"] == name for each in self.kube.objects(kind))
 
     def ready(self, name: str) -> bool:
@@ -99,11 +99,11 @@ class Bench:
         return next((str(each["containerID"]) for each in statuses if "running" in each["state"]), "")
 
     def returned(self, name: str, old_container: str) -> bool:
-        """Whether the pod is ready in another container than this."""
+        """Whether the pod is ready in a new container."""
         return self.container(name) not in {"", old_container} and self.ready(name)
 
     def inside(self, name: str, *command: str) -> str:
-        """What a command says inside the pod's container."""
+        """Output of a command in the pod's container."""
         return self.kube.run("exec", name, "--", *command).stdout
 
     def environment(self, name: str) -> dict[str, str]:
@@ -111,15 +111,15 @@ class Bench:
         return dict(line.split("=", 1) for line in self.inside(name, "env").splitlines())
 
     def gpu_uuids(self, name: str) -> list[str]:
-        """What the pod's container was told to have."""
+        """GPU UUIDs in the environment of the pod's container."""
         return [value for key, value in self.environment(name).items() if key.startswith("DRACO_DEVICE_")]
 
     def gpu_nodes(self, name: str) -> set[str]:
-        """The device nodes of single GPUs that the pod's container has: nvidia0 and so on."""
+        """The per-GPU device nodes in the pod's container: nvidia0 and so on."""
         return {each for each in self.inside(name, "ls", "/dev").split() if each.removeprefix("nvidia").isdecimal()}
 
     def device(self, name: str) -> str:
-        """The device that the claim has; "" when it has none."""
+        """The claim's device; "" if it has none."""
         ((_, device),) = self.kube.devices(name) or [("", "")]
         return device
 
@@ -128,7 +128,7 @@ class Bench:
         return str(self.kube.get("resourceclaim", name)["metadata"]["uid"])
 
     def on_node(self, *argv: str) -> str:
-        """What a command says on the node."""
+        """Output of a command on the node."""
         done = self.nodes.exec_on_node(self.node, argv)
         assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}"
         return done.stdout
@@ -138,7 +138,7 @@ class Bench:
         return self.on_node("ls", "/var/run/cdi")
 
     def spec_files(self) -> list[str]:
-        """Where the CDI specs are on the node."""
+        """Paths of the CDI specs on the node."""
         return [f"/var/run/cdi/{name}" for name in self.specs().split()]
 
     def checkpoint(self) -> list[PreparedClaim]:
@@ -152,7 +152,7 @@ class Bench:
         return uid in self.specs() and any(each.uid == uid for each in self.checkpoint())
 
     def released(self, name: str) -> bool:
-        """Whether nothing of the claim is left on the node and it has no device."""
+        """Whether nothing of the claim is left on the node and it is deallocated."""
         uid = self.uid(name)
         held = uid in self.specs() or any(each.uid == uid for each in self.checkpoint())
         return not held and not self.device(name)
@@ -176,7 +176,7 @@ class Bench:
         return str(names[0])
 
     def as_holder_of(self, token: str, *arguments: str, given: str = "") -> "subprocess.CompletedProcess[str]":
-        """Run kubectl with nothing but this token; `given` is its standard input."""
+        """Run kubectl with only this token; `given` is its standard input."""
         user = {"name": "holder", "user": {"token": token}}
         mine = yaml.safe_load(self.kube.kubeconfig.read_text())
         for each in mine["contexts"]:
@@ -188,7 +188,7 @@ class Bench:
         return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
 
     def agent_token(self) -> str:
-        """The token of the node's agent: of the pod that it is, or as the node has it."""
+        """The token of the node's agent, from its pod or from the node."""
         agents = ["--namespace=draco-system", "-l", "app.kubernetes.io/component=agent"]
         on_node = ["--field-selector", f"spec.nodeName={self.node}"]
         token = "/var/run/secrets/kubernetes.io/serviceaccount/token"

@@ -1,4 +1,4 @@
-"""A claim on a real kubelet and a real container runtime, and what its life survives."""
+"""A claim on a real kubelet and container runtime, and the restarts that it survives."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_a_container_has_the_nodes_driver_where_any_image_looks_for_it(bench: Be
     [told] = [
         each for each in bench.kube.get("gpunode", bench.node)["status"]["conditions"] if each["type"] == "ToolkitUsed"
     ]
-    # The image carries NVIDIA's toolkit, and here the agent may run without the image.
+    # The image has NVIDIA's toolkit, but here the agent may run without the image.
     wanted = ("True", "EditsTaken") if bench.agent_is_a_pod() else ("False", "OwnEdits")
     assert (told["status"], told["reason"]) == wanted, told.get("message")
 
@@ -65,7 +65,7 @@ def test_an_upgrade_of_the_driver_reaches_agent_and_containers(bench: Bench) -> 
             within_s=60,
             what="the claim's spec names the new libraries: the old ones are gone",
         )
-        assert bench.container("one") == old  # nothing happens to one that runs
+        assert bench.container("one") == old  # a running container is not affected
         bench.inside("one", "sh", "-c", "kill -TERM 1")
         eventually(lambda: bench.returned("one", old), within_s=RETURNS_WITHIN_S, what="the container is started again")
         assert "libcuda.so.595.58.03" in bench.inside("one", "ls", "/usr/lib/x86_64-linux-gnu").split()
@@ -133,7 +133,7 @@ def test_a_container_and_its_claim_outlive_kubelet(bench: Bench) -> None:
     container, device = bench.container("one"), bench.device("one")
     before = bench.kill("kubelet")
     bench.restarted("kubelet", before=before)
-    bench.start("two")  # the new kubelet knows the driver, and prepares with it
+    bench.start("two")  # the new kubelet has the driver registered and prepares with it
     assert bench.container("one") == container
     assert bench.device("one") == device
     assert bench.device("two") != device

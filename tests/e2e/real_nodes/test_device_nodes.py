@@ -1,4 +1,4 @@
-"""A real node on which nobody has run nvidia-smi yet: its driver is loaded, and no device node of it was made."""
+"""A real node before the first nvidia-smi: the driver is loaded, but no device nodes exist."""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ KERNELS_LIST: Final = (
 
 
 def nodes_of(bench: Bench, name: str) -> set[str]:
-    """What the claim's CDI spec gives a container."""
+    """Device nodes in the claim's CDI spec."""
     spec = json.loads(bench.on_node("cat", *(file for file in bench.spec_files() if bench.uid(name) in file)))
     edits = [spec["containerEdits"], *(device["containerEdits"] for device in spec["devices"])]
     return {node["path"] for each in edits for node in each.get("deviceNodes", [])}
@@ -44,7 +44,7 @@ def made_by_hand(bench: Bench, path: str, major: int, minor: int) -> None:
 
 @pytest.fixture
 def bare(bench: Bench) -> Iterator[Bench]:
-    """The node has none of the device nodes of its GPUs, its kernel lists their numbers, and nobody can make nodes."""
+    """The node lacks the device nodes of its GPUs, its kernel lists their numbers, and nobody can create nodes."""
     listed = procfs.tree(gpu_state_file(disk_of(bench.nodes.folder, bench.node))) / "devices"
     listed.write_text(KERNELS_LIST)
     bench.on_node("rm", *ALL)
@@ -55,7 +55,7 @@ def bare(bench: Bench) -> Iterator[Bench]:
         listed.unlink()
         bench.on_node("mount", "-o", "remount,rw", "/dev")
         for path in ALL:
-            made_by_hand(bench, path, 1, 3)  # as the node has booted with them
+            made_by_hand(bench, path, 1, 3)  # as if the node had booted with them
 
 
 def test_device_nodes_that_nobody_made_are_made_for_the_first_claim_or_it_waits(bare: Bench) -> None:

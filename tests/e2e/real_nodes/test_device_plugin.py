@@ -1,4 +1,4 @@
-"""A device plugin that gives a real node's GPUs to pods as well: what is said and done while kubelet counts them for it."""
+"""A device plugin that also offers a real node's GPUs: what Draco says and does while kubelet counts them."""
 
 import time
 from dataclasses import replace
@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.real_node, pytest.mark.local_provider]
 SAID: Final = f"A device plugin gives out {RESOURCE} on this node"
 NOTICED_WITHIN_S: Final = 2.0
 TRIES: Final = 3
-"""A machine that is busy with other tests may be late; one that is late each time is not busy."""
+"""A machine busy with other tests may be late, but not every time."""
 
 
 def tainted(bench: Bench) -> set[str]:
-    """The node's devices that new claims stay away from because of the plugin."""
+    """The node's devices that are tainted because of the plugin."""
     return {
         device["name"]
         for each in bench.kube.objects("resourceslices")
@@ -32,13 +32,13 @@ def tainted(bench: Bench) -> set[str]:
 
 
 def sole_allocator(bench: Bench) -> tuple[str, str]:
-    """What the node's GpuNode says of it."""
+    """The GpuNode's condition about it."""
     conditions = bench.kube.get("gpunode", bench.node)["status"]["conditions"]
     return next((one["status"], one.get("message", "")) for one in conditions if one["type"] == "SoleAllocator")
 
 
 def counted(bench: Bench) -> str:
-    """How many GPUs kubelet has to give out."""
+    """How many GPUs kubelet can allocate."""
     return str(bench.kube.get("node", bench.node)["status"]["allocatable"].get(RESOURCE, "0"))
 
 
@@ -52,7 +52,7 @@ def not_seen(bench: Bench) -> bool:
 
 
 def test_a_device_plugin_that_comes_is_noticed_within_two_seconds_and_forgotten_when_it_is_gone(bench: Bench) -> None:
-    beside = replace(bench, node=bench.nodes.nodes[-1])  # kubelet keeps a resource of a plugin that is gone, as 0
+    beside = replace(bench, node=bench.nodes.nodes[-1])  # kubelet keeps the resource of a gone plugin as 0
     eventually(lambda: not_seen(beside), what="the agent is the only one who gives out GPUs")
     noticed_s = float("inf")
     for _ in range(TRIES):

@@ -1,4 +1,4 @@
-"""What a real kubelet shows people of a GPU that fails under their pod, and what is left to see when the pod is gone."""
+"""What a real kubelet shows of a GPU that fails under a pod, and what stays visible when the pod is gone."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.real_node
 
 
 def shown(bench: Bench, name: str) -> dict[str, Any]:
-    """The health of the pod's one device, as its status has it."""
+    """The health of the pod's only device in its status."""
     for container in bench.kube.get("pod", name)["status"].get("containerStatuses", []):
         for resource in container.get("allocatedResourcesStatus", []):
             for one in resource.get("resources", []):
@@ -26,7 +26,7 @@ def of_claim(bench: Bench, name: str) -> dict[str, tuple[str, str]]:
 
 
 def notes_of(bench: Bench) -> list[str]:
-    """What Events say of faults on the node."""
+    """Notes of the Events about faults on the node."""
     return [
         one.get("note", "")
         for one in bench.kube.objects("events.events.k8s.io", namespace="default")
@@ -45,7 +45,7 @@ def test_a_fault_shows_in_the_pods_status_and_its_claims_and_an_event_of_it_outl
             lambda: of_claim(bench, "worker").get("Healthy") == ("False", "NeedsReset"), what="so does the claim"
         )
         bench.kube.run("delete", "pod", "worker")
-        # Kubernetes deallocates a claim that no pod uses, and with that the API server drops what it says of its devices.
+        # Kubernetes deallocates an unused claim, and the API server then drops its device statuses.
         eventually(
             lambda: any("NeedsReset" in note for note in notes_of(bench)), what="an Event of the Node still tells of it"
         )

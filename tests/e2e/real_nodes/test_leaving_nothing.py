@@ -1,4 +1,4 @@
-"""Real nodes take from the machine only what they give back, and clean up after a crash."""
+"""Real nodes release everything that they take from the machine, and clean up after a crash."""
 
 import functools
 import os
@@ -25,7 +25,7 @@ SYSCTLS = ("kernel/panic", "kernel/panic_on_oops", "vm/overcommit_memory", "vm/p
 
 
 class NoControlPlane:
-    """Gives nodes an identity and no one to show it to: they boot, and find no API server."""
+    """Gives nodes credentials but no API server: they boot without one."""
 
     def __init__(self, folder: Path) -> None:
         self.pki = folder
@@ -68,7 +68,7 @@ def kubelet_runs(nodes: RealNodes, node: str) -> bool:
 
 
 def machine(folder: Path) -> dict[str, Any]:
-    """Everything of this machine that real nodes touch, beside what other clusters do meanwhile."""
+    """All state of this machine that real nodes touch, apart from other clusters' changes."""
     names = network.names_of("leaves-nothing", folder)
     groups = cgroup.mounted()
     output = subprocess.run(["ip", "-brief", "link"], check=True, capture_output=True, text=True).stdout
@@ -85,7 +85,7 @@ def machine(folder: Path) -> dict[str, Any]:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Every process whose command line names the folder, or that runs in one of its namespaces."""
+    """Every process whose command line names the folder or that runs in one of its namespaces."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():

@@ -1,4 +1,4 @@
-"""Partitions of GPUs for containers of a real kubelet and a real container runtime."""
+"""Partitions for containers of a real kubelet and container runtime."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.real_node
 
 @pytest.fixture
 def divided(bench: Bench) -> Iterator[Bench]:
-    """The node's first GPU is divided by what claims ask for."""
+    """The node's first GPU is in mode Dynamic."""
     with divided_by_claims(bench):
         yield bench
 
@@ -69,7 +69,7 @@ def test_a_container_gets_its_instance_though_the_agent_is_killed_while_making_i
 
 
 def of_its_claim(bench: Bench) -> str:
-    """The same, once it is the claim's as the agent reports it."""
+    """The same instance, once the agent reports it as the claim's."""
     (gpu, *_) = (gpu["mig"] for gpu in bench.kube.get("gpunode", bench.node)["status"]["gpus"])
     found = [each["uuid"] for each in gpu.get("instances", []) if each["use"] == "Claim"]
     return found[0] if found == [the_instance(bench)] else ""

@@ -1,4 +1,4 @@
-"""Pods on real nodes reach the API server and each other, and nothing else is needed for that."""
+"""Pods on real nodes reach the API server and each other without further setup."""
 
 import sys
 
@@ -28,7 +28,7 @@ def test_a_pod_reaches_the_api_server_by_its_service_address(bench: Bench) -> No
     inodes = bench.on_node("sh", "-c", "stat --format '%i %n' /run/netns/*")
     (network,) = [line.split()[1] for line in inodes.splitlines() if line.split()[0] == inode]
     asked: list[str] = [sys.executable, "-c", ASK_OVER_TLS, "10.96.0.1", f"{ACCOUNT}/ca.crt"]
-    if provider.ON_KIND:  # whose nodes have files of their own
+    if provider.ON_KIND:  # kind's nodes have their own files
         asked = [
             "sh",
             "-c",
@@ -36,7 +36,7 @@ def test_a_pod_reaches_the_api_server_by_its_service_address(bench: Bench) -> No
         ]
     ask = ["nsenter", f"--net={network}", *asked]
     answer = eventually(lambda: bench.on_node(*ask), within_s=STARTS_WITHIN_S, what="the API server answers")
-    assert answer in {"200\n", "401\n"}  # it proved who it is; whether strangers may ask is another matter
+    assert answer in {"200\n", "401\n"}  # the server proved its identity; anonymous requests may be refused
 
 
 def test_pods_reach_each_other_across_nodes(bench: Bench) -> None:

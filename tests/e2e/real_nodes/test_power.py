@@ -1,4 +1,4 @@
-"""A node loses its power, and comes back with all that it had. One outage, which each test looks at for itself."""
+"""A node loses power and comes back with everything it had. All tests examine the same outage."""
 
 import functools
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Outage:
-    """A node that has its power again, and what was on it before."""
+    """A node with its power back, and what was on it before."""
 
     bench: Bench
     boot_id: str
@@ -45,7 +45,7 @@ def outage(real_cluster: tuple[Kubectl, Machines], tmp_path_factory: pytest.Temp
     """Pods with whole GPUs, one with a part of a GPU, and one that is deleted while the node is off."""
     with a_bench(*real_cluster, tmp_path_factory.mktemp("outage")) as bench, divided_by_claims(bench):
         bench.apply([part_of_a_gpu("part", "3g.40gb"), pod("part", node=bench.node, claims="part")])
-        bench.wait("part")  # from now on nobody gets its GPU whole
+        bench.wait("part")  # from now on no pod gets its GPU whole
         bench.start("one", "two", "deleted")
         before = Outage(
             bench,
@@ -84,7 +84,7 @@ def test_a_pod_deleted_while_its_node_is_off_is_released_when_it_is_back(outage:
 
 def test_a_pod_has_its_partition_again_after_its_node_lost_its_power(outage: Outage) -> None:
     bench, before = outage.bench, outage.part
-    eventually(  # no instance outlives that
+    eventually(  # no instance survives that
         lambda: (uuid := the_instance(bench)) and started_again(bench, "part", before.container, uuid),
         within_s=RETURNS_WITHIN_S,
         what="the pod runs on an instance that was made again",
