@@ -148,7 +148,7 @@ TENANT = "a-tenant-who-reserves"
         ([], "draco-test-high", "you may not use PriorityClass draco-test-high for a reservation"),
         (["draco-test-low"], "draco-test-high", "you may not use PriorityClass draco-test-high for a reservation"),
         (["draco-test-high"], "draco-test-high", ""),
-        (["system-node-critical"], "system-node-critical", "classes of the system are for its own pods"),
+        (["system-node-critical"], "system-node-critical", "system classes are for the system's own pods"),
         ([], "", ""),
     ],
 )
