@@ -19,17 +19,17 @@
 {{- if and (eq .Values.profile "full") .Values.deviceClasses.enabled }}true{{ end -}}
 {{- end -}}
 
-{{/* Whether pods get Draco's scheduling gate from the API server. */}}
+{{/* Whether the webhook adds Draco's scheduling gate to pods. */}}
 {{- define "draco.gatesPods" -}}
 {{- if and .Values.operator.enabled .Values.operator.allocate .Values.operator.gatePods }}true{{ end -}}
 {{- end -}}
 
-{{/* Whether the API server asks the operator about what is written. */}}
+{{/* Whether the operator serves webhooks. */}}
 {{- define "draco.webhook" -}}
 {{- if and .Values.operator.enabled (or .Values.webhook.enabled (include "draco.gatesPods" .)) }}true{{ end -}}
 {{- end -}}
 
-{{/* What identifies a configuration of the webhook. Call with a dict of root and name. */}}
+{{/* Metadata of a webhook configuration. Call with a dict of root and name. */}}
 {{- define "draco.webhookMeta" -}}
 name: {{ .name }}
 labels:
@@ -40,7 +40,7 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* Where the API server asks, and whose certificate it believes. Call with a dict of root, name, path and authority ("" for cert-manager's). */}}
+{{/* The clientConfig of a webhook. Call with a dict of root, name, path and authority (the CA; "" if cert-manager injects it). */}}
 {{- define "draco.webhookClient" -}}
 {{- with .authority }}
 caBundle: {{ . }}
@@ -52,12 +52,12 @@ service:
   port: 443
 {{- end -}}
 
-{{/* Whether a cluster can be asked: not by `helm template`. */}}
+{{/* Whether the cluster can be queried: not in `helm template`. */}}
 {{- define "draco.live" -}}
 {{- if lookup "v1" "Namespace" "" "kube-system" }}true{{ end -}}
 {{- end -}}
 
-{{/* Whether to make an object of the Prometheus operator. Call with a dict of root, enabled and kind. */}}
+{{/* Whether to create an object of the Prometheus operator. Call with a dict of root, enabled and kind. */}}
 {{- define "draco.monitored" -}}
 {{- if eq (toString .enabled) "true" }}true
 {{- else if eq (toString .enabled) "auto" }}
@@ -79,7 +79,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
-{{/* How an admission policy is for one service account alone. Call with a dict of root and account. */}}
+{{/* Restricts an admission policy to one service account. Call with a dict of root and account. */}}
 {{- define "draco.policyFor" -}}
 failurePolicy: Fail
 matchConditions:
@@ -87,22 +87,22 @@ matchConditions:
     expression: request.userInfo.username == 'system:serviceaccount:{{ .root.Release.Namespace }}:{{ .account }}'
 {{- end -}}
 
-{{/* Whether a request tolerates the taint of what Draco allocates, in CEL. */}}
+{{/* CEL: whether a request tolerates the taint draco.dev/operator-allocated. */}}
 {{- define "draco.toleratesItsWayIn" -}}
 {{ . }}.?tolerations.orValue([]).exists(one, one.?effect.orValue('') in ['', 'NoSchedule'] && (one.?key.orValue('') == 'draco.dev/operator-allocated' || one.?key.orValue('') == '' && one.?operator.orValue('') == 'Exists'))
 {{- end -}}
 
-{{/* Whether a device of an allocation, or the GPU that it is a part of, stands in the register, in CEL. */}}
+{{/* CEL: whether the register lists an allocated device or the GPU that it is a part of. */}}
 {{- define "draco.isRegistered" -}}
 params.?spec.?pools[?({{ . }}.driver + '/' + {{ . }}.pool)].orValue([]).exists(gpu, gpu == {{ . }}.device || {{ . }}.device.startsWith(gpu + '-mig-'))
 {{- end -}}
 
-{{/* Whether the operator whose token this is leads as far as the register says, in CEL: none leads that is in no pod if it names one. */}}
+{{/* CEL: whether the register names the operator with this token as leader, or none. A leader in a pod needs that pod's token. */}}
 {{- define "draco.leadsByRegister" -}}
 params.?spec.?leader == optional.none() || params.?spec.?leader.?podUID.orValue('') == request.userInfo.?extra[?'authentication.kubernetes.io/pod-uid'][?0].orValue('')
 {{- end -}}
 
-{{/* That two maps say the same but for some keys, whatever keys they have, in CEL. Call with a list of both and the keys. */}}
+{{/* CEL: whether two maps are equal except for some keys. Call with a list of both and the keys. */}}
 {{- define "draco.sameBut" -}}
 {{- $but := toJson (index . 2) | replace "\"" "'" -}}
 >-
@@ -110,12 +110,12 @@ params.?spec.?leader == optional.none() || params.?spec.?leader.?podUID.orValue(
 && {{ index . 1 }}.all(key, key in {{ $but }} || key in {{ index . 0 }})
 {{- end -}}
 
-{{/* The node terms of a pod's spec, in CEL. */}}
+{{/* CEL: the node selector terms of a pod's spec. */}}
 {{- define "draco.nodeTerms" -}}
 {{ . }}.?affinity.?nodeAffinity.?requiredDuringSchedulingIgnoredDuringExecution.?nodeSelectorTerms.orValue([])
 {{- end -}}
 
-{{/* That containers are those of a template, told which GPU is meant, in CEL. Call with a list of both lists. */}}
+{{/* CEL: whether containers equal those of a template, except for what says which GPU is meant. Call with a list of both lists. */}}
 {{- define "draco.sameContainers" -}}
 {{ index . 0 }}.map(one, one.name) == {{ index . 1 }}.map(one, one.name)
 && {{ index . 0 }}.all(one, {{ index . 1 }}.exists(other, other.name == one.name
@@ -201,10 +201,10 @@ runbook_url: {{ printf "%s/alerts/%s.md" ((index . 0).Values.metrics.rules.runbo
       - {key: tls.key, path: tls.key}
 {{- end -}}
 
-{{/* What it takes to ask the API server who a scraper is. */}}
+{{/* The rights to ask the API server who a scraper is. */}}
 {{- define "draco.reviewRules" -}}
 {{- if .Values.metrics.secure.enabled -}}
-# Who may read metrics is asked of the API server: whose token this is, and whether that user may get /metrics.
+# To ask the API server who may read metrics: whose token this is, and whether that user may get /metrics.
 - apiGroups: [authentication.k8s.io]
   resources: [tokenreviews]
   verbs: [create]

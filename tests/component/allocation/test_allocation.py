@@ -161,7 +161,7 @@ async def test_nobody_else_allocates_what_is_dracos_and_draco_nothing_else(
                 {"metadata": {"finalizers": ["resource.kubernetes.io/delete-protection", "example.com/mine"]}},
                 {"metadata": {"finalizers": ["resource.kubernetes.io/delete-protection"], "labels": {"a": "b"}}},
             ):
-                with pytest.raises(Invalid, match="the operator may only take back the allocation of a claim"):
+                with pytest.raises(Invalid, match="the operator may only remove the allocation of a claim"):
                     await operator.patch(CLAIMS, key, change)
             await operator.patch(
                 CLAIMS, key, {"metadata": {"finalizers": ["resource.kubernetes.io/delete-protection"]}}

@@ -151,7 +151,7 @@ async def test_the_operator_alone_writes_the_register_and_nobody_deletes_it_whil
         try:
             await client.patch(ALLOCATION_REGISTERS, REGISTER, {"spec": {"pools": {}}})
         except Invalid as error:
-            return "Draco's operator alone writes the AllocationRegister" in str(error)
+            return "only Draco's operator may write the AllocationRegister" in str(error)
         return False
 
     await until(refused, what="the API server goes by the policy")

@@ -96,7 +96,7 @@ async def test_of_a_pod_the_operators_account_takes_only_its_own_gate(
             {"op": "add", "path": "/metadata/labels", "value": {"app": "other"}},
             {"op": "remove", "path": "/spec/schedulingGates/0"},
         ):
-            with pytest.raises(Invalid, match=r"may only take the scheduling gate draco.dev/allocation off a pod"):
+            with pytest.raises(Invalid, match=r"may only remove the scheduling gate draco.dev/allocation from a pod"):
                 await operator.patch(PODS, key, [own, change])
         found = await operator.patch(PODS, key, [own])
         assert [each.name for each in found.spec.scheduling_gates] == [FOREIGN["name"]]

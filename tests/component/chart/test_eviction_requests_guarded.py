@@ -14,7 +14,7 @@ from tests.component.chart.thefts import a_cluster
 
 pytestmark = pytest.mark.other_version
 
-REFUSED = "may only make and delete EvictionRequests whose requester is draco.dev/maintenance"
+REFUSED = "may only create and delete EvictionRequests whose requester is draco.dev/maintenance"
 UID = "00000000-0000-0000-0000-000000000001"
 
 

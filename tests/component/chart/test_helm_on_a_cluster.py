@@ -116,7 +116,7 @@ def call_until_served(plane: ControlPlane, method: str, path: str, body: dict[st
 
 def test_a_second_release_is_refused_and_names_the_first(release: Release) -> None:
     said = Release(release.plane, "another", "elsewhere").refused()
-    assert "Draco is installed here as release draco in namespace draco-system" in said
+    assert "Draco is already installed as release draco in namespace draco-system" in said
     assert "helm uninstall draco -n draco-system" in said
     release.upgrade()  # the first one itself is not refused
 

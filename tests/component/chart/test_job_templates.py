@@ -27,7 +27,7 @@ from tests.versions import OLDEST, on
 
 Body = dict[str, Any]
 PATH = f"/apis/batch/v1/namespaces/{JOB_SPACE}/cronjobs"
-DIFFERENT = "may only make Jobs like their template"
+DIFFERENT = "may create only Jobs that equal their template"
 
 
 @pytest.fixture(scope="module", params=on(DEFAULT_KUBERNETES, OLDEST))
@@ -177,7 +177,7 @@ async def test_a_job_is_for_one_node_and_for_none_that_its_template_excludes(
 ) -> None:
     body = made_from(cluster, template)
     ON_THE_NODE[what](body)
-    with pytest.raises((Forbidden, Invalid), match=f"has to be for one node|{DIFFERENT}"):
+    with pytest.raises((Forbidden, Invalid), match=f"must be for one node|{DIFFERENT}"):
         await create(cluster, body)
 
 
@@ -240,7 +240,7 @@ async def test_the_claim_of_a_job_is_for_one_device_and_looks_at_none(cluster: C
         for change in asking:
             other = deepcopy(body)
             other["spec"]["devices"]["requests"][0]["exactly"].update(change)
-            with pytest.raises((Forbidden, Invalid), match="may only take back the allocation"):
+            with pytest.raises((Forbidden, Invalid), match="may only remove the allocation"):
                 await operator.create(CLAIMS, other)
         asking = [
             {"requests": [asked, {**asked, "name": "more"}]},
@@ -249,5 +249,5 @@ async def test_the_claim_of_a_job_is_for_one_device_and_looks_at_none(cluster: C
         for change in asking:
             other = deepcopy(body)
             other["spec"]["devices"].update(change)
-            with pytest.raises((Forbidden, Invalid), match="may only take back the allocation"):
+            with pytest.raises((Forbidden, Invalid), match="may only remove the allocation"):
                 await operator.create(CLAIMS, other)

@@ -64,7 +64,7 @@ MY_DEVICES = f"may report only devices of driver {DRIVER} in the pool of that no
 NOT_HERE = f"the claim has no device of driver {DRIVER} on node {MINE}"
 NO_WISHES = "may create its GpuNode and write its status, but not its spec"
 MY_EVENTS = "may write Events about that node only"
-TAKE_BACK_ONLY = "may only take back the allocation of a claim"
+TAKE_BACK_ONLY = "may only remove the allocation of a claim"
 
 
 def labelled(name: str) -> Attempt:
@@ -157,7 +157,7 @@ REFUSED = [
     ),
     Theft("working", "a claim released", merged_status_of("idle", allocation=None), "may not release claims"),
     Theft("working", "a Job elsewhere", a_job("x", namespace=TENANT, owners=owned()), "in namespace draco-jobs"),
-    Theft("working", "a Job of nobody", a_job("x"), "only make Jobs of a DeviceMaintenance"),
+    Theft("working", "a Job of nobody", a_job("x"), "create Jobs only for a DeviceMaintenance"),
     Theft("working", "a Job of any template", a_job("x", owners=owned(), template="mine"), "operator.jobTemplates"),
     *(
         Theft(token, what, attempt, "may only write the conditions of a node")
@@ -173,9 +173,9 @@ REFUSED = [
         "operator",
         "another condition",
         told_of_a_node(a_condition("Drained"), a_condition("Ready")),
-        "conditions of maintenance",
+        "maintenance conditions",
     ),
-    Theft("operator", "capacity", told_of_a_node(capacity={"example.com/x": "1"}), "what kubelet says of a node"),
+    Theft("operator", "capacity", told_of_a_node(capacity={"example.com/x": "1"}), "what kubelet reports in a node's status"),
     Theft("operator", "labels", told_of_a_node(metadata={"labels": {"a": "b"}}), "may not write the labels"),
 ]
 

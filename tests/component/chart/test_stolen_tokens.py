@@ -68,14 +68,14 @@ NO_RIGHT = "cannot (create|patch|update|delete|list|get)"
 KIND_OF_GPU_NODE = {"apiVersion": "draco.dev/v1alpha1", "kind": "GpuNode"}
 
 
-NOT_FOR_MY_NODE = "may not write a slice that is not for that node alone"
-NOT_MY_POOL = "may not write a slice of a pool that is not named after that node"
+NOT_FOR_MY_NODE = "may write only slices for that node alone"
+NOT_MY_POOL = "may write only slices of the pool named after that node"
 NOT_MY_DRIVER = "may not write a slice of a driver other than"
 NOT_MY_DEVICE = "may report only devices of driver .* in the pool of that node|resourceclaims/driver"
 NO_RESERVATION = "may not change the reservations of a claim|resourceclaims/binding"
 NO_ALLOCATION = "may not change the allocation of a claim|resourceclaims/binding|field is immutable"
-ONLY_OF_MAINTENANCE = "may only write a node's conditions of maintenance"
-NOT_OF_MAINTENANCE = "may only make Jobs of a DeviceMaintenance, in namespace draco-jobs"
+ONLY_OF_MAINTENANCE = "may only write a node's maintenance conditions"
+NOT_OF_MAINTENANCE = "may create Jobs only for a DeviceMaintenance, in namespace draco-jobs"
 NOT_LISTED = "from CronJobs that the chart's value operator.jobTemplates lists"
 
 THEFTS = [
@@ -378,7 +378,7 @@ THEFTS = [
         ONLY_OF_MAINTENANCE,
     ),
     *(
-        Theft("operator", f"a node's {what}", attempt, "may not write what kubelet says of a node")
+        Theft("operator", f"a node's {what}", attempt, "may not write what kubelet reports in a node's status")
         for what, attempt in (
             ("capacity", told_of_a_node(capacity={"nvidia.com/gpu": "8"})),
             ("addresses", told_of_a_node(addresses=[{"type": "InternalIP", "address": "10.0.0.1"}])),
@@ -430,7 +430,7 @@ THEFTS = [
         Theft("working", f"a claim in {space}", a_claim_of_a_job("x", namespace=space, owners=owned()), NO_RIGHT)
         for space in (TENANT, NAMESPACE, WORKING)
     ),
-    Theft("working", "a claim of nobody", a_claim_of_a_job("x"), "may only take back the allocation of a claim"),
+    Theft("working", "a claim of nobody", a_claim_of_a_job("x"), "may only remove the allocation of a claim"),
     Theft("working", "a claim deleted", lambda client: client.delete(CLAIMS, claim("here")), NO_RIGHT),
     Theft("working", "an allocation cleared", merged_status_of("idle", allocation=None), NO_RIGHT),
 ]

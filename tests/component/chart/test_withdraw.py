@@ -243,7 +243,7 @@ async def it_may_do_no_more(kubeconfig: Path) -> None:
         ):
             with pytest.raises((Invalid, Forbidden), match=r"draco withdraw may only|resourceclaims/binding"):
                 await stolen.patch(kind, key, patch, subresource=subresource)
-        with pytest.raises((Invalid, Forbidden), match="draco withdraw may only delete claims that Draco has made"):
+        with pytest.raises((Invalid, Forbidden), match="draco withdraw may only delete claims that Draco created"):
             await stolen.delete(CLAIMS, claim)
 
 

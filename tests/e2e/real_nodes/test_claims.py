@@ -164,7 +164,7 @@ def test_a_pod_deleted_while_the_agent_is_dead_is_released_when_it_is_back(bench
 def test_the_agent_of_one_node_cannot_write_what_belongs_to_another(bench: Bench) -> None:
     token = bench.agent_token()
     (mine, theirs) = (bench.slice_of(node) for node in bench.nodes.nodes)
-    for name, refusal in ((mine, ""), (theirs, "may not write a slice that is not for that node alone")):
+    for name, refusal in ((mine, ""), (theirs, "may write only slices for that node alone")):
         touched = bench.kube.get("resourceslice", name)
         touched["metadata"]["annotations"] = {"tests/touched": "yes"}
         done = bench.as_holder_of(token, "replace", "--dry-run=server", "-f", "-", given=json.dumps(touched))
