@@ -1,7 +1,7 @@
-# One command for each thing a developer does. Every verb sets up what it needs; the second time that takes no time.
+# One command for each developer task. Each sets up its prerequisites; the second time, that takes no time.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-unexport PYTHONDONTWRITEBYTECODE # programs that Python need not compile start several times as fast
+unexport PYTHONDONTWRITEBYTECODE # with cached bytecode, programs start several times as fast
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 BIN := .venv/bin
@@ -30,49 +30,49 @@ demo: setup ## Show what Draco does, on a local Kubernetes with simulated GPUs
 	@$(BIN)/draco demo
 
 .PHONY: test
-test: lint type ## Everything: lint, types, and all tests up to whole clusters (PYTEST_ARGS=... for pytest)
+test: lint type ## Lint, check types and run all tests, up to whole clusters (PYTEST_ARGS=... for pytest)
 	@scripts/test $(PYTEST_ARGS)
 
 .PHONY: test-versions
-test-versions: setup ## The tests on the other versions of Kubernetes alone; the first time their API servers are built
+test-versions: setup ## Run only the tests on other versions of Kubernetes (the first run builds their API servers)
 	@DRACO_TEST_VERSIONS=others scripts/test $(PYTEST_ARGS)
 
 .PHONY: unit
-unit: setup ## Only the fast tests, in a minute
+unit: setup ## Run only the fast tests (about a minute)
 	@$(BIN)/python -m tests.oracle.programs
 	@$(BIN)/python -m pytest tests/unit -m "not exhaustive" -n auto --durations=20 $(PYTEST_ARGS)
 
 .PHONY: e2e
-e2e: setup ## Only the tests on a whole cluster (PROVIDER=kind for one of kind's, IMAGE_ARGS as for make image)
+e2e: setup ## Run only the tests on a whole cluster (PROVIDER=kind for kind, IMAGE_ARGS as for make image)
 	@DRACO_TEST_PROVIDER=$(PROVIDER) IMAGE_ARGS="$(IMAGE_ARGS)" scripts/test tests/e2e $(PYTEST_ARGS)
 
 .PHONY: e2e-versions
-e2e-versions: setup ## The same on simulated nodes with each supported Kubernetes (builds the other ones once: many minutes)
+e2e-versions: setup ## Run these on simulated nodes with each supported Kubernetes (the first run builds the others: many minutes)
 	@for version in $(VERSIONS); do echo "Kubernetes $$version"; \
 	  DRACO_TEST_KUBERNETES=$$version scripts/test tests/e2e --ignore tests/e2e/real_nodes $(PYTEST_ARGS); done
 
 .PHONY: e2e-kind
-e2e-kind: setup ## The core of these on kind, with Draco installed as users do (IMAGE_ARGS="--base debian" where no registry answers)
+e2e-kind: setup ## Run their core on kind, with Draco installed as users do (IMAGE_ARGS="--base debian" if no registry answers)
 	@DRACO_TEST_PROVIDER=kind IMAGE_ARGS="$(IMAGE_ARGS)" scripts/test tests/kind $(PYTEST_ARGS)
 	@DRACO_TEST_PROVIDER=kind DRACO_TEST_WORKERS=2 IMAGE_ARGS="$(IMAGE_ARGS)" \
 	  scripts/test $(SCENARIOS) tests/e2e/real_nodes $(PYTEST_ARGS)
 
 .PHONY: e2e-scale
-e2e-scale: setup ## Kueue and Karpenter beside Draco (builds them once: a quarter of an hour)
+e2e-scale: setup ## Test Draco with Kueue and Karpenter (the first run builds them: a quarter of an hour)
 	@$(BIN)/python scripts/programs.py
 	@$(BIN)/python -m tests.scale.programs
 	@$(BIN)/python -m pytest tests/scale --durations=20 $(PYTEST_ARGS)
 
 .PHONY: image
-image: setup ## Build the image of operator and agent (IMAGE_ARGS="--base debian" where no registry answers)
+image: setup ## Build the image of operator and agent (IMAGE_ARGS="--base debian" if no registry answers)
 	@$(BIN)/python -m scripts.image $(IMAGE_ARGS)
 
 .PHONY: image-reproducible
-image-reproducible: setup ## Build the image twice, the second time from nothing, and compare the layers
+image-reproducible: setup ## Build the image twice, the second time without cache, and compare the layers
 	@$(BIN)/python -m scripts.image_reproducible $(IMAGE_ARGS)
 
 .PHONY: image-test
-image-test: setup ## Test what is in the image; install one with simulated GPUs on real nodes with helm, and test that (root)
+image-test: setup ## Test the image's contents; install one with simulated GPUs on real nodes with helm, and test that (root)
 	@$(BIN)/python scripts/system_packages.py
 	@$(BIN)/python scripts/system_packages.py --kind
 	@$(BIN)/python scripts/programs.py --real-nodes=yes
@@ -87,7 +87,7 @@ package: setup ## Check the chart with helm, and write it to build/
 	@$(BIN)/python -m scripts.release package
 
 .PHONY: release-check
-release-check: setup ## Is everything of the version that TAG says, such as v1.2.3?
+release-check: setup ## Check that everything has the version of TAG, such as v1.2.3
 	@$(BIN)/python -m scripts.release check "$${TAG:-}"
 
 .PHONY: publish
@@ -95,15 +95,15 @@ publish: setup ## Push the image that `make image` built, and a chart that names
 	@$(BIN)/python -m scripts.release publish "$${REGISTRY:-}"
 
 .PHONY: rights
-rights: setup ## Show which rights the chart grants, which of them nothing uses, and which are missing
+rights: setup ## Show which rights the chart grants, and which are unused or missing
 	@scripts/test tests/component/chart/test_rights_used.py $(PYTEST_ARGS)
 
 .PHONY: race
-race: setup ## Let Draco and kube-scheduler allocate 20,000 claims side by side while the operator dies
+race: setup ## Allocate 20,000 claims with Draco and kube-scheduler side by side while the operator is killed
 	@DRACO_RACE_CLAIMS=$${DRACO_RACE_CLAIMS:-20000} scripts/test tests/component/allocation/test_race.py -s
 
 .PHONY: let-go
-let-go: setup ## Start a gang 40 times whose last GPU is let go with its claim, at once
+let-go: setup ## Start a gang 40 times while the pod and claim of its last GPU are deleted together
 	@DRACO_LET_GO_ROUNDS=$${DRACO_LET_GO_ROUNDS:-40} scripts/test tests/component/gangs/test_let_go.py
 
 .PHONY: bench
@@ -113,16 +113,16 @@ bench: setup ## Measure every performance figure, in one table
 	@$(BIN)/python -m benchmarks
 
 .PHONY: fuzz
-fuzz: setup ## Feed random texts to all that reads texts (FUZZ_ARGS=--seconds 600 and names of targets)
+fuzz: setup ## Feed random texts to every parser (FUZZ_ARGS="--seconds 600" and names of targets)
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 .PHONY: adversary
-adversary: setup ## Look for trouble on simulated nodes and whole clusters (SECONDS=3600 ADVERSARY_ARGS="--seed 7 cluster")
+adversary: setup ## Chaos-test simulated nodes and whole clusters (SECONDS=3600 ADVERSARY_ARGS="--seed 7 cluster")
 	@$(BIN)/python scripts/programs.py
 	@$(BIN)/python -m tests.adversary --seconds $(SECONDS) $(ADVERSARY_ARGS)
 
 .PHONY: audit
-audit: setup ## Ask OSV for known vulnerabilities of what is locked (AUDIT_ARGS=--must-look to fail without an answer)
+audit: setup ## Ask OSV for known vulnerabilities of locked packages (AUDIT_ARGS=--must-look to fail without an answer)
 	@$(BIN)/python -m scripts.audit $(AUDIT_ARGS)
 
 .PHONY: fmt
@@ -150,7 +150,7 @@ chart: setup ## Render manifests/install from the chart
 	@$(BIN)/python -m scripts.render_manifests
 
 .PHONY: proto
-proto: setup ## Generate kubelet's messages from operator/draco/agent/plugin/proto
+proto: setup ## Generate the message classes of kubelet's API from operator/draco/agent/plugin/proto
 	@$(BIN)/python scripts/generate_protos.py
 
 .PHONY: grammar
@@ -162,11 +162,11 @@ lock: setup ## Lock dependencies again after a change to pyproject.toml (LOCK_AR
 	@$(BIN)/python scripts/lock.py $(LOCK_ARGS)
 
 .PHONY: verify
-verify: ## Generate all that is generated, check everything, and demand a clean tree
+verify: ## Regenerate all generated files, check everything, and require a clean tree
 	@$(MAKE) --no-print-directory proto lock grammar chart docs
-	@scripts/clean_tree "what is generated was not committed"
+	@scripts/clean_tree "generated files were not committed"
 	@$(MAKE) --no-print-directory test
-	@scripts/clean_tree "the tests left something behind"
+	@scripts/clean_tree "the tests left files behind"
 
 .PHONY: clean
 clean: ## Remove what was built in this folder (the cache of programs outside it stays)

@@ -1,8 +1,8 @@
-"""Ask OSV for known vulnerabilities of what is locked: `python -m scripts.audit [--must-look]`.
+"""Ask OSV for known vulnerabilities of locked packages: `python -m scripts.audit [--must-look]`.
 
-Owns what is asked about, which findings do not concern us and why, and the answer's end: 1 where something is found, and where
-`--must-look` is given and OSV does not answer. Without it no answer is said, and no failure: a machine may be without a network.
-pip-audit asks.
+Owns which lock files are audited, which findings are ignored and why, and the exit code: 1 if something is found, or if OSV does
+not answer and `--must-look` is given. Without that option, a missing answer is reported but is no failure: a machine may be
+offline. pip-audit asks OSV.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from draco.resources.texts import counted
 ROOT: Final = Path(__file__).parent.parent
 LOCKS: Final = ("runtime", "build", "dev")
 LET_BE: Final[Mapping[str, str]] = {}
-"""Findings that do not concern us: the reason by OSV's or another database's name."""
+"""Findings that are ignored: the reason by their id in OSV or another database."""
 
 
 def main() -> None:
     """Ask, and print what was found."""
-    parser = argparse.ArgumentParser(description="Ask OSV for known vulnerabilities of what is locked.")
-    parser.add_argument("--must-look", action="store_true", help="fail where OSV does not answer")
-    parser.add_argument("--osv-url", help="another server that answers as OSV does")
+    parser = argparse.ArgumentParser(description="Ask OSV for known vulnerabilities of locked packages.")
+    parser.add_argument("--must-look", action="store_true", help="fail if OSV does not answer")
+    parser.add_argument("--osv-url", help="another server with OSV's API")
     asked = parser.parse_args()
     server = ["--osv-url", asked.osv_url] if asked.osv_url else []
     found = False
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def audited(lock: str, server: Sequence[str]) -> list[dict[str, Any]] | str:
-    """What pip-audit says of each package in a lock file; the error's last line where it says nothing."""
+    """pip-audit's answer for each package in a lock file, or the last line of its error."""
     command = [sys.executable, "-m", "pip_audit", "--requirement", lock, "--require-hashes", "--disable-pip"]
     options = ["--vulnerability-service", "osv", "--format", "json", "--progress-spinner", "off"]
     done = subprocess.run([*command, *options, *server], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -54,7 +54,7 @@ def audited(lock: str, server: Sequence[str]) -> list[dict[str, Any]] | str:
 
 
 def findings(packages: Sequence[dict[str, Any]], let_be: Mapping[str, str]) -> Iterator[str]:
-    """One line for each vulnerability that concerns us."""
+    """One line for each vulnerability that is not ignored."""
     for package in packages:
         for one in package.get("vulns", []):
             if let_be.keys() & {one["id"], *one["aliases"]}:

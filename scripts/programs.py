@@ -1,4 +1,4 @@
-"""Have Kubernetes' programs in the cache before a test waits for them. Seconds to minutes the first time, then nothing."""
+"""Put Kubernetes' programs into the cache before a test waits for them. Takes seconds to minutes the first time, then no time."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Write docs/reference: every page that can be read off the source is, so that it cannot be wrong.
+"""Generate docs/reference from the source, so that it cannot be wrong.
 
 Owns the pages of commands, kinds, chart values, metrics, log events, messages, XIDs and phases, and the chart's README.
 `make docs` runs it; a test compares what it would write with what is committed.
@@ -48,18 +48,18 @@ def pages() -> dict[str, str]:
 
 WHAT_IS_DONE = {
     HealthEffect.RECORD: "It is recorded",
-    HealthEffect.ANNOUNCE: "A taint that keeps nobody away",
-    HealthEffect.NO_SCHEDULE: "No new work",
+    HealthEffect.ANNOUNCE: "A taint without effect",
+    HealthEffect.NO_SCHEDULE: "No new claims",
 }
 WHAT_ENDS = {
     FaultEnd.LOOK: "is not seen in {clean} readings",
-    FaultEnd.RESET: "a reset, a new load of the driver, or a reboot",
-    FaultEnd.REBOOT: "the node boots",
+    FaultEnd.RESET: "a reset, a driver reload, or a reboot",
+    FaultEnd.REBOOT: "the node reboots",
 }
 
 
 def done(kind: FaultKind) -> str:
-    """What Draco does about a fault, and until when."""
+    """Draco's reaction to a fault, and how long it lasts."""
     until = WHAT_ENDS[kind.ends].format(clean=kind.clean)
     what = WHAT_IS_DONE[kind.effect]
     until = f"it {until}" if kind.ends is FaultEnd.LOOK else until
@@ -68,7 +68,7 @@ def done(kind: FaultKind) -> str:
 
 
 def xids() -> str:
-    """What each XID means and what is done about it, from the agent's own table."""
+    """What each XID means and Draco's reaction, from the agent's own table."""
     kinds = sorted((kind for kind in KINDS.values() if kind.code is not None), key=lambda kind: kind.code or 0)
     shown = (
         (
@@ -87,10 +87,10 @@ def xids() -> str:
     head = ("XID", "what happened", "what Draco does", "also if reported for one MIG instance")
     return f"""# XIDs and other faults
 
-Errors that the NVIDIA driver reports by number, and other faults that the agent finds, with what it makes of each unless a
-HealthPolicy says otherwise. Of XIDs the agent goes by the immediate action that NVIDIA's catalogue (October 2025) names. One that
-is not here is announced by a taint that keeps nobody away, until the next reset. What the number of an XID does not say is for
-NVML's recovery action, where the driver has one (565 and later). [How faults are kept and what ends them](../concepts/health.md),
+Errors that the NVIDIA driver reports by number, and other faults that the agent finds, with its reaction to each unless a
+HealthPolicy changes it. For XIDs, the agent follows the immediate action of NVIDIA's catalogue (October 2025). An XID that is not
+listed gets a taint without effect, until the next reset. What the number of an XID does not say, NVML's recovery action does, if
+the driver has it (565 and later). [How faults are kept and what ends them](../concepts/health.md),
 [what to do about one](../runbooks/troubleshooting.md).
 
 {table(head, shown)}
@@ -108,14 +108,14 @@ def maintenance_phases() -> str:
     head = ("phase", "reason", "what is seen", "what is written")
     return f"""# Phases of a DeviceMaintenance
 
-A phase is worked out from what is there, whatever it was before: of the rows below the first whose "what is seen" is so. The
-reason stands in the status, at the condition that decides. [What the phases are for](../concepts/maintenance.md).
+A phase is computed from the current state, whatever it was before: the first row below whose "what is seen" matches decides. The
+status has the reason in the condition that decides. [What the phases are for](../concepts/maintenance.md).
 
 {table(head, rows)}"""
 
 
 def readme_of_chart() -> str:
-    """What people see of the chart where charts are offered: how to install it, and its values."""
+    """The chart's page in chart repositories: how to install it, and its values."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     head = f"# {chart['name']}\n\n{NOTE}{chart['description']}\n\n"
     facts = [
@@ -175,7 +175,7 @@ KEPT = "\b\n"
 
 
 def paragraphs(text: str | None) -> str:
-    """Help text with one line for each paragraph; those that click keeps as they are, as code."""
+    """Help text with one line for each paragraph; paragraphs that click keeps unchanged, as code."""
     clean = inspect.cleandoc(text or "").replace("\f", "")
     return "\n\n".join(
         f"```\n{part.removeprefix(KEPT).strip()}\n```" if part.startswith(KEPT) else tidy(part)
@@ -192,7 +192,7 @@ def tidy(text: str) -> str:
 
 
 def kinds() -> str:
-    """Every field of every kind of ours, from the CustomResourceDefinitions."""
+    """Every field of Draco's kinds, from the CustomResourceDefinitions."""
     parts = ["# Kinds\n\nGroup `draco.dev`. The definitions are in [crds/](../../crds).\n"]
     for path in sorted((ROOT / "crds").glob("*.yaml")):
         definition = yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]
@@ -244,9 +244,7 @@ def kind_of(schema: dict[str, Any]) -> str:
 
 def chart_values() -> str:
     """Every value of the chart with its default and the comment above it."""
-    head = (
-        "# Chart values\n\nOf [charts/draco](../../charts/draco). A value that the chart does not know is refused.\n\n"
-    )
+    head = "# Chart values\n\nValues of [charts/draco](../../charts/draco). The chart refuses unknown values.\n\n"
     return head + table(VALUES, value_rows())
 
 
@@ -272,7 +270,7 @@ def value_rows() -> list[tuple[str, str, str]]:
     return rows
 
 
-# --- metrics and log events, read off the calls that make them ---
+# --- metrics and log events, from the calls that create them ---
 
 
 class Metric(NamedTuple):
@@ -288,7 +286,7 @@ def metrics() -> str:
     """Every metric: any call in the source that pairs a `draco_…` name with its help."""
     found = {metric.name: metric for _, nodes in modules() for node in nodes for metric in metrics_in(node)}
     rows = [(f"`{one.name}`", one.kind, one.labels, one.meaning) for _, one in sorted(found.items())]
-    head = "# Metrics\n\nServed in Prometheus' form at `/metrics`.\n\n"
+    head = "# Metrics\n\nServed in Prometheus' format at `/metrics`.\n\n"
     return head + table(["metric", "type", "labels", "meaning"], rows)
 
 
@@ -345,7 +343,7 @@ def log_events() -> str:
 
 
 def modules() -> Iterator[tuple[Path, Sequence[ast.AST]]]:
-    """The nodes of every module that a person wrote, under its path from its package."""
+    """The nodes of every module that is not generated, under its path from its package."""
     for package in PACKAGES:
         for path in sorted(package.rglob("*.py")):
             if "_pb2" not in path.name:
@@ -353,7 +351,7 @@ def modules() -> Iterator[tuple[Path, Sequence[ast.AST]]]:
 
 
 def main() -> None:
-    """Write the pages and remove those that are no longer written."""
+    """Write the pages and the chart's README."""
     REFERENCE.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
         (REFERENCE / name).write_text(text, encoding="utf-8")

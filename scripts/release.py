@@ -1,7 +1,7 @@
 """Release what is committed: `python -m scripts.release check TAG | package | publish REGISTRY`.
 
-Owns what belongs to one release and how it is named: the image as REGISTRY/draco:VERSION, and a chart of that version in
-REGISTRY/charts that names this very image by its digest. Who may publish, and what vouches for it, is the workflow's business.
+Owns what belongs to one release and its names: the image as REGISTRY/draco:VERSION, and a chart of that version in
+REGISTRY/charts that names this image by its digest. The workflow decides who may publish, and attests it.
 """
 
 import argparse
@@ -34,12 +34,12 @@ def main() -> None:
     """Do one step of a release."""
     parser = argparse.ArgumentParser(description="Release what is committed.")
     steps = parser.add_subparsers(dest="step", required=True)
-    check_ = steps.add_parser("check", help="is everything of the version that the tag says?")
+    check_ = steps.add_parser("check", help="check that everything has the version of the tag")
     check_.add_argument("tag", help="such as v1.2.3")
     steps.add_parser("package", help="check the chart and write it to build/")
     publish_ = steps.add_parser("publish", help="push the image that `make image` built, and a chart that names it")
     publish_.add_argument("registry", help="such as ghcr.io/OWNER")
-    publish_.add_argument("--plain-http", action="store_true", help="the registry speaks no TLS")
+    publish_.add_argument("--plain-http", action="store_true", help="the registry does not use TLS")
     asked = parser.parse_args()
     match asked.step:
         case "check":
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def wrong_versions(tag: str, root: Path) -> list[str]:
-    """What is not of the tag's version, one sentence each."""
+    """What does not have the tag's version, one sentence each."""
     wanted = tag.removeprefix("v")
     chart = yaml.safe_load((root / "charts/draco/Chart.yaml").read_text(encoding="utf-8"))
     code = (root / "operator/draco/__init__.py").read_text(encoding="utf-8")
@@ -63,12 +63,12 @@ def wrong_versions(tag: str, root: Path) -> list[str]:
     }
     faults = [f"{where} says {version}, the tag {wanted}." for where, version in said.items() if version != wanted]
     if f"\n## {wanted}" not in (root / "CHANGELOG.md").read_text(encoding="utf-8"):
-        faults.append(f"CHANGELOG.md has no section {wanted}: give what is unreleased that heading.")
+        faults.append(f"CHANGELOG.md has no section {wanted}: rename the heading Unreleased.")
     return faults
 
 
 def package(repository: str, digest: str) -> Path:
-    """Check the chart and pack it; with an image of that repository and digest, if any is named, else with none."""
+    """Check the chart and pack it, with the image of that repository and digest if they are given."""
     helm = str(binaries.find("helm")["helm"])
     with tempfile.TemporaryDirectory() as folder:
         chart = Path(folder) / "draco"
@@ -90,7 +90,7 @@ def package(repository: str, digest: str) -> Path:
 
 
 def publish(registry: str, http: list[str]) -> str:
-    """Push the image and the chart; returns what was published, which PUBLISHED says too."""
+    """Push the image and the chart; returns what was published, and writes it to PUBLISHED."""
     repository = f"{registry}/draco"
     with image.engine_here() as engine:
         digest = engine.push(f"{image.NAME}:{__version__}", f"{repository}:{__version__}")

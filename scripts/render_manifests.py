@@ -1,4 +1,4 @@
-"""Render what is derived: the chart's copy of the CRDs and its list of boards, and manifests/install for plain kubectl.
+"""Render derived files: the chart's copy of the CRDs and its list of boards, and manifests/install for plain kubectl.
 
 Run it after a change to crds/, charts/draco or the table of known boards; a test compares its output with what is committed.
 """
@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).parents[1]
 CHART = REPOSITORY / "charts" / "draco"
 NAMESPACE = "draco-system"
 VALUES = f"metrics.secure.certificates=Existing,image.repository={image.NAME}"
-"""A key that everybody can read here is none. The image is what `make image` builds: nodes have it, or get none."""
+"""A private key committed here would be no secret. The image is the one that `make image` builds, on no registry."""
 HEAD_OF_BOARDS = """\
 # Written by scripts/render_manifests.py from operator/draco/mig/known_boards.toml; change that table, not this file.
 """
@@ -27,7 +27,7 @@ HEAD = f"""\
 # Rendered from charts/draco by scripts/render_manifests.py; change the chart, not this file.
 # Install with: kubectl apply --server-side -f manifests/install/draco.yaml
 # The image is the one that `make image` writes to build/draco.tar: load it into your nodes first. If it is in your registry, put
-# its name there, best with its digest, instead of {image.NAME}:{__version__}, which no registry has.
+# its name, best with its digest, in place of {image.NAME}:{__version__}, which no registry has.
 apiVersion: v1
 kind: Namespace
 metadata:
@@ -43,7 +43,7 @@ def copy_crds() -> None:
 
 
 def boards() -> str:
-    """The chart's list of boards: families such as h100, each with what its products' names contain and its MIG profiles."""
+    """The chart's list of boards: families such as h100, each with what its product names contain and its MIG profiles."""
     families: dict[str, dict[str, object]] = {}
     profiles: dict[str, list[str]] = {}
     for name, board in BOARDS.items():
@@ -56,7 +56,7 @@ def boards() -> str:
 
 
 def render() -> str:
-    """The whole installation, with default values but for what must be each installation's own."""
+    """The whole installation, with default values except for those that each installation must set."""
     helm = binaries.find("helm")["helm"]
     rendered = subprocess.run(
         [helm, "template", "draco", CHART, "--namespace", NAMESPACE, "--no-hooks", "--set", VALUES],
@@ -68,7 +68,7 @@ def render() -> str:
 
 
 def main() -> None:
-    """Write all of it."""
+    """Write all derived files."""
     copy_crds()
     (CHART / "files" / "boards.yaml").write_text(boards())
     target = REPOSITORY / "manifests" / "install" / "draco.yaml"

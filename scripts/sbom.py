@@ -1,8 +1,8 @@
 """List what the image is made of, as CycloneDX: the Dockerfile runs this and puts the list into the image.
 
-Owns what is listed: the Python packages, each with the hash of the very file that pip installed, Python itself, the Go modules of
-NVIDIA's programs, and the Debian packages of the base. The format is cyclonedx-python-lib's. One image has one list, to the byte:
-nothing in it is drawn or timed.
+Owns what is listed: the Python packages, each with the hash of the file that pip installed, Python itself, the Go modules of
+NVIDIA's programs, and the Debian packages of the base. cyclonedx-python-lib writes the format. The list of an image is
+reproducible to the byte: it contains nothing random and no time of the build.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def python_packages(folder: Path, known: dict[str, HashType]) -> Iterator[Compon
 
 
 def python() -> Component:
-    """The interpreter, which is in no list where it was not installed as a package."""
+    """The interpreter, which no other list contains unless it was installed as a package."""
     version = platform.python_version()
     return Component(
         type=ComponentType.PLATFORM,
@@ -111,7 +111,7 @@ def go_modules(said: str) -> Iterator[Component]:
 
 
 def debian_packages(root: Path) -> Iterator[Component]:
-    """The Debian packages that are installed; none where the base is not made of them."""
+    """The Debian packages that are installed; none if the base is not made of them."""
     status = root / "var/lib/dpkg/status"
     release = _release(root)
     for paragraph in status.read_text(encoding="utf-8").split("\n\n") if status.exists() else []:

@@ -1,4 +1,4 @@
-"""Install the Debian packages that the tests need and that this machine lacks: those of real nodes, with --kind those of kind.
+"""Install the Debian packages that this machine lacks for the tests: those of real nodes, with --kind those of kind.
 
 Needs root only when something is missing.
 """
@@ -33,14 +33,14 @@ def main() -> None:
 
 
 def _kind_lacks() -> list[str]:
-    """Nothing where Docker answers: it builds images, and may have, or pull, what kind needs."""
+    """Nothing if Docker answers: it builds images, and has or pulls what kind needs."""
     if Docker().answers():
         return []
     return [*engine.missing_packages(), *([] if shutil.which("buildah") else ["buildah"])]
 
 
 def quietly(command: list[str]) -> None:
-    """Run a command and show what it said only if it failed."""
+    """Run a command and show its output only if it fails."""
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:

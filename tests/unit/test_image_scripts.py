@@ -153,8 +153,8 @@ def test_a_docker_that_cannot_pull_is_told_with_the_way_that_needs_no_registry(
     )
     docker.chmod(0o755)
     told = (
-        r"^Docker cannot pull docker.io/library/python:3.13-slim-trixie, on which the image is built "
-        r'\(dial tcp: lookup registry: no such host\). Where .*: make image IMAGE_ARGS="--base debian".$'
+        r"^Docker cannot pull docker.io/library/python:3.13-slim-trixie, which the build needs "
+        r'\(dial tcp: lookup registry: no such host\). If .*: make image IMAGE_ARGS="--base debian".$'
     )
     with pytest.raises(SystemExit, match=told):
         image.base_in(image.Docker(), "")

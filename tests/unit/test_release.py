@@ -29,5 +29,5 @@ def test_a_tag_of_another_version_is_refused_with_each_place_to_change(tree: Pat
         "operator/draco/__init__.py says 0.1.0, the tag 0.2.0.",
         "version in charts/draco/Chart.yaml says 0.1.0, the tag 0.2.0.",
         "appVersion in charts/draco/Chart.yaml says 0.1.0, the tag 0.2.0.",
-        "CHANGELOG.md has no section 0.2.0: give what is unreleased that heading.",
+        "CHANGELOG.md has no section 0.2.0: rename the heading Unreleased.",
     ]

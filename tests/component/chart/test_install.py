@@ -137,9 +137,7 @@ async def test_an_agent_publishes_for_its_own_node_only(agent: Client) -> None:
     other = ObjectKey("", "node-b-slice")
     await agent.create(SLICES, a_slice(key.name, "node-a"))
     await agent.delete(SLICES, key)
-    with pytest.raises(
-        ApiError, match="the agent of node node-a may write only slices for that node alone"
-    ):
+    with pytest.raises(ApiError, match="the agent of node node-a may write only slices for that node alone"):
         await agent.create(SLICES, a_slice(other.name, "node-b"))
 
 

@@ -175,7 +175,12 @@ REFUSED = [
         told_of_a_node(a_condition("Drained"), a_condition("Ready")),
         "maintenance conditions",
     ),
-    Theft("operator", "capacity", told_of_a_node(capacity={"example.com/x": "1"}), "what kubelet reports in a node's status"),
+    Theft(
+        "operator",
+        "capacity",
+        told_of_a_node(capacity={"example.com/x": "1"}),
+        "what kubelet reports in a node's status",
+    ),
     Theft("operator", "labels", told_of_a_node(metadata={"labels": {"a": "b"}}), "may not write the labels"),
 ]
 
