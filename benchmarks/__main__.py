@@ -1,6 +1,6 @@
 """Run every benchmark, each in a process of its own so that none inherits another's memory, and print one table.
 
-`python -m benchmarks [NAME ...]`. Ends with 1 if a target was missed or a benchmark failed.
+`python -m benchmarks [NAME ...]`. Exits with 1 if a target was missed or a benchmark failed.
 """
 
 import os
@@ -13,10 +13,10 @@ from benchmarks import table
 
 FOLDER = Path(__file__).parent
 SIZES = {"operator_scale": ["", "--nodes 10000 --claims 200", "--mig"]}
-"""What docs/performance.md tells of more than one size is measured at each."""
+"""Figures that docs/performance.md gives for several sizes are measured at each."""
 NOT_BENCHMARKS = {"__init__", "__main__", "allocating_cluster", "gpu_fleet", "mig_streams", "table"}
 ALONE = {"installation", "upgrade"}
-"""Need an image and root: run by their names only."""
+"""They need an image and root, so they run only if named."""
 
 
 def main(names: list[str]) -> int:
@@ -40,7 +40,7 @@ def main(names: list[str]) -> int:
         told = table.read(rows)
     print(f"\n{table.shown(told)}")
     for name in failed:
-        print(f"{name} failed: what it said is above.", file=sys.stderr)
+        print(f"{name} failed: its output is above.", file=sys.stderr)
     return 1 if failed or not all(row.met for row in told) else 0
 
 

@@ -1,11 +1,11 @@
-"""How long it takes from an agent's death to the fence around its GPUs, beyond the lease that has to run out first.
+"""How long it takes from an agent's death to the fence around its GPUs, beyond the lease that must expire first.
 
-Runs an operator, and two nodes whose agents are processes that renew a short lease. Each agent is killed, and it is timed until
-a watch of the rules in this process shows the fence; then it is started again, and is killed some time after the fence is gone.
-Two agents at a time are no mass outage.
+Runs an operator, and two nodes whose agents are processes that renew a short lease. Each agent is killed, and the time is taken
+until a watch of the rules in this process shows the fence; then it is restarted, and killed again some time after the fence is
+gone. Two silent agents are no mass outage.
 
-An agent dies anywhere between two renewals, so the fence may come before a lease has passed since its death. What the operator
-takes is told as well: from the last renewal that this process has seen.
+An agent dies anywhere between two renewals, so the fence may come before a lease has passed since its death. The operator's share
+is reported as well: from the last renewal that this process has seen.
 
     python -m benchmarks.agent_fencing --trials 24
 """
@@ -55,7 +55,7 @@ class Trial(NamedTuple):
 
 
 class Watched:
-    """When a node was fenced, and when its lease was last renewed, as the API server tells it."""
+    """When a node was fenced, and when its lease was last renewed, as the API server reports it."""
 
     def __init__(self) -> None:
         self.fenced: dict[str, float] = {}
@@ -140,7 +140,7 @@ async def main() -> int:
 
 
 async def measure(plane: ControlPlane, watched: Watched, folder: Path, node: str, trials: int) -> list[Trial]:
-    """Kill the agent of one node so many times."""
+    """Kill the agent of one node this many times."""
     measured = []
     for _ in range(trials):
         measured.append(await trial(plane, watched, folder / node))

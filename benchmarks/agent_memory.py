@@ -2,7 +2,7 @@
 
 Starts an API server and a real agent process on a node with eight simulated H100s, with a service account as in a pod. Lets it
 publish, register, prepare eight claims and answer a scrape, and reads its resident memory from /proc. The product's own command,
-`draco agent`, is measured beside it: on a machine without GPUs it serves everything but the GPUs. The larger one counts.
+`draco agent`, is measured beside it: on a machine without GPUs it serves everything except GPUs. The larger figure counts.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ def _measure(plane: ControlPlane, folder: Path, label: str, settle_s: float) -> 
         for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024 / 1e6
-    raise SystemExit("the kernel did not say how much memory the agent has")
+    raise SystemExit("the kernel did not report how much memory the agent has")
 
 
 @contextmanager

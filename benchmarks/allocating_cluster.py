@@ -54,7 +54,7 @@ OPERATORS_CLASS = "gpu.draco.dev"
 async def publish_for_the_scheduler(
     plane: ControlPlane, client: Client, nodes: int, gpus: int, chart: tuple[str, ...] = ALLOCATE
 ) -> None:
-    """Install what the chart has for an operator that allocates, and make nodes whose GPUs are the scheduler's."""
+    """Install the chart's objects for an operator that allocates, and create nodes whose GPUs the scheduler allocates."""
     ChartParts(plane, chart).install()
     selector = {"cel": {"expression": f"device.driver == '{NVIDIA_DRIVER}'"}}
     await client.create(DEVICE_CLASSES, {"metadata": {"name": NVIDIA_DEVICE_CLASS}, "spec": {"selectors": [selector]}})
@@ -64,7 +64,7 @@ async def publish_for_the_scheduler(
 
 
 async def gate_pods(client: Client, webhook: LocalWebhook, port: int) -> None:
-    """From now on new pods get Draco's scheduling gate, as the chart has it."""
+    """From now on the chart's webhook adds Draco's scheduling gate to new pods."""
     await client.create(GATING, webhook.gating("draco", [port]))
 
     async def gives_it() -> bool:
@@ -79,7 +79,7 @@ async def gate_pods(client: Client, webhook: LocalWebhook, port: int) -> None:
 async def handed_over(
     plane: ControlPlane, client: Client, folder: Path, nodes: int, gpus: int, *options: str
 ) -> AsyncIterator[None]:
-    """All GPUs of the nodes are Draco's, and its operator runs with these further options."""
+    """Draco allocates all GPUs of the nodes, and its operator runs with these extra options."""
     await in_parallel([hand_over(client, each, gpus) for each in range(nodes)], AT_ONCE)
     policy = {"mode": "Disabled", "allocator": "Operator"}
     async with allocating(plane, client, folder, nodes * gpus, policy, *options):
@@ -90,7 +90,7 @@ async def handed_over(
 async def allocating(
     plane: ControlPlane, client: Client, folder: Path, gpus: int, policy: dict[str, str], *options: str
 ) -> AsyncIterator[OperatorProcess]:
-    """The operator as the chart's account, once it has taken over so many GPUs and has nothing more to do."""
+    """The operator as the chart's account, once it has taken over this many GPUs and has nothing more to do."""
     await client.create(MIG_POLICIES, {"metadata": {"name": "draco"}, "spec": policy})
     kubeconfig = folder / "operator"
     write_login(plane, kubeconfig, await a_token(client))
@@ -108,7 +108,7 @@ async def allocating(
 
 
 async def a_token(client: Client) -> str:
-    """One of the chart's account, which is what the operator has in a cluster."""
+    """A token of the chart's account, as the operator has in a cluster."""
     account = ObjectKey(NAMESPACE, USER.rpartition(":")[2])
     await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": account.name, "namespace": account.namespace}})
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
@@ -117,7 +117,7 @@ async def a_token(client: Client) -> str:
 
 
 def write_login(plane: ControlPlane, path: Path, token: str) -> None:
-    """Write a kubeconfig that has this token instead of a certificate."""
+    """Write a kubeconfig with this token instead of a certificate."""
     plane.write_kubeconfig(path, USER)
     document = yaml.safe_load(path.read_text())
     document["users"][0]["user"] = {"token": token}
@@ -125,7 +125,7 @@ def write_login(plane: ControlPlane, path: Path, token: str) -> None:
 
 
 async def claims_are_admitted(client: Client) -> bool:
-    """Whether the API server knows by now what its new policies read: until then it refuses every claim."""
+    """Whether the API server has loaded what its new policies read: until then it refuses every claim."""
     try:
         await add_claim(client, "probe", NVIDIA_DEVICE_CLASS)
     except Invalid:
@@ -135,7 +135,7 @@ async def claims_are_admitted(client: Client) -> bool:
 
 
 async def add_node(client: Client, number: int, gpus: int) -> None:
-    """A Node that pods may run on, its GPUs, and what its agent would say of them."""
+    """A Node that pods may run on, its GPUs, and what its agent would report of them."""
     name = f"node-{number:05}"
     await client.create(NODES, a_node(name))
     resources = {"cpu": "192", "memory": "2Ti", "pods": "110"}
@@ -173,7 +173,7 @@ def published_as_dracos(device: Device) -> Device:
 
 
 async def add_claim(client: Client, name: str, device_class: str, *, owner: Pod | None = None, gpus: int = 1) -> None:
-    """A claim for so many GPUs; as one that a template makes for the pod, if one owns it."""
+    """A claim for this many GPUs; if a pod owns it, as a template creates it."""
     request = {"name": "gpu", "exactly": {"deviceClassName": device_class, "count": gpus}}
     spec = {"devices": {"requests": [request]}}
     meta: dict[str, Any] = {"name": name, "namespace": "default"}
@@ -184,13 +184,13 @@ async def add_claim(client: Client, name: str, device_class: str, *, owner: Pod 
 
 
 async def add_template(client: Client, device_class: str) -> None:
-    """For one GPU of the class, by whose name it is called."""
+    """A template for one GPU of the class, named after the class."""
     spec = {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": device_class}}]}}}
     await client.create(CLAIM_TEMPLATES, {"metadata": {"name": device_class, "namespace": "default"}, "spec": spec})
 
 
 async def add_pod(client: Client, name: str, template: str = "") -> Pod:
-    """A pod with a claim from the template, or with the one of its name, as it is stored at first."""
+    """A pod with a claim from the template, or with the claim of its name, as first stored."""
     claim = {"resourceClaimTemplateName": template} if template else {"resourceClaimName": name}
     spec = {
         "automountServiceAccountToken": False,
@@ -203,11 +203,11 @@ async def add_pod(client: Client, name: str, template: str = "") -> Pod:
 async def end(client: Client, key: ObjectKey) -> None:
     """Delete a pod and its claim; what kube-controller-manager would do in between is done here.
 
-    The claim is on its way out before it loses its allocation: else it waits for another one.
+    The claim is being deleted before it loses its allocation: otherwise it would wait for another one.
     """
     with contextlib.suppress(NotFound):
         await client.delete(PODS, key, grace_period_s=0)
-    with contextlib.suppress(NotFound):  # one that was never allocated goes at once
+    with contextlib.suppress(NotFound):  # one that was never allocated is gone immediately
         await client.delete(CLAIMS, key)
         await client.patch(CLAIMS, key, {"status": {"reservedFor": None, "allocation": None}}, subresource="status")
         await client.patch(CLAIMS, key, {"metadata": {"finalizers": None}})

@@ -1,16 +1,15 @@
 """How soon claims are allocated, and how many a second: by Draco, and by kube-scheduler in the same run.
 
 One real API server with a kube-scheduler, the controller that makes claims from templates, and the chart's admission policies.
-First the nodes publish their GPUs for the scheduler, and pods come, each with a claim for one GPU: one by one on a cluster that
-has nothing else to do, then as fast as they can be created, until 95 % of the GPUs are in use. Their claims are made from a
-template, as nearly all are; then the same is done with pods whose claims are there already. Then all of them go, the same GPUs
-are published as agents publish what is handed over, `draco operator` takes them over as the chart's account, and claims come
-that have no pods, all alike; after them pods with a template, without Draco's scheduling gate, and with the chart's webhook that
-gives it to them. The scheduler runs on meanwhile, as it would. The limits on the calls of Kubernetes' components are raised;
-Draco has none.
+First the nodes publish their GPUs for the scheduler, and pods are created, each with a claim for one GPU: one by one on an idle
+cluster, then as fast as possible, until 95 % of the GPUs are in use. Their claims are made from a template, as nearly all are;
+then the same is done with pods whose claims already exist. Then all of them are deleted, the same GPUs are published as agents
+publish handed-over ones, `draco operator` takes them over as the chart's account, and identical claims without pods are created;
+after them pods with a template, first without Draco's scheduling gate, then with the chart's webhook, which adds it. The
+scheduler keeps running, as in a real cluster. The rate limits of Kubernetes' components are raised; Draco has none.
 
-What counts is the time from the request that creates the pod, or the claim, until a watch tells of the allocation, or of the node
-that the pod is bound to.
+The time is that from the request that creates the pod or claim until a watch reports the allocation, or the node that the pod is
+bound to.
 
     python -m benchmarks.claim_allocation --nodes 500 --gpus 8
 """
@@ -77,7 +76,7 @@ class Figures(NamedTuple):
 
     @property
     def p99_s(self) -> float:
-        """What one of a hundred exceeds."""
+        """The 99th percentile."""
         return sorted(self.idle_s)[max(0, -(-len(self.idle_s) * 99 // 100) - 1)]
 
     def __str__(self) -> str:
@@ -99,27 +98,27 @@ class Measured(NamedTuple):
 
     scheduler: PodFigures
     scheduler_made_before: PodFigures
-    """With claims that were there before their pods."""
+    """With claims that existed before their pods."""
     draco: Figures
     """With claims that have no pods."""
     draco_ungated: PodFigures
     """Without Draco's scheduling gate."""
     draco_pods: PodFigures
-    """As users make them: the webhook gives them the gate."""
+    """As users create them: the webhook adds the gate."""
 
 
 class Observer(Protocol):
-    """When a watch told of what is waited for."""
+    """When a watch reported what is waited for."""
 
     at_s: dict[str, float]
 
     async def until(self, enough: Callable[[], bool]) -> None:
-        """Return when there is enough."""
+        """Return when enough are there."""
         ...
 
 
 class Watched(Generic[T]):
-    """When the watch told of it first, by the name of the pod, or of the claim that has none; `named` is "" before."""
+    """When the watch first reported it, by the name of the pod, or of a claim without one; `named` is "" before."""
 
     def __init__(self, client: Client, kind: Kind[T], named: Callable[[T], str]) -> None:
         self._informer: Informer[T] = Informer(client, kind, clock=SystemClock())
@@ -146,7 +145,7 @@ class Watched(Generic[T]):
             self._changed.set()
 
     async def until(self, enough: Callable[[], bool]) -> None:
-        """Return when there is enough."""
+        """Return when enough are there."""
         async with asyncio.timeout(WITHIN_S):
             while not enough():
                 self._changed.clear()
@@ -154,7 +153,7 @@ class Watched(Generic[T]):
 
 
 def allocated(claim: ResourceClaim) -> str:
-    """Whose claim is allocated."""
+    """The pods whose claim is allocated."""
     if claim.status.allocation is None:
         return ""
     owner = claim.metadata.controller
@@ -162,12 +161,12 @@ def allocated(claim: ResourceClaim) -> str:
 
 
 def bound(pod: Pod) -> str:
-    """Which pod is bound."""
+    """The pods that are bound."""
     return pod.metadata.name if pod.spec.node_name else ""
 
 
 async def nothing(_: str) -> None:
-    """What there is to prepare for what needs nothing."""
+    """The preparation of what needs none."""
 
 
 async def measure(
@@ -190,7 +189,7 @@ async def measure(
     one_by_one = [f"idle-{each}" for each in range(min(TIMES, number // 4) + WARM_UP)]
     for name in one_by_one:
         await prepare(name)
-        await asyncio.sleep(PAUSE_S)  # whatever the preparation has others do is over
+        await asyncio.sleep(PAUSE_S)  # the effects of the preparation on others are over
         await started(name)
         await all_seen([name])
         await asyncio.sleep(PAUSE_S)
@@ -273,7 +272,7 @@ def rows(measured: Measured, known: str, filled: float = FILLED) -> list[Row]:
 
 
 def _part(figure: str, ours_s: float, theirs_s: float, target: float, peer: str) -> Row:
-    """A time that is to be at most such a part of the peer's."""
+    """A time that should be at most this part of the peer's."""
     part = ours_s / theirs_s
     return Row(
         figure,
@@ -344,7 +343,7 @@ async def of_claims(client: Client, number: int) -> Figures:
 
 
 async def done(client: Client, called: str, found: object) -> None:
-    """Say what was measured, and end all pods and claims."""
+    """Print what was measured, and delete all pods and claims."""
     say(f"{called}: {found} (load average {os.getloadavg()[0]:.1f})")
     await clear(client)
 

@@ -56,7 +56,7 @@ def sample(nodes: int) -> float:
 
 
 def measure_here(nodes: int) -> float:
-    """MiB that the inventory takes, once a selector has been asked about all of it."""
+    """MiB that the inventory takes, once a selector has been evaluated on all of it."""
     small = Fleet()
     fill(small, 1)
     gc.collect()
@@ -68,14 +68,14 @@ def measure_here(nodes: int) -> float:
 
 
 def fill(fleet: Fleet, nodes: int) -> None:
-    """Publish the nodes' GPUs, and look at them."""
+    """Publish the nodes' GPUs, and evaluate a selector on them."""
     for node in range(nodes):
         put(fleet, a_slice(node, [a_gpu(node, index) for index in range(GPUS)]))
     fleet.inventory.selectors.scan(f"device.attributes['{DRIVER}'].productName == 'NVIDIA H200'")
 
 
 def resident_mib() -> float:
-    """What the process has in memory now."""
+    """The process's resident memory now."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
 

@@ -1,10 +1,9 @@
 """How long it takes to explain one pending claim, from 100 to 10,000 nodes of 8 GPUs.
 
-Each kind of claim is one that waits for another reason. What is measured is the first explanation, nearest misses and all, after
-a change: of a slice, of a node, of another claim, and of the claim itself, whose selector then is one that was never met. Every
-change is made several times and its fastest time counts; the figure is that of the slowest kind of change. It is the time of one
-processor, which is what the clock says too where nobody else wants that processor; the clock is shown beside it, and so is the
-very first explanation of a fleet that was just built.
+Each kind of claim waits for another reason. Measured is the first full explanation, with nearest misses, after a change: of a
+slice, of a node, of another claim, and of the claim itself, whose selector is then new. Every change is made several times and
+its fastest time counts; the figure is that of the slowest kind of change. It is CPU time, which equals wall time on an idle
+processor; wall time is shown beside it, and so is the very first explanation of a new fleet.
 """
 
 import sys
@@ -175,7 +174,7 @@ KINDS: Final[dict[str, tuple[Callable[[int, int], bool], Callable[[int], Resourc
             matching="resource.kubernetes.io/pcieRoot",
         ),
     ),
-    "its device is not published any more": (
+    "its device is no longer published": (
         lambda _node, index: index < 4,
         lambda _new: holding(name_of(50), GPUS),
     ),
@@ -183,7 +182,7 @@ KINDS: Final[dict[str, tuple[Callable[[int, int], bool], Callable[[int], Resourc
 
 
 class Measured:
-    """One fleet with a claim that waits, changed and asked about over and over."""
+    """One fleet with a waiting claim, changed and explained again and again."""
 
     def __init__(self, nodes: int, in_use: Callable[[int, int], bool], waiting: Callable[[int], ResourceClaim]) -> None:
         self.fleet = a_fleet(nodes, in_use=in_use)
@@ -195,14 +194,14 @@ class Measured:
         self.nodes = nodes
 
     def explained_ms(self) -> tuple[float, float, Explanation]:
-        """Milliseconds of the processor and by the clock, and what came out."""
+        """Milliseconds of CPU time and of wall time, and the explanation."""
         start, start_clock = time.process_time(), time.perf_counter()
         told = explain(self.fleet, [self.claim])
         str(told)
         return (time.process_time() - start) * 1000, (time.perf_counter() - start_clock) * 1000, told
 
     def slice_changed(self) -> None:
-        """The GPUs of a node get another size."""
+        """The memory of a node's GPUs changes."""
         self.number += 1
         self.fleet.put_slice(a_slice(self.nodes // 3, f"{80 + self.number}Gi"))
 
@@ -213,7 +212,7 @@ class Measured:
         self.fleet.put_node(Node(metadata=ObjectMeta(name=name, labels={"changed": str(self.number)})))
 
     def other_claim_changed(self) -> None:
-        """A GPU is taken, or let go."""
+        """A GPU is allocated or becomes free."""
         if self.is_there:
             self.fleet.remove_claim(self.other.metadata.key)
         else:
@@ -221,7 +220,7 @@ class Measured:
         self.is_there = not self.is_there
 
     def claim_changed(self) -> None:
-        """The claim asks for something that nobody asked for before."""
+        """The claim asks for something that no claim asked for before."""
         self.number += 1
         self.claim = self.waiting(self.number)
 
@@ -251,7 +250,7 @@ def main() -> int:
                 by_clock = max(by_clock, min(ms for _, ms in times))
             taken[nodes] = max(of_change.values())
             each = ", ".join(f"{name} {ms:.1f}" for name, ms in of_change.items())
-            beside = f"by the clock {by_clock:.1f}; {each}; first of all {first:.1f}"
+            beside = f"wall time {by_clock:.1f}; {each}; the very first {first:.1f}"
             print(f"{kind}, {nodes} nodes: {taken[nodes]:.1f} ms ({beside})", flush=True)
         print(f"  {told.summary if told is not None else ''}\n", flush=True)
         figures = ", ".join(f"{taken[nodes]:.0f} ms at {nodes}" for nodes in SIZES)

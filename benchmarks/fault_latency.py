@@ -1,8 +1,8 @@
 """How long it takes from a fault that NVML reports to the taint in the API.
 
-Runs a real agent process on a node with eight simulated H100s. An XID comes for one GPU after the other, and it is timed until a
-watch of the ResourceSlices in this process shows the taint. When all GPUs have it they are reset, and it begins again when the
-agent has seen that they are well.
+Runs a real agent process on a node with eight simulated H100s. One GPU after the other gets an XID, and the time is taken until a
+watch of the ResourceSlices in this process shows the taint. When all GPUs have one they are reset, and the next round begins when
+the agent has seen that they are healthy.
 
     python -m benchmarks.fault_latency --trials 104
 """
@@ -39,7 +39,7 @@ RESET = faults.RECOVERY_ACTIONS["reset"]
 
 
 class Watched:
-    """Which devices have which taints of faults, as the API server tells it."""
+    """Which devices have which taints of faults, as the API server reports it."""
 
     def __init__(self, client: Client) -> None:
         self.tainted: dict[str, float] = {}
@@ -58,7 +58,7 @@ class Watched:
         self._changed.set()
 
     async def until(self, tainted: int, devices: int = GPUS) -> None:
-        """Once so many devices are published, and so many of them tainted."""
+        """Return once this many devices are published, and this many of them tainted."""
         async with asyncio.timeout(60):
             while (len(self.tainted), self.devices) != (tainted, devices):
                 self._changed.clear()
@@ -121,15 +121,15 @@ async def measure(client: Client, path: Path, trials: int) -> list[float]:
             faults.xid(path, gpu, XID)
             await watched.until(gpu + 1)
             seconds.append(watched.tainted[f"gpu-{gpu}"] - at)
-            await asyncio.sleep(0.3)  # what follows from one fault is not to stand in the way of the next
+            await asyncio.sleep(0.3)  # the consequences of one fault must not delay the next
         say(f"{len(seconds)} trials")
         for gpu in range(GPUS):
             faults.recovery_action(path, gpu, RESET)
         await watched.until(GPUS)
-        await asyncio.sleep(1.0)  # the agent reads the GPUs once more, and so knows that a reset is asked for
+        await asyncio.sleep(1.0)  # the agent reads the GPUs once more, and so sees that a reset is requested
         for gpu in range(GPUS):
             faults.reset(path, gpu)
-        faults.xid(path, 0, 13)  # wakes it: a reset is told by nobody
+        faults.xid(path, 0, 13)  # wakes it: nothing reports a reset
         await watched.until(0)
     watched.task.cancel()
     await asyncio.wait({watched.task})

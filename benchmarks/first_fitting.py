@@ -1,8 +1,8 @@
 """How fast the first node that fits is found: `python -m benchmarks.first_fitting`.
 
-Clusters of 100 to 10,000 nodes with eight GPUs each, of which 99.9 % are in use; two GPUs on one PCIe root are asked for, by a
-selector that was never met before. The peer is Kubernetes' own allocator, built once and asked about each node in turn, in the
-same run; what it takes to build it is shown, but not counted against it.
+Clusters of 100 to 10,000 nodes with eight GPUs each, of which 99.9 % are in use; a new selector asks for two GPUs on one PCIe
+root. The peer is Kubernetes' own allocator, built once and asked about each node in turn, in the same run; the time to build it
+is shown, but not counted.
 """
 
 import itertools
@@ -32,7 +32,7 @@ class Measured(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times as fast as the search of Kubernetes' allocator."""
+        """How many times as fast as Kubernetes' allocator's search."""
         return self.go_search_s / self.new_s
 
     def __str__(self) -> str:
@@ -70,14 +70,14 @@ def measure(nodes: int) -> Measured:
     objects = list(crowded(nodes))
     fleet = Fleet()
     put(fleet, *objects)
-    draco_s(fleet, 1)  # what a process does once: the grammar of selectors, and the selector of the class
+    draco_s(fleet, 1)  # done once per process: the grammar of selectors, and the selector of the class
     new = [draco_s(fleet, memory) for memory in range(20, 20 + ROUNDS)]
     known = [draco_s(fleet, 20) for _ in range(ROUNDS)]
     return Measured(nodes, statistics.median(new), statistics.median(known), *go_s(objects))
 
 
 def wanted(memory: int) -> dict[str, object]:
-    """Two GPUs on one root; each amount makes another selector."""
+    """Two GPUs on one root; each amount makes a new selector."""
     least = f"device.capacity['{DRIVER}'].memory.compareTo(quantity('{memory}Gi')) >= 0"
     return a_claim("wanted", least, count=2, constraints=[{"matchAttribute": PCIE_ROOT}])
 

@@ -1,8 +1,8 @@
 """How long it takes to place a gang of 64 claims over 1,000 nodes: `python -m benchmarks.gang_placement [--nodes N]`.
 
-Three gangs, each on a fleet of its own that nobody uses yet: 64 claims for one GPU each, for eight GPUs each, and for one
-partition of a GPU each. The claims are placed one after the other by `BestPlacer`, and each counts before the next. The peer
-is the first place that fits (`first_fitting`), in the same run.
+Three gangs, each on a free fleet of its own: 64 claims for one GPU each, for eight GPUs each, and for one partition of a GPU
+each. `BestPlacer` places the claims one after the other, each on what the previous ones leave. The peer takes the first place
+that fits (`first_fitting`), in the same run.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def partitioned(nodes: int) -> Fleet:
 
 
 def row(what: str, nodes: int, fleet: Fleet, raw: Json) -> Row:
-    """Seconds of a whole gang, the best of some rounds, beside those of the first place that fits."""
+    """Seconds to place a whole gang, the best of some rounds, beside those of the first place that fits."""
     best_s = min(seconds(fleet, raw, placing_best(fleet)) for _ in range(ROUNDS))
     first_s = seconds(fleet, raw, placing_first(fleet))
     return Row(
@@ -94,7 +94,7 @@ Put = Callable[[ResourceClaim], None]
 
 
 def placing_best(fleet: Fleet) -> Callable[[], tuple[Place, Put]]:
-    """Placing at the best place, with a placer that knows nothing yet."""
+    """Placing at the best place, with a new placer."""
 
     def begin() -> tuple[Place, Put]:
         placer = BestPlacer(fleet, share_ids=map(str, count()))

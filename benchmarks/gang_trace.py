@@ -1,19 +1,18 @@
-"""What gangs wait for, and what stands idle meanwhile: with Draco, and with kube-scheduler and its GangScheduling, on one trace.
+"""How long gangs wait, and how many GPUs are idle meanwhile: with Draco, and with kube-scheduler's GangScheduling, on one trace.
 
-One real API server and kube-scheduler with the feature gates of PodGroups. Jobs come at random, from one GPU to gangs of 64. The
-pods of some gangs have a claim for one GPU each, those of the others, as of most training, for all GPUs of a node
-(--whole-nodes). A job runs from when its last pod is bound, for a time of its own, and then is gone. The same jobs come at the
-same times twice: first the scheduler allocates their claims, then Draco does. The trace is replayed in seconds; one
-second stands for what you like, as long as it is long against the time that a decision takes. Time is compressed, so the backoff
-of the scheduler is, too: at most 1 s instead of 10 s. It is the same scheduler in both runs. Pods that wait for Draco have its
-scheduling gate, as its documentation advises.
+One real API server and kube-scheduler with the feature gates of PodGroups. Jobs arrive at random, from one GPU to gangs of 64.
+The pods of some gangs have a claim for one GPU each; those of the others, as in most training, for all GPUs of a node
+(--whole-nodes). A job runs for a time of its own after its last pod is bound, and is then deleted. The same jobs arrive at the
+same times twice: first the scheduler allocates their claims, then Draco does. The trace is replayed in seconds; a second may
+stand for any time that is long compared to a decision. Because time is compressed, the scheduler's backoff is, too: at most 1 s
+instead of 10 s. Both runs use the same scheduler. Pods that wait for Draco have its scheduling gate, as its documentation
+advises.
 
-Idle counts what no job that runs has, as long as a gang waits: also what a gang holds that has only a part of its pods.
+A GPU is idle if no running job has it while a gang waits: also if a gang holds it that lacks some of its pods.
 
-Which gang gets what becomes free decides what all after it wait for, so a tenth of a second here or there changes both figures by
-a tenth or more, the one up and the other down as well. So there are several traces (--seeds), and long ones: with a hundred jobs
-much of the time is that in which the cluster fills and empties, when a queue has next to nothing to decide. Each takes 25
-minutes.
+Which gang gets free GPUs decides how long all later ones wait, so a tenth of a second changes both figures by a tenth or more, in
+either direction. So there are several long traces (--seeds): with a hundred jobs, the cluster fills and empties for much of the
+time, when a queue has almost nothing to decide. Each takes 25 minutes.
 
     python -m benchmarks.gang_trace --nodes 16 --jobs 300 --seeds 1 2 3
 """
@@ -49,12 +48,12 @@ from tests.component.allocation.lab import ALLOCATE
 
 GPUS = 8
 SIZES = {1: 50, 8: 20, 16: 15, 32: 10, 64: 5}
-"""GPUs of a job, and of how many percent of the jobs."""
+"""GPUs of a job, and the percentage of jobs with that many."""
 MEAN_S, LOAD = 20.0, 0.9
 OVERDUE_S = 20 * MEAN_S
-"""From then on GPUs are kept for the first gang in the queue, at the price of what stands idle until it has all of its own."""
+"""After this time GPUs are kept for the first gang in the queue, although they are idle until it has all that it needs."""
 GANG = 8
-"""From this size on a job is a gang; what is smaller needs no group."""
+"""From this size on a job is a gang; smaller jobs need no group."""
 WHOLE_NODES = 0.5
 """The part of the gangs whose pods ask for all GPUs of a node each."""
 AT_ONCE = 32
@@ -69,7 +68,7 @@ POD_GROUP = next(kind for kind in POD_GROUPS if kind.version == "v1alpha2")
 
 
 class Job(NamedTuple):
-    """When it comes, how many GPUs it asks for, how long it runs, and how many GPUs each of its pods has."""
+    """When it arrives, how many GPUs it asks for, how long it runs, and how many GPUs each of its pods has."""
 
     name: str
     at_s: float
@@ -91,7 +90,7 @@ class Wait(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a trace, or of several."""
+    """The outcome of one or several traces."""
 
     waits: list[Wait]
     idle_gpu_s: float
@@ -101,7 +100,7 @@ class Outcome(NamedTuple):
 
     @property
     def mean_wait_s(self) -> float:
-        """Of the gangs that started, and of the others as long as they were waited for."""
+        """Of the gangs that started, and of the others until the end of the trace."""
         return statistics.fmean(wait.s for wait in self.waits)
 
     @property
@@ -111,7 +110,7 @@ class Outcome(NamedTuple):
 
     @property
     def longest_wait_s(self) -> float:
-        """Of the same gangs: a short mean is worth little if one of them starves."""
+        """Of the same gangs: a short mean is worth little if a gang starves."""
         return max(wait.s for wait in self.waits)
 
     def __str__(self) -> str:
@@ -141,7 +140,7 @@ class Replay:
         self.informer.subscribe(self._look)
 
     async def run(self, jobs: Sequence[Job]) -> Outcome:
-        """Replay it, and clear away what is left."""
+        """Replay it, and delete what is left."""
         began_s = self._since_s = time.monotonic()
         tasks = [asyncio.create_task(self._live(job, began_s)) for job in jobs]
         await asyncio.wait(tasks, timeout=jobs[-1].at_s + WITHIN_S)
@@ -176,7 +175,7 @@ class Replay:
         await self.end(job)
 
     async def begin(self, job: Job) -> asyncio.Event:
-        """Make what it consists of. The event is set when the last of its pods is bound."""
+        """Create its objects. The event is set when its last pod is bound."""
         bound = self._bound[job.name] = asyncio.Event()
         self._left[job.name] = len(job.pods)
         self._job_of |= dict.fromkeys(job.pods, job.name)
@@ -226,9 +225,9 @@ class Replay:
 
 
 def trace(number: int, gpus: int, prefix: str, seed: int, whole_nodes: float) -> list[Job]:
-    """Jobs that come at random and ask for LOAD of all GPUs in the mean; the same for each `prefix` of their names.
+    """Jobs that arrive at random and ask for LOAD of all GPUs on average; the same for each `prefix` of their names.
 
-    They come and last alike with any part of `whole_nodes`.
+    Their times are the same for any part of `whole_nodes`.
     """
     chance, shapes = random.Random(seed), random.Random(f"shapes {seed}")
     sizes, weights = list(SIZES), list(SIZES.values())
@@ -244,7 +243,7 @@ def trace(number: int, gpus: int, prefix: str, seed: int, whole_nodes: float) ->
 
 
 def together(outcomes: Sequence[Outcome]) -> Outcome:
-    """What came of several traces, as if they were one."""
+    """The outcome of several traces, as if they were one."""
     return Outcome(
         [wait for each in outcomes for wait in each.waits],
         sum(each.idle_gpu_s for each in outcomes),
@@ -257,7 +256,7 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
 async def with_each(
     folder: Path, nodes: int, measure: Callable[[Replay, str], Awaitable[Found]], *options: str
 ) -> tuple[Found, Found]:
-    """What is measured on an empty cluster where the scheduler allocates, then where an operator with these options does."""
+    """Measure on an empty cluster where the scheduler allocates, then where an operator with these options does."""
     flags = FLAGS | {SCHEDULER: (*GATES, "--config", str(compressed(folder)))}
     async with a_cluster(folder, [ETCD, APISERVER, SCHEDULER], flags) as (plane, client):
         await publish_for_the_scheduler(plane, client, nodes, GPUS, CHART)
@@ -281,7 +280,7 @@ async def with_each(
 
 
 def compressed(folder: Path) -> Path:
-    """The scheduler's configuration with its backoff as short as the trace's time wants it. Returns its file."""
+    """Write the scheduler's configuration, with its backoff compressed like the trace. Returns its file."""
     access = str(folder / "plane" / f"{SCHEDULER}.kubeconfig")
     config = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",

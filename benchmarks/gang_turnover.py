@@ -1,7 +1,7 @@
-"""What a gang that waits takes to run in the place of one that ends: with Draco, and with kube-scheduler and its GangScheduling.
+"""How soon a waiting gang runs in place of one that ends: with Draco, and with kube-scheduler's GangScheduling.
 
 On the cluster of `gang_trace`, gangs hold all GPUs and one more waits; the oldest is deleted, and the time is taken until the
-last pod of the one that waits is bound. A queue pays this at each change, whatever its order is: the GPUs stand idle meanwhile.
+last pod of the waiting one is bound. Whatever its order, a queue pays this at each change: the GPUs are idle meanwhile.
 
     python -m benchmarks.gang_turnover --rounds 10
 """
@@ -19,7 +19,7 @@ from benchmarks.table import Row, tell
 
 SIZE = 64
 WAITS_S = 1.5
-"""By then whoever allocates has looked at the gang that waits."""
+"""By then the allocator has looked at the waiting gang."""
 WITHIN_S = 60.0
 
 

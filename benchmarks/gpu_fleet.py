@@ -25,7 +25,7 @@ MODELS = (
     ("NVIDIA B200", "180Gi", "10.0.0", 148),
 )
 SIZES = (100, 1_000, 10_000)
-"""Nodes: the last is what targets are about, and the others show how the cost grows."""
+"""Nodes: targets apply to the last, and the others show how the cost grows."""
 GPU_CLASS: Json = {
     "apiVersion": "resource.k8s.io/v1",
     "kind": "DeviceClass",
@@ -104,7 +104,7 @@ def a_claim(name: str, expression: str, *, count: int = 1, **devices: Any) -> Js
 def crowded(nodes: int, gpus: int = 8) -> Iterator[Json]:
     """A cluster with 99.9 % of its GPUs in use; only the last node has two free ones on one PCIe root.
 
-    The others that are free are spread at random, one on a node; every tenth node of those has two, on different roots.
+    The other free GPUs are spread at random, one on a node; every tenth of these nodes has two, on different roots.
     """
     random = Random(nodes)
     free = {nodes - 1: {gpus - 2, gpus - 1}}
@@ -126,7 +126,7 @@ _PROFILES = (("1g.10gb", 1, 10, range(7)), ("1g.20gb", 1, 20, range(0, 8, 2)), (
 def a_partitioned_node(gpus: int = 8) -> list[Json]:
     """A node whose GPUs (H100) are published whole and with every partition, which draw from the counters of their GPU.
 
-    Partitions of all GPUs are in use but some of the last one.
+    Partitions of all GPUs are in use, except some of the last GPU.
     """
     sets: list[Json] = []
     devices: list[Json] = []
@@ -151,7 +151,7 @@ def a_partitioned_node(gpus: int = 8) -> list[Json]:
                     }
                 )
     used = [(0, f"gpu-{gpu}-mig-7g-80gb-0") for gpu in range(gpus - 1)] + [(0, f"gpu-{gpus - 1}-mig-3g-40gb-0")]
-    parts = [devices[start : start + 64] for start in range(0, len(devices), 64)]  # a slice takes no more with counters
+    parts = [devices[start : start + 64] for start in range(0, len(devices), 64)]  # the API's limit with counters
     slices = [a_slice(0, part, name=f"part-{number}", of=len(parts) + 1) for number, part in enumerate(parts)]
     counters = a_slice(0, [], name="counters", of=len(parts) + 1, sharedCounters=sets)
     return [GPU_CLASS, a_node(0), *slices, counters, holding("used", used)]
@@ -175,7 +175,7 @@ _KINDS: dict[str, Any] = {
 
 
 def put(fleet: Fleet, *objects: Json) -> None:
-    """Put objects into a fleet as they would come from an API server: each a tree of its own, decoded from text."""
+    """Put objects into a fleet as an API server would send them: each a tree of its own, decoded from text."""
     for each in objects:
         kind, into = _KINDS[each["kind"]]
         into(fleet, msgspec.json.decode(msgspec.json.encode(each), type=kind))

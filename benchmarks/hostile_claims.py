@@ -1,8 +1,8 @@
 """What tenants can do to the operator with claims: `python -m benchmarks.hostile_claims`.
 
 On a real API server, beside 100 nodes of 8 GPUs, pods of twenty namespaces wait for claims of 16 selectors, each of which takes
-thousands of steps on every device. Meanwhile pods of other namespaces come to wait for plain claims. Measured, in the operator's
-own process: the longest hold of its event loop and the age of its lease, until all has been explained or refused; and by their
+thousands of steps on every device. Meanwhile pods of other namespaces come to wait for plain claims. Measured in the operator's
+own process: the longest block of its event loop and the age of its lease, until all claims are explained or refused; and by
 Events: how soon the plain claims are explained.
 """
 
@@ -51,7 +51,7 @@ async def main() -> int:
             async with an_operator(plane, Path(folder)) as operator, watched(operator) as seen:
                 await operator.until_ready(60)
                 await operator.until_said("kopf.loaded", 60)
-                await asyncio.sleep(62)  # the holds of the start are forgotten
+                await asyncio.sleep(62)  # ignore what blocked the loop at the start
                 seen.begin()
                 await in_parallel([wait_for_hostile(client, f"hostile-{n}") for n in range(options.hostile)], 8)
                 took = [await explained_s(client, f"plain-{number}") for number in range(10)]
@@ -65,7 +65,7 @@ async def main() -> int:
     rows = [
         Row(
             f"longest hold of the operator's loop, {beside}",
-            f"{seen.work_s * 1000:.0f} ms of work ({seen.hold_s * 1000:.0f} ms by the clock)",
+            f"{seen.work_s * 1000:.0f} ms of CPU time ({seen.hold_s * 1000:.0f} ms of wall time)",
             "-",
             f"<= {TARGET_HOLD_S * 1000:g} ms",
             seen.work_s <= TARGET_HOLD_S,
@@ -90,19 +90,19 @@ async def main() -> int:
 
 
 class Seen:
-    """The worst of what the operator told of itself."""
+    """The worst values of the operator's metrics."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """What was before does not count."""
+        """Forget earlier values."""
         self.hold_s = self.work_s = self.lease_s = 0.0
         self._began_s = time.monotonic()
 
     @property
     def age_s(self) -> float:
-        """Since the beginning."""
+        """Seconds since `begin`."""
         return time.monotonic() - self._began_s
 
     def take(self, text: str) -> None:
@@ -146,7 +146,7 @@ async def add_class(client: Client) -> None:
 
 
 async def add_namespace(client: Client, name: str) -> None:
-    """A namespace in which pods can be made, though nobody else makes what they need there."""
+    """A namespace in which pods can be created, although no controller creates what they need there."""
     await client.create(NAMESPACES, {"metadata": {"name": name}})
     await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": name}})
 
@@ -166,7 +166,7 @@ async def wait_for(client: Client, namespace: str, *expressions: str) -> None:
 
 
 async def wait_for_hostile(client: Client, namespace: str) -> None:
-    """A claim whose selectors cost as much as the API server lets them."""
+    """A claim whose selectors cost as much as the API server permits."""
     await wait_for(client, namespace, *(f"{COSTLY}'{namespace}-{number}'" for number in range(SELECTORS)))
 
 
@@ -179,7 +179,7 @@ async def explained_s(client: Client, namespace: str) -> float:
 
 
 async def said(client: Client, namespace: str, text: str) -> bool:
-    """Whether an Event on the pod says this."""
+    """Whether an Event of the pod says this."""
     try:
         events = await client.list(EVENTS, namespace=namespace)
     except ApiError:
@@ -189,7 +189,7 @@ async def said(client: Client, namespace: str, text: str) -> bool:
 
 
 async def all_refused(client: Client, hostile: int) -> bool:
-    """Whether every hostile claim is said to be too costly."""
+    """Whether Events call every hostile claim too costly."""
     return all([await said(client, f"hostile-{number}", "Too costly to explain") for number in range(hostile)])
 
 

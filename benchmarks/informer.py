@@ -1,8 +1,8 @@
-"""How fast a collection of claims is known: `python -m benchmarks.informer --claims 10000`.
+"""How fast all claims of a cluster are listed and decoded: `python -m benchmarks.informer --claims 10000`.
 
 Starts an API server, fills it with claims, and measures in fresh processes, alternating, the time from the first request to the
 last object decoded: Draco's informer until it has synced, and as the peer kubernetes_asyncio's typed list in pages of 500. Also
-reported are the processor time of the client and how much memory it took.
+reported are the client's CPU time and memory.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ Side = Literal["draco", "peer"]
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """Seconds until all are known, seconds of processor time, and MiB of memory taken, in one fresh process."""
+    """Seconds until all are known, seconds of CPU time, and MiB of memory taken, in one fresh process."""
 
     wall_s: float
     cpu_s: float
@@ -52,12 +52,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """Of the medians of wall time: how many times as fast as the peer."""
+        """How many times as fast as the peer, by the medians of wall time."""
         return _median(s.wall_s for s in self.peer) / _median(s.wall_s for s in self.draco)
 
     @property
     def cpu_ratio(self) -> float:
-        """The same of the client's processor time, which a busy machine disturbs less."""
+        """The same by the client's CPU time, which a busy machine disturbs less."""
         return _median(s.cpu_s for s in self.peer) / _median(s.cpu_s for s in self.draco)
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ async def fill(kubeconfig: Path, count: int) -> None:
 
 
 async def know(kubeconfig: Path, side: Side) -> int:
-    """Bring all claims into memory, and return how many there are."""
+    """Load all claims into memory, and return how many there are."""
     return await (_informer(kubeconfig) if side == "draco" else _typed_list(kubeconfig))
 
 
@@ -177,7 +177,7 @@ def measure_here(kubeconfig: Path, side: Side, count: int) -> Sample:
 
     import draco.kube.connect.authentication  # noqa: F401, PLC0415 - the same; Draco loads it with the first connection
 
-    gc.freeze()  # as the operator does when it starts, for both sides: what was imported is not looked at again and again
+    gc.freeze()  # for both sides, as the operator does at its start: the garbage collector skips what was imported
 
     memory, cpu, began = _memory_mib("VmRSS"), time.process_time(), time.monotonic()
     found = asyncio.run(know(kubeconfig, side))

@@ -1,8 +1,8 @@
 """How soon an installation with helm works: `python -m benchmarks.installation [--archive FILE] [--real-nodes 2]`.
 
 Needs root and an image with simulated GPUs (`make image IMAGE_ARGS="--target simulated --output build/simulated.tar"`), so it is
-not among those that are run together. Starts real nodes, takes off what `draco cluster up` installed there, and measures a second
-installation, whose image the nodes have: until helm says that all pods are ready, and on each node from the agent's pod running
+not run with the others. Starts real nodes, uninstalls what `draco cluster up` installed there, and measures a second
+installation, whose image the nodes have: until helm reports all pods ready, and on each node from the start of the agent's pod
 until its first slice is published. There is no peer.
 """
 
@@ -38,12 +38,12 @@ class Observed(msgspec.Struct):
     published: dict[str, float] = {}
 
     def slices_s(self) -> list[float]:
-        """From the agent's pod running to its first slice, a node each."""
+        """From the agent's pod running to its first slice, for each node."""
         return [max(0.0, at - self.running[node]) for node, at in self.published.items()]
 
 
 async def observe(client: Client, nodes: int, seen: Observed) -> None:
-    """Look until every node has published."""
+    """Watch until every node has published."""
     while len(seen.published) < nodes or len(seen.running) < nodes:
         pods, slices = await asyncio.gather(
             client.list(PODS, namespace=SYSTEM_NAMESPACE, label_selector=AGENTS), client.list(SLICES)
@@ -69,13 +69,13 @@ async def nothing_left(client: Client) -> None:
 
 
 def uninstall(helm: Path, kubeconfig: Path) -> None:
-    """Take off what `draco cluster up` has installed."""
+    """Uninstall what `draco cluster up` has installed."""
     where: list[str | Path] = ["--kubeconfig", kubeconfig, "--namespace", SYSTEM_NAMESPACE]
     subprocess.run([helm, *where, "uninstall", chart.RELEASE, "--wait"], check=True, capture_output=True)
 
 
 async def install_again(helm: Path, kubeconfig: Path, image: str, nodes: int) -> tuple[float, Observed]:
-    """Seconds until helm is done, and what was seen meanwhile."""
+    """Seconds until helm has finished, and what was seen meanwhile."""
     seen = Observed()
     async with Client(await connect(kubeconfig)) as client, asyncio.timeout(WITHIN_S):
         await nothing_left(client)

@@ -1,8 +1,8 @@
 """How long `draco lint` takes for 1,000 manifests that are applied together: right, one of ten wrong, all wrong.
 
 Half of them are templates and half are pods that use them. Each wrong template has a mistake that is corrected: a quantity that
-is compared as text, a form of v1beta1, a number in quotes. Reading, rules, corrections and the corrected text all count. It is
-the time of one processor, the fastest of several runs.
+is compared as text, a form of v1beta1, a number in quotes. Reading, rules, corrections and the corrected text all count. The
+figure is CPU time, the fastest of several runs.
 """
 
 import sys
@@ -49,7 +49,7 @@ def manifests(wrong_each: int) -> dict[str, str]:
 
 
 def checked(texts: dict[str, str]) -> tuple[float, LintResult]:
-    """Seconds of the processor, and what was found."""
+    """Seconds of CPU time, and what was found."""
     start = time.process_time()
     found = check(texts, kubernetes=KUBERNETES)
     return time.process_time() - start, found

@@ -1,12 +1,12 @@
 """Hundreds of maintenances at once under one budget: whether it is ever exceeded, and how soon all are done.
 
-Creates Nodes and ResourceSlices on a real API server, starts `draco operator` as a process, and asks for all maintenances at
-once, each for another GPU. A worker does work of known length on each: it sets spec.finished so long after it saw InMaintenance.
-The GPUs out of service are counted after each change that a watch of the taint rules tells of, by the observer of the adversary,
-which shares no code with Draco: no moment between two samples is missed, and a GPU counts until its last rule is gone.
+Creates Nodes and ResourceSlices on a real API server, starts `draco operator` as a process, and requests all maintenances
+together, each for another GPU. A worker does work of known length on each: it sets spec.finished this long after it saw
+InMaintenance. After each change that a watch of the taint rules reports, the observer of the chaos tests, which shares no code
+with Draco, counts the GPUs out of service: no state between two samples is missed, and a GPU counts until its last rule is gone.
 
-The least that it can take is a chain of so many works in each of the budget's slots, one after the other, each with what one
-request takes when it is alone on this cluster: from its creation to InMaintenance, and from spec.finished until its rule is gone.
+The least possible time is that of the works of one of the budget's slots, one after the other, each with the time that a single
+request takes on this cluster: from its creation to InMaintenance, and from spec.finished until its rule is gone.
 
     python -m benchmarks.maintenance_budget --nodes 1000 --requests 500 --at-once 50 --work-s 10
 """
@@ -38,11 +38,11 @@ BUDGETS = KINDS["budget"].paths[0]
 ALONE = 7
 ALONE_WITHIN_S = 60.0
 KNOWN_S = 3.0
-"""So long after it was written everybody knows the budget."""
+"""This long after it was written, everybody knows the budget."""
 
 
 class Worker:
-    """Works on whatever is InMaintenance, for so long, and counts what is out of service meanwhile."""
+    """Works this long on each request that is InMaintenance, and counts what is out of service meanwhile."""
 
     def __init__(self, api: Api, world: World, *, work_s: float) -> None:
         self.out = OutOfService(world)
@@ -55,7 +55,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def watch_requests(self, since: str) -> None:
-        """See each change of a request, and start to work on those that are free."""
+        """Watch the requests, and start work on those whose devices are free."""
         async for _, one in _changes(self._api, REQUESTS, since):
             name, phase = one["metadata"]["name"], str((one.get("status") or {}).get("phase"))
             self.phases[name] = phase
@@ -112,7 +112,7 @@ async def main() -> int:
 
 
 async def measure(api: Api, worker: Worker, options: argparse.Namespace) -> list[Row]:
-    """One request alone, several times, and then all at once."""
+    """One request alone, several times, and then all together."""
     alone_s = []
     for number in range(ALONE):
         began = time.monotonic()

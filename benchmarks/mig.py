@@ -1,8 +1,8 @@
-"""What MIG placement makes of the same claims under each policy: `python -m benchmarks.mig [--seeds N]`.
+"""How many claims each policy of MIG placement accepts from the same stream: `python -m benchmarks.mig [--seeds N]`.
 
-Sixteen GPUs in two nodes, load 0.8, six mixes of profiles, claims that are lost if they do not fit: accepted claims, used compute
-slices, and which refusals could have been avoided. Then a batch of 200 claims without departures, and the time of a decision at
-1,000 GPUs. With fewer seeds than usual the table is only printed: the mean of the six mixes is then not good to 0.1 points.
+Sixteen GPUs in two nodes, load 0.8, six mixes of profiles, claims that are lost if they do not fit. Shows accepted claims, used
+compute slices, and avoidable refusals. Then a batch of 200 claims without departures, and the time of a decision at 1,000 GPUs.
+With fewer seeds than usual the table is only printed, because the mean of the six mixes is then not exact to 0.1 points.
 """
 
 import argparse
@@ -48,7 +48,7 @@ SETTINGS = (
     Setting("unlimited repacking (bound)", Policy.ORACLE),
 )
 REPRODUCED = {SETTINGS[0].name: (90.0, 64.2), SETTINGS[1].name: (93.1, 69.5), SETTINGS[5].name: (96.3, 75.6)}
-"""Baselines, and what was measured for them before: within 0.5 points of it here."""
+"""Baselines with earlier measurements, which must be reproduced within 0.5 points."""
 TARGETS = {SETTINGS[2].name: (94.4, 71.4), SETTINGS[3].name: (95.0, 72.6), SETTINGS[4].name: (95.4, 73.7)}
 LEEWAY = 0.5
 BATCH_TARGET, DECISION_TARGET_S = 0.015, 1e-3
@@ -138,7 +138,7 @@ def mean(figures: Sequence[Figures]) -> Figures:
 
 
 def placement_rows(means: dict[str, Figures]) -> list[Row]:
-    """The lines that have a target, and the baselines they are compared with."""
+    """The rows that have a target, and the baselines they are compared with."""
     rows = []
     bound, baseline = means[SETTINGS[5].name], means[SETTINGS[1].name]
     peer = f"{baseline.accepted:.2f} / {baseline.used:.2f} % as 1.36 does, {bound.accepted:.2f} / {bound.used:.2f} % at most"

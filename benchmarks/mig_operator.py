@@ -1,7 +1,7 @@
-"""Whether Draco's operator accepts as many MIG claims on a real API server as the replay of its rule says.
+"""Whether Draco's operator accepts as many MIG claims on a real API server as the replay of its rule predicts.
 
 Two nodes with eight GPUs each, published in every partition as GPUs that are handed over to Draco, and `draco operator` as the
-chart's account. The claims of a stream come and go one by one; one for which the operator finds no place is taken back. The same
+chart's account. The claims of a stream come and go one by one; one for which the operator finds no place is deleted. The same
 stream is replayed with the rule alone, which `benchmarks.mig` calls `operator`, and with the rule of a scheduler that takes
 devices by name.
 
@@ -44,7 +44,7 @@ POLICY = {"mode": "Dynamic", "allocator": "Operator"}
 
 
 class OperatorsAnswers:
-    """What the operator says of claims: devices, which a watch tells, or no place, which its log tells."""
+    """The operator's decisions on claims: devices, from a watch, or no place, from its log."""
 
     def __init__(self, client: Client, operator: OperatorProcess) -> None:
         self.informer: Informer[ResourceClaim] = Informer(client, CLAIMS, clock=SystemClock())
@@ -139,7 +139,7 @@ async def ask(client: Client, name: str, profile: str) -> None:
 
 
 async def publish(client: Client, name: str) -> None:
-    """A node, all of whose GPUs are published in every partition as handed over, and what its agent would say of them."""
+    """A node, all of whose GPUs are published in every partition as handed over, and what its agent would report of them."""
     uid = await ready_node(client, name)
     node = Node(name, partitions.order)
     gpus = node.divisible()

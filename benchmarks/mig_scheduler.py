@@ -1,8 +1,8 @@
 """Whether a real scheduler does what the replays of MIG placement assume: `python -m benchmarks.mig_scheduler [--claims N]`.
 
 Two nodes with eight GPUs each on a real API server and kube-scheduler. Claims come and go one by one; after each, the nodes
-publish what the agent would: once in Draco's order, once in the order of names, which never changes. A claim that the scheduler
-calls unschedulable is taken back, as the replays refuse it.
+publish what the agent would: in one run in Draco's order, in another in the order of names, which never changes. A claim that the
+scheduler calls unschedulable is deleted, as the replays refuse it.
 """
 
 import argparse
@@ -76,7 +76,7 @@ class Node:
         return Divisible(located=LocatedGpu(gpu), mig=mig, board=GRID, whole=False)
 
     async def publish(self, client: Client, uid: str) -> None:
-        """Write the slices that are not what they should be; the order only when it matters."""
+        """Write the slices that have changed; the order only when it matters."""
         gpus = self.divisible()
         if partitions.better(self._order_out, gpus) is not None:
             self._order_out = self._order(gpus)
@@ -90,7 +90,7 @@ class Node:
             await client.create(SLICES, one)
 
     def place(self, device: str) -> Choice:
-        """What a device's name stands for."""
+        """The placement that a device's name stands for."""
         for minor, gpu in enumerate(self.gpus):
             for placement in GRID.placements:
                 if partition_name(device_name(gpu), placement) == device:
@@ -98,7 +98,7 @@ class Node:
         raise LookupError(device)
 
     def is_best(self, choice: Choice) -> bool:
-        """Whether no place would cost less of what the GPUs could still host, by the rule that orders devices."""
+        """Whether no other place would have less capability loss, by the rule that orders devices."""
         states = [gpu.state for gpu in self.divisible()]
         best = BoardPool(geometry(GRID), states).choose(choice.placement.profile)
         return best is not None and _cost(states, choice) == _cost(states, best)
@@ -211,7 +211,7 @@ async def ready_node(client: Client, name: str) -> str:
     conditions = [{"type": "Ready", "status": "True", "reason": "Simulated", "message": "There is no kubelet."}]
     status = {"capacity": resources, "allocatable": resources, "conditions": conditions}
     await client.patch(NODES, ObjectKey("", name), {"status": status}, subresource="status")
-    await client.patch(NODES, ObjectKey("", name), {"spec": {"taints": None}})  # not-ready: nobody else takes it away
+    await client.patch(NODES, ObjectKey("", name), {"spec": {"taints": None}})  # not-ready: nothing else removes it
     return made.metadata.uid
 
 

@@ -1,4 +1,4 @@
-"""Claims that come and go at random, the same each time: what the policies of MIG placement are compared on.
+"""Claims that come and go at random, the same each time: the input on which the policies of MIG placement are compared.
 
 Six mixes of profiles on the grid of seven slices. Arrivals are Poisson and durations exponential with mean 1. The generator is
 the 64-bit Mersenne Twister, so that another program can make the same streams.
@@ -56,7 +56,7 @@ class MersenneTwister64:
         return word ^ (word >> 43)
 
     def real(self) -> float:
-        """The next as a number from 0 up to, not including, 1."""
+        """The next as a random float in [0, 1)."""
         return (self.next() >> 11) * 2.0**-53
 
     def below(self, bound: int) -> int:
@@ -89,8 +89,8 @@ class Arrival(NamedTuple):
 def arrivals(mix: str, seed: int, *, gpus: int, load: float, number: int) -> list[Arrival]:
     """A stream of claims whose wanted compute slices are `load` times what the GPUs have.
 
-    Times are random, and the load of a stream would be a percent off. Durations are stretched to make it exact, so that few
-    streams tell as much as many.
+    Times are random, so the load of a stream would be a percent off. Durations are stretched to make it exact, so that a few
+    streams are as precise as many.
     """
     chance = MersenneTwister64(seed)
     shares = list(accumulate(MIXES[mix]))

@@ -2,8 +2,8 @@
 
 Creates Nodes and ResourceSlices on a real API server, starts `draco operator` as a process, and measures from its start until
 /readyz says ok and its workers answer, the memory of all its processes together once everything in them runs and it was scraped
-(what processes share counts once), and the time a scrape takes. The start is shown beside the time in which the same objects can
-be fetched at all. Then pods come to wait for claims that differ, and the time counts until they are explained.
+(shared memory counts once), and the time of a scrape. The start is shown beside the time that fetching the same objects takes at
+least. Then pods are created that wait for different claims, and the time is taken until they are explained.
 
     python -m benchmarks.operator_scale --nodes 1000 --gpus 8
     python -m benchmarks.operator_scale --nodes 10000
@@ -46,13 +46,13 @@ TARGETS = {
     (True, False): (15.0, 600.0),
     (True, True): (0.0, 0.0),
 }
-"""Seconds and MiB, by whether it is Dynamic MIG and whether there are more than a thousand nodes."""
+"""Targets in seconds and MiB, by whether GPUs are in Dynamic MIG and whether there are more than a thousand nodes."""
 TARGET_EVENT_S = 0.2
 TARGET_FIRST_S = 1.0
 TARGET_ALL_S = 10.0
 SERVICE_ACCOUNTS: Kind[Any] = Kind("", "v1", "serviceaccounts", "ServiceAccount", True, dict)
 SETTLED_AFTER_S = 8.0
-"""By then Kopf runs, the lease is held and the first look at everything is over."""
+"""By then Kopf runs, the lease is held and everything was reconciled once."""
 
 
 async def main() -> int:
@@ -131,7 +131,7 @@ async def main() -> int:
 
 
 async def bare_lists_s(client: Client) -> float:
-    """Seconds to fetch the same objects as bytes, without looking at them: what no client can do without."""
+    """Seconds to fetch the same objects as bytes, without decoding them: the least that any client needs."""
     started = time.monotonic()
     for kind in (NODES, SLICES):
         await client.connection.request("GET", kind.path())
@@ -142,7 +142,7 @@ async def bare_lists_s(client: Client) -> float:
 async def a_cluster(
     folder: Path, programs: Sequence[str] = STORE, flags: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> AsyncIterator[tuple[ControlPlane, Client]]:
-    """An API server, with its etcd, that knows Draco's kinds; and what else is among `programs`, each with these flags."""
+    """An API server with etcd and Draco's kinds, and the other `programs`, each with these flags."""
     plane = ControlPlane(folder / "plane", Settings(programs=binaries.find(*programs), extra_flags=flags))
     try:
         plane.start()
@@ -156,7 +156,7 @@ async def a_cluster(
 
 
 async def served(client: Client) -> bool:
-    """Whether our kinds can be listed."""
+    """Whether Draco's kinds can be listed."""
     try:
         await client.list(DEVICE_MAINTENANCES)
     except Exception:  # noqa: BLE001 - not yet
@@ -222,7 +222,7 @@ def a_slice(node: str, number: int, gpus: int) -> dict[str, Any]:
 
 
 _IDLE_FOR_S, _IDLE_SHARE = 1.0, 0.05
-"""An operator is idle that has used at most this share of one processor for so long."""
+"""An operator is idle if it has used at most this share of one processor for this long."""
 
 
 class OperatorProcess:
@@ -268,7 +268,7 @@ class OperatorProcess:
         return [json.loads(line) for line in self._log.read_text().splitlines() if line.endswith("}")]
 
     async def until_idle(self, within_s: float) -> None:
-        """Return once it has used next to no processor time for a while: what its start made it do is done."""
+        """Return once it has used almost no CPU time for a while: the work of its start is done."""
 
         async def idle() -> bool:
             before = self._cpu_s()
@@ -306,7 +306,7 @@ class OperatorProcess:
         return int(line.split()[1]) / 1024
 
     def memory_mib(self) -> float:
-        """What all its processes take now. What several of them share counts once."""
+        """The memory of all its processes now. Shared memory counts once."""
         return sum(map(proportional_mib, self.pids()))
 
     def resident_mib(self) -> str:
@@ -314,7 +314,7 @@ class OperatorProcess:
         return " ".join(f"{proportional_mib(pid):.0f}" for pid in self.pids())
 
     def pids(self) -> list[int]:
-        """It, and all that it has started."""
+        """The operator's process, and all that it has started."""
         found = [self._process.pid]
         for pid in found:
             for children in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -324,7 +324,7 @@ class OperatorProcess:
 
 
 def proportional_mib(pid: int) -> float:
-    """The memory of a process, of shared pages its share; nothing once it has ended."""
+    """The memory of a process, with its share of shared pages; 0 once it has ended."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
@@ -343,7 +343,7 @@ async def fill_partitioned_node(client: Client, number: int, gpus: int) -> None:
 
 
 async def add_claim(client: Client, name: str) -> None:
-    """A pod that the scheduler refused, and its claim, which is like no other."""
+    """A pod that the scheduler refused, and its claim, which differs from all others."""
     namespace, key = "default", ObjectKey("default", name)
     expression = f"device.attributes['gpu.nvidia.com'].productName == 'none of {name}'"
     exactly = {"deviceClassName": "gpu", "selectors": [{"cel": {"expression": expression}}]}
@@ -356,7 +356,7 @@ async def add_claim(client: Client, name: str) -> None:
 
 
 async def events_about(client: Client, prefix: str) -> int:
-    """How many pods of such names have an Event."""
+    """How many pods with such names have an Event."""
     events = await client.list(EVENTS, namespace="default")
     about = [each.involved_object for each in events if each.involved_object]
     return len({each.name for each in about if each.kind == "Pod" and each.name.startswith(prefix)})
@@ -394,7 +394,7 @@ async def said_once(client: Client, name: str) -> bool:
 
 
 async def all_explained_s(client: Client, count: int) -> tuple[float, float]:
-    """Seconds from the first refusal of so many pods until the first, and until all of them have their Events."""
+    """Seconds from the first refusal of this many pods until the first, and until all of them have their Events."""
     if not count:
         return 0.0, 0.0
     began_s = time.monotonic()
@@ -411,7 +411,7 @@ async def all_explained_s(client: Client, count: int) -> tuple[float, float]:
 async def an_operator(
     plane: ControlPlane, folder: Path, *options: str, kubeconfig: Path | None = None
 ) -> AsyncIterator[OperatorProcess]:
-    """`draco operator` as a process, from its start: as the administrator, unless `kubeconfig` says who else it is."""
+    """`draco operator` as a process, from its start: as the administrator, unless `kubeconfig` names another user."""
     log = folder / "operator.log"
     with log.open("w") as stream:
         process = await asyncio.create_subprocess_exec(
@@ -438,7 +438,7 @@ async def until(look: Callable[[], Awaitable[bool]], within_s: float, pause_s: f
 
 
 async def in_parallel(work: list[Any], at_once: int) -> None:
-    """Await everything, so many at once."""
+    """Await everything, this many at a time."""
     limit = asyncio.Semaphore(at_once)
 
     async def one(each: Any) -> None:
@@ -451,7 +451,7 @@ async def in_parallel(work: list[Any], at_once: int) -> None:
 
 
 def say(line: str) -> None:
-    """Progress, apart from the table."""
+    """Print progress, apart from the table."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -1,8 +1,8 @@
 """How fast claims are allocated on one node of partitioned GPUs: `python -m benchmarks.partitioned_node`.
 
-From one to eight GPUs, each published whole and with the partitions that it can be cut into, which draw from its counters; all in
-use but a part of the last GPU, for which a partition is asked that fits nowhere else. The peer is Kubernetes' own allocator, in
-the same run; what it takes to build it is shown, but not counted against it.
+From one to eight GPUs, each published whole and with the partitions that it can be cut into, which draw from its counters. All
+are in use except a part of the last GPU, and a claim asks for a partition that fits only there. The peer is Kubernetes' own
+allocator, in the same run; the time to build it is shown, but not counted.
 """
 
 import itertools

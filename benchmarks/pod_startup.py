@@ -2,8 +2,8 @@
 
 Measures, on one real control plane with simulated nodes, the time from `kubectl apply` of a pod with a claim to the moment a
 watcher sees it Running, and beside it the part that begins when the pod exists. The peer is the same cluster, scheduler and
-kubelet stand-in with a DRA driver that does nothing at all when it is asked to prepare a claim. Samples of both alternate, so
-that whatever else the machine does hits both alike.
+kubelet stand-in with a DRA driver that does nothing when kubelet asks it to prepare a claim. Samples of both alternate, so that
+other load on the machine affects both alike.
 """
 
 import asyncio
@@ -67,12 +67,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """Of the medians from `kubectl apply` on: 1.0 means that the agent costs no time."""
+        """Ratio of the medians from `kubectl apply` on: 1.0 means that the agent costs no time."""
         return _p50(start.from_apply_s for start in self.draco) / _p50(start.from_apply_s for start in self.peer)
 
     @property
     def ratio_from_created(self) -> float:
-        """Of the medians from the moment on at which the pod exists: without kubectl, which both start alike."""
+        """Ratio of the medians from the pod's creation on: without kubectl, which both start alike."""
         return _p50(start.from_created_s for start in self.draco) / _p50(start.from_created_s for start in self.peer)
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ def _p50_and_p95(samples: Iterable[float]) -> str:
 
 
 class Starts:
-    """Applies pods with kubectl and hears through one watch when they exist, run, and are gone."""
+    """Applies pods with kubectl and sees in one watch when they exist, run, and are gone."""
 
     def __init__(self, client: Client, kubeconfig: Path) -> None:
         self._client = client
@@ -157,7 +157,7 @@ class Starts:
 
 
 async def measure(pairs: int) -> Result:
-    """Start a cluster, warm it up, take so many samples of each, and take the cluster down."""
+    """Start a cluster, warm it up, take this many samples of each, and stop the cluster."""
     with tempfile.TemporaryDirectory(prefix="draco-", dir="/tmp") as folder:
         plane = ControlPlane(Path(folder) / "cluster", Settings(programs=binaries.find(*ALL)))
         try:

@@ -1,9 +1,9 @@
 """How often preparing a claim waits for the disk: `python -m benchmarks.record_writes`.
 
-Prepares claims of whole GPUs and gives them up again, on the folder in which it runs, and counts the calls that wait: fsync and
-fdatasync. The peer is a record that is a file of its own at every change, as drivers keep it and this agent did: for the
-intent, the spec and the prepared claim a temporary file, fsync, rename, fsync of the folder. It writes the same bytes, without
-room for more, in the same run, in turn.
+Prepares and unprepares claims of whole GPUs, in the folder in which it runs, and counts the calls that wait: fsync and fdatasync.
+The peer is a record that writes a new file at every change, as drivers do and this agent did: for the intent, the spec and the
+prepared claim a temporary file, fsync, rename, fsync of the folder. It writes the same bytes, without preallocated space, in the
+same run, in turn.
 """
 
 import os
@@ -35,7 +35,7 @@ HELD = 7
 
 @contextmanager
 def counted() -> Iterator[list[str]]:
-    """The calls that wait for the disk, while they are made."""
+    """Counts the calls that wait for the disk."""
     calls: list[str] = []
     real = {name: getattr(os, name) for name in ("fsync", "fdatasync")}
 
@@ -56,7 +56,7 @@ def counted() -> Iterator[list[str]]:
 
 
 class Side:
-    """One way to keep the record: what each preparing took, and how often it waited."""
+    """One way to keep the record: the time of each preparation, and how often it waited."""
 
     def __init__(self) -> None:
         self.waits: list[int] = []
@@ -72,7 +72,7 @@ class Side:
 
     @property
     def median_ms(self) -> float:
-        """What one sample took."""
+        """The median time of a sample, in milliseconds."""
         return statistics.median(self.took_s) * 1000
 
     def __str__(self) -> str:

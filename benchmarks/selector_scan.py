@@ -1,8 +1,8 @@
-"""How fast a selector that was never met before is known for all devices: `python -m benchmarks.selector_scan`.
+"""How fast a new selector is evaluated for all devices: `python -m benchmarks.selector_scan`.
 
-From 100 to 10,000 nodes with ten GPUs of four models each; the time is that of the scan, with the selector compiled and the
-columns it reads there already. The peer is cel-python's interpreter, the same expression evaluated device by device in the same
-run on a sample of devices, each made ready for it beforehand.
+From 100 to 10,000 nodes with ten GPUs of four models each; the time is that of the scan, after the selector is compiled and the
+columns that it reads exist. The peer is cel-python's interpreter, which evaluates the same expression device by device on a
+sample of devices, each converted beforehand, in the same run.
 """
 
 import statistics
@@ -39,7 +39,7 @@ class Measured(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Whether both targets are."""
+        """Whether both targets are met."""
         return self.scan_s <= TARGET_S and self.ratio >= TARGET_RATIO
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ def row(measured: Measured) -> Row:
 
 
 def expression(least: int) -> str:
-    """A selector of two attributes and the driver; each number makes another."""
+    """A selector of two attributes and the driver; each number makes a new one."""
     of_gpu = f"device.attributes['{DRIVER}']"
     return f"device.driver == '{DRIVER}' && {of_gpu}.productName == '{MODELS[1][0]}' && {of_gpu}.index >= {least}"
 

@@ -1,8 +1,8 @@
-"""How fast a changed slice is known where there are many: `python -m benchmarks.slice_change`.
+"""How fast a changed slice is processed in a large cluster: `python -m benchmarks.slice_change`.
 
-From 100 to 10,000 nodes with ten GPUs each, one of which is published again with another value, and again as it was. The time is
-that of all that allocation depends on to be up to date, the decoding of the slice left aside. Shown beside it is how long the
-first question after such a change takes.
+From 100 to 10,000 nodes with ten GPUs each, one of which is published with another value, and then as before. The time is that
+until everything that allocation depends on is up to date, without the decoding of the slice. Beside it is shown how long the
+first query after such a change takes.
 """
 
 import itertools
@@ -26,7 +26,7 @@ ROUNDS = 200
 
 
 class Measured(NamedTuple):
-    """Seconds: the median, the worst, and of the question."""
+    """Seconds: the median, the worst, and that of the query."""
 
     devices: int
     median_s: float
@@ -86,7 +86,7 @@ def measure(nodes: int) -> Measured:
 
 
 def published(node: int, temperature: int | None = None) -> dict[str, Any]:
-    """A node's slice; hot, it says so of one GPU, which then has a taint as well."""
+    """A node's slice; with a temperature, one GPU has it as an attribute, and a taint as well."""
     devices = [a_gpu(node, index) for index in range(GPUS)]
     if temperature is not None:
         devices[3]["attributes"]["temperature"] = {"int": temperature}

@@ -1,4 +1,4 @@
-"""One line for each performance figure: what a benchmark hands over, and how all of them are shown together.
+"""One row for each performance figure: what a benchmark reports, and how all rows are shown together.
 
 A benchmark is a module here with its own command, `python -m benchmarks.<name>`. It measures Draco and its named peer in the same
 run and ends with `tell(Row(...), ...)`.
@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
 
 def tell(*rows: Row) -> None:
-    """Print the rows, and hand them to whoever runs all benchmarks."""
+    """Print the rows, and append them to the file of a run of all benchmarks."""
     print(shown(rows), flush=True)
     if file := os.environ.get(ROWS_FILE):
         with Path(file).open("a", encoding="utf-8") as out:
@@ -34,7 +34,7 @@ def tell(*rows: Row) -> None:
 
 
 def read(file: Path) -> list[Row]:
-    """The rows that benchmarks have handed over."""
+    """The rows that benchmarks have reported."""
     return [Row(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
 
 

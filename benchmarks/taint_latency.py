@@ -1,8 +1,9 @@
-"""How long it takes from a DeviceTaintRule applied to the operator counting its devices.
+"""How long it takes from applying a DeviceTaintRule until the operator counts its devices.
 
-On a cluster of so many nodes, applies one rule after the other and polls the operator's metric `draco_taint_rule_devices` until
-the rule is there with its one device. Measured from the API server's answer to the apply until the scrape that shows it, so the
-polling (a few milliseconds) is included. The peer is a bare watch of the rules in this process: what the API server itself needs.
+On a cluster of this many nodes, applies one rule after the other and polls the operator's metric `draco_taint_rule_devices` until
+it shows the rule with its one device. Measured from the API server's answer to the apply until the scrape that shows it, so the
+polling interval (a few milliseconds) is included. The peer is a bare watch of the rules in this process: the API server's own
+part.
 
     python -m benchmarks.taint_latency --nodes 200 --rules 300
 """
@@ -81,7 +82,7 @@ def ms(seconds: float) -> str:
 
 
 async def measure(client: Client, operator: OperatorProcess, nodes: int, rules: int) -> Measured:
-    """Apply so many rules one after the other, time each, and delete it again."""
+    """Apply this many rules one after the other, time each, and delete it again."""
     kind = (await discover(client)).taint_rules
     if kind is None:
         raise RuntimeError("this API server does not serve DeviceTaintRule")
@@ -107,7 +108,7 @@ async def measure(client: Client, operator: OperatorProcess, nodes: int, rules: 
             if time.monotonic() - applied > 10:
                 raise TimeoutError(f"{name} was not counted within 10 s")
         measured.operator_s.append(time.monotonic() - applied)
-        async with asyncio.timeout(10):  # the operator may have been told first
+        async with asyncio.timeout(10):  # the operator may have seen it first
             measured.watch_s.append(max(0.0, await seen[name] - applied))
         await client.delete(kind, ObjectKey("", name))
     watching.cancel()

@@ -1,9 +1,9 @@
-"""How long after it is isolated kube-scheduler may still give a device away: `python -m benchmarks.taint_refusal [--trials N]`.
+"""How long kube-scheduler may still allocate a device after it is isolated: `python -m benchmarks.taint_refusal [--trials N]`.
 
 A real API server, kube-scheduler and operator, and one node with one GPU for each trial. A trial isolates the GPU, waits a
-little, creates a pod that can run on that node only, and notes whether it was given the GPU. It is isolated by a rule, or by a
+little, creates a pod that can run only on that node, and notes whether it got the GPU. It is isolated by a rule, or by a
 DeviceMaintenance, for which the operator writes the rule; the wait begins with the API server's answer. The figure is the
-shortest of the waits after which, and after all longer ones, at most one pod of a hundred was given its GPU.
+shortest wait after which, as after all longer ones, at most one pod in a hundred got its GPU.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from draco_local.cluster.programs import binaries
 WAITS_MS = (0, 10, 25, 50, 100, 200)
 TARGET_MS = 200
 CONTROLS = 5
-"""Trials without any taint, whose pods must get their GPUs: else a refusal means nothing."""
+"""Trials without any taint, whose pods must get their GPUs: otherwise a refusal means nothing."""
 Isolate = Callable[[str], Awaitable[object]]
 
 
@@ -64,14 +64,14 @@ async def main() -> int:
 
 
 def row(name: str, given_away: dict[int, int], trials: int) -> Row:
-    """What became of the pods, by how long after the write they were created."""
+    """The outcome for pods, by how long after the write they were created."""
     too_early = [wait for wait, count in given_away.items() if count > trials / 100]
     measured = next((wait for wait in WAITS_MS if not too_early or wait > max(too_early)), None)
     shares = ", ".join(f"{count} at {wait} ms" for wait, count in given_away.items() if count) or "none at 0 ms"
     return Row(
         f"{name} written, until kube-scheduler refuses the GPU (p99 of {trials})",
         f"<= {measured} ms" if measured is not None else f"> {WAITS_MS[-1]} ms",
-        f"given away all the same: {shares}",
+        f"allocated nevertheless: {shares}",
         f"<= {TARGET_MS} ms",
         measured is not None and measured <= TARGET_MS,
     )
@@ -91,7 +91,7 @@ async def by_rule(client: Client) -> Isolate:
 
 
 def by_request(client: Client) -> Isolate:
-    """As Draco is asked to."""
+    """As a request to Draco does."""
 
     async def isolate(node: str) -> None:
         spec = {"deviceSelector": the_gpu(node), "reason": "benchmark"}
@@ -101,14 +101,14 @@ def by_request(client: Client) -> Isolate:
 
 
 async def trial(client: Client, node: str, isolate: Isolate, wait_ms: int) -> bool:
-    """Whether a pod that is created so long after the GPU was isolated is given it."""
+    """Whether a pod that is created this long after the isolation of the GPU gets it."""
     await isolate(node)
     await asyncio.sleep(wait_ms / 1000)
     return await given(client, node)
 
 
 async def given(client: Client, node: str) -> bool:
-    """Whether a new pod that can run on that node only is given its GPU."""
+    """Whether a new pod that can run only on that node gets its GPU."""
     metadata, key = {"name": node, "namespace": "default"}, ObjectKey("default", node)
     request = {"name": "gpu", "exactly": {"deviceClassName": NVIDIA_DEVICE_CLASS}}
     await client.create(CLAIMS, {"metadata": metadata, "spec": {"devices": {"requests": [request]}}})
@@ -132,7 +132,7 @@ async def given(client: Client, node: str) -> bool:
 
     await until(decided, 30, pause_s=0.005)
     if not outcome[0]:
-        await client.delete(PODS, key, grace_period_s=0)  # else the scheduler looks at it after each change
+        await client.delete(PODS, key, grace_period_s=0)  # otherwise the scheduler retries it after each change
     return outcome[0]
 
 

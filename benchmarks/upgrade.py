@@ -1,9 +1,9 @@
 """Whether pods notice that agents are replaced: `python -m benchmarks.upgrade [--archive FILE] [--next FILE] [--real-nodes 10]`.
 
 Needs root and an image with simulated GPUs (`make image IMAGE_ARGS="--target simulated --output build/simulated.tar"`), so it is
-not among those that are run together. On every real node one pod holds a GPU throughout, and others start and end one after
-another, while helm upgrades operator and agents and takes the upgrade back. The kubelets say how often they called Prepare
-and how many calls failed. The peer is the same with `agent.seamlessUpgrades=false`, where a node has no agent for some seconds.
+not run with the others. On every real node one pod holds a GPU throughout, and others start and end one after another, while helm
+upgrades operator and agents and rolls them back. The kubelets report how often they called Prepare and how many calls failed. The
+peer is the same with `agent.seamlessUpgrades=false`, where a node has no agent for some seconds.
 
 `--next` is an image of another version. Without it the same image gets another tag: for helm and kubelet that is another version.
 """
@@ -41,7 +41,7 @@ NAMESPACE = "default"
 AGENTS = "app.kubernetes.io/component=agent"
 GPUS = 3
 AT_ONCE = 4
-"""Pods that start or end at a time, so that the machine has time left for what is measured."""
+"""Pods that start or end at the same time, few enough to leave CPU time for what is measured."""
 TEMPLATE = "one-gpu"
 LOOK_S = 0.1
 WITHIN_S = 600.0
@@ -55,7 +55,7 @@ class Calls(NamedTuple):
     failed: int
 
     def since(self, before: "Calls") -> "Calls":
-        """Those that came after."""
+        """The counts since `before`."""
         return Calls(self.answered - before.answered, self.failed - before.failed)
 
 
@@ -75,9 +75,9 @@ class Replacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def a_pod(name: str, node: str) -> dict[str, Any]:
-    """A pod with a GPU of its own, which ends as soon as it is asked to.
+    """A pod with a GPU of its own, which ends as soon as it gets SIGTERM.
 
-    It has a token, as pods have: when kubelet was given that, it may read the pod's claim, too, and no attempt fails for that.
+    It has a token, as pods do: once kubelet could fetch that, it may read the pod's claim, too, so no attempt fails for that.
     """
     container = {
         "name": "main",
@@ -103,7 +103,7 @@ def a_pod(name: str, node: str) -> dict[str, Any]:
 class Traffic:
     """Pods that start and end until `end` is called, first on nodes whose agent is being replaced; two at most on a node.
 
-    One that ends while there is no agent waits for the next one: another one can start beside it.
+    A pod that ends while there is no agent waits for the next agent: another pod can start beside it.
     """
 
     def __init__(self, client: Client, nodes: list[str]) -> None:
@@ -115,11 +115,11 @@ class Traffic:
         self._enough = False
 
     def end(self) -> None:
-        """Start no more; `run` returns when those that were started have ended."""
+        """Start no more; `run` returns when the started ones have ended."""
         self._enough = True
 
     async def run(self) -> None:
-        """Look at the pods, and do what comes next."""
+        """Read the pods, and take the next steps."""
         while self._begun or not self._enough:
             pods = {each.metadata.name: each for each in await self._client.list(PODS, namespace=NAMESPACE)}
             for name in list(self._begun):
@@ -177,7 +177,7 @@ async def holders(client: Client) -> dict[str, tuple[str, str, int]]:
 
 
 async def until(check: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Return when it is so; TimeoutError after a while."""
+    """Return when the condition holds; raises TimeoutError after a while."""
     try:
         async with asyncio.timeout(WITHIN_S):
             while True:
@@ -212,7 +212,7 @@ class Helm:
 
 
 async def replaced(client: Client, helm: Helm, nodes: list[str], image: Mapping[str, str]) -> Replacement:
-    """Upgrade to an image and go back, with pods that start and end."""
+    """Upgrade to an image and roll back, with pods that start and end."""
     before = await prepare_calls(client, nodes)
     traffic = Traffic(client, nodes)
     async with asyncio.timeout(4 * WITHIN_S), asyncio.TaskGroup() as group:
@@ -263,7 +263,7 @@ async def allocations(client: Client) -> dict[str, Any]:
 
 
 def on_every_node(nodes: RealNodes, image: str, following: Path | None) -> str:
-    """Have the next version's image on every node, and return its name."""
+    """Put the next version's image on every node, and return its name."""
     ctr: list[str | Path] = [
         binaries.find("ctr")["ctr"],
         "--address",
@@ -290,7 +290,7 @@ def on_every_node(nodes: RealNodes, image: str, following: Path | None) -> str:
 @click.option("--next", "following", type=click.Path(path_type=Path), help="An image of another version.")
 @click.option("--real-nodes", "count", default=10, show_default=True)
 def main(archive: Path, following: Path | None, count: int) -> None:
-    """Upgrade and downgrade agents while pods start and end."""
+    """Upgrade and roll back agents while pods start and end."""
     image = chart.image_of(archive)
     name = f"bench-{os.getpid()}"
     equipment = ["--nodes", "0", "--real-nodes", str(count), "--gpus", str(GPUS), "--from-image", str(archive)]
