@@ -47,12 +47,12 @@ e2e: setup ## Run only the tests on a whole cluster (PROVIDER=kind for kind, IMA
 	@DRACO_TEST_PROVIDER=$(PROVIDER) IMAGE_ARGS="$(IMAGE_ARGS)" scripts/test tests/e2e $(PYTEST_ARGS)
 
 .PHONY: e2e-versions
-e2e-versions: setup ## Run these on simulated nodes with each supported Kubernetes (the first run builds the others: many minutes)
+e2e-versions: setup ## Run the e2e tests on simulated nodes with each supported Kubernetes (builds them once: many minutes)
 	@for version in $(VERSIONS); do echo "Kubernetes $$version"; \
 	  DRACO_TEST_KUBERNETES=$$version scripts/test tests/e2e --ignore tests/e2e/real_nodes $(PYTEST_ARGS); done
 
 .PHONY: e2e-kind
-e2e-kind: setup ## Run their core on kind, with Draco installed as users do (IMAGE_ARGS="--base debian" if no registry answers)
+e2e-kind: setup ## Run the core e2e tests on kind, installed as users do (IMAGE_ARGS="--base debian" if no registry answers)
 	@DRACO_TEST_PROVIDER=kind IMAGE_ARGS="$(IMAGE_ARGS)" scripts/test tests/kind $(PYTEST_ARGS)
 	@DRACO_TEST_PROVIDER=kind DRACO_TEST_WORKERS=2 IMAGE_ARGS="$(IMAGE_ARGS)" \
 	  scripts/test $(SCENARIOS) tests/e2e/real_nodes $(PYTEST_ARGS)
