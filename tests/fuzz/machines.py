@@ -212,7 +212,7 @@ def kubelet(text: str) -> str:
     opened.set()
     service = DraService(
         _NoServer(),  # type: ignore[arg-type]
-        NodeState(),
+        NodeState(SystemClock()),
         _NoServer(),  # type: ignore[arg-type]
         driver="gpu.nvidia.com",
         opened=opened,

@@ -156,6 +156,7 @@ class Agent:
         self.parts.state.begin()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.parts.hardware.run(), name="hardware")
+            tasks.create_task(self.parts.state.run(), name="settled claims")
             tasks.create_task(self.parts.events.run(), name="events")
             tasks.create_task(self._report(), name="gpunode")
             tasks.create_task(self.parts.edits_refresh.run(), name="edits")

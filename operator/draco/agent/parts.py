@@ -59,7 +59,7 @@ class AgentParts:
 
     def __init__(self, settings: AgentSettings, client: Client, nvml: Nvml, *, clock: Clock, files: Files) -> None:
         boot_id = checkpoint.boot_id(settings.proc_root)
-        self.state: Final = NodeState()
+        self.state: Final = NodeState(clock)
         self.sockets: Final = sockets(settings.kubelet_dir, settings.driver)
         self.metrics: Final = AgentMetrics()
         # The record, and the edits for containers

@@ -19,10 +19,14 @@ from draco.agent.hardware import monitor as hardware
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.plugin.api import dra_v1_pb2, registration_pb2
 from draco.agent.plugin.dra_service import DraService
+from draco.agent.report.claim_status import ClaimRef
+from draco.agent.report.node_status import ABSENT_S
 from draco.agent.settings import AgentSettings
+from draco.kube.queue import WorkQueue
 from draco.kube.watch.watching import ListedCollection
 from draco_local.simulator.gpus import procfs
 from draco_local.simulator.nvml.library import SimulatedNvml
+from tests.adversary.agent import observer
 from tests.adversary.agent.processes import Process
 from tests.adversary.agent.surroundings import NODE, Death, Disk, Killed, MortalFiles, Source
 from tests.adversary.agent.threads import Threads
@@ -82,6 +86,7 @@ class Driven:
     ) -> None:
         self.loop = loop
         self.clock = clock
+        self.folder = folder
         self.source = source
         self.death = death
         self.process = Process(death)
@@ -270,12 +275,45 @@ class Driven:
 
     def published(self) -> tuple[list[Any], list[Any]] | None:
         """The devices and counters that it would publish now, as JSON; None if it would publish nothing."""
-        if not self.ready or self.agent.parts.publisher._wanted is None:
+        parts = self.agent.parts
+        if not self.ready or parts.publisher._wanted is None:
             return None
-        self._run(self.agent.parts.offers._reconcile(""))
-        wanted: Any = self.agent.parts.publisher._wanted
+        self._check_wakes()
+        self._run(parts.offers._reconcile(""))
+        wanted: Any = parts.publisher._wanted
         devices, counters = (msgspec.json.decode(msgspec.json.encode(part)) for part in wanted)
         return devices, counters
+
+    def _check_wakes(self) -> None:
+        """Liveness: a reconcile that nothing has woken finds nothing to do."""
+        parts = self.agent.parts
+        if parts.state.facts.gives_way_to or self.threads.hangs:
+            return
+        reconciles: list[tuple[str, Any, Any]] = [("offers", parts.offers, ""), ("report", parts.node_reporter, NODE)]
+        claims = [ClaimRef(each.namespace, each.name, each.uid) for each in parts.checkpoint.claims.values()]
+        reconciles += [("claim status", parts.claim_reporter, ref) for ref in claims]
+        reconciles += [("MIG layout", parts.keeper, uuid) for uuid in parts.inventory.divisions]
+        for what, reconciler, key in reconciles:
+            if self._is_woken(reconciler._queue, key) or self.source.gone:
+                continue
+            before = self._effects()
+            self._run(reconciler._reconcile(key))
+            assert self._effects() == before, (
+                f"the {what} of {key or NODE} was out of date, and nothing woke its reconciler"
+            )
+
+    def _is_woken(self, queue: WorkQueue[Any], key: Any) -> bool:
+        """Whether the key is queued or running, or delayed by less than a periodic look."""
+        soon_s = self.clock.monotonic() + ABSENT_S
+        return key in queue._ready or key in queue._running or queue._due.get(key, soon_s + 1.0) <= soon_s
+
+    def _effects(self) -> tuple[Any, ...]:
+        """What reconcilers change: objects of the API server, the offer, and instances."""
+        instances = [
+            (gpu["uuid"], gpu["mig_current"], gpu["mig_pending"], *(each["serial"] for each in gpu["instances"]))
+            for gpu in observer.look(self.folder).gpus
+        ]
+        return self.source.version, self.agent.parts.publisher._wanted, instances
 
     # The loop
 

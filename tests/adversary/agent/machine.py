@@ -26,6 +26,7 @@ A claim of whole GPUs can be unprepared even if the driver does not answer; a cl
 them. Neither needs disk space or the API server.
 A GPU for which NVML does not support some calls counts as healthy. Every healthy GPU is published, whatever is wrong with the
 others; the GpuNode reports one without a minor number. A whole GPU that has not joined its NVLink fabric is not offered.
+After a turn, a reconcile of what the agent offers, reports or lays out finds nothing to do unless something has woken it.
 At rest, when everything works again, each claim can be unprepared, and then nothing of Draco's is left.
 Claims with administrative access may share hardware with others.
 """

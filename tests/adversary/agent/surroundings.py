@@ -155,8 +155,10 @@ class Source:
         """How long reading a claim takes."""
         self.clock: Clock | None = None
         self._objects: dict[str, dict[str, Any]] = {}
-        self._version = 0
+        self.version = 0
         self.put(NODES, {"metadata": {"name": NODE, "uid": NODE_UID}})
+        self._applied: dict[str, set[str]] = {}
+        """The fields of the status that each field manager has applied last."""
         self._make_gpu_node()
 
     @property
@@ -166,8 +168,8 @@ class Source:
 
     def put(self, kind: Kind[Any], content: dict[str, Any]) -> None:
         """Store an object with a new resourceVersion."""
-        self._version += 1
-        version = {"resourceVersion": str(self._version)}
+        self.version += 1
+        version = {"resourceVersion": str(self.version)}
         made = msgspec.convert(content | {"metadata": content["metadata"] | version}, kind.type)
         self._objects.setdefault(kind.plural, {})[str(made.metadata.key)] = made
 
@@ -198,8 +200,9 @@ class Source:
         self.put(GPU_NODES, known | {"spec": spec})
 
     def _make_gpu_node(self) -> None:
-        metadata = {"name": NODE, "uid": f"gpunode-{self._version}", "generation": 1, "ownerReferences": OWNERS}
+        metadata = {"name": NODE, "uid": f"gpunode-{self.version}", "generation": 1, "ownerReferences": OWNERS}
         self.put(GPU_NODES, {"metadata": metadata})
+        self._applied.clear()
 
     def publish(self, devices: list[Any], counters: list[Any]) -> None:
         """Store all devices of the node in one slice."""
@@ -227,11 +230,14 @@ class Source:
         self._make_gpu_node()
         return self.gpu_node
 
-    async def apply(self, kind: Kind[Any], key: Any, body: Any, **_options: Any) -> Any:
-        """Replace the given fields of the status."""
+    async def apply(self, kind: Kind[Any], key: Any, body: Any, *, manager: str, **_options: Any) -> Any:
+        """Replace the given fields of the status, and remove those that the manager applied before and gives no more."""
         self._reach()
         known = msgspec.to_builtins(self._found(kind, key))
-        self.put(kind, known | {"status": known.get("status", {}) | body["status"]})
+        applied = self._applied.get(manager, set())
+        self._applied[manager] = set(body["status"])
+        stays = {name: value for name, value in known.get("status", {}).items() if name not in applied}
+        self.put(kind, known | {"status": stays | body["status"]})
         return self._found(kind, key)
 
     def __getattr__(self, name: str) -> Any:

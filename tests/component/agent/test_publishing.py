@@ -156,7 +156,7 @@ def without_taints(one: ResourceSlice) -> ResourceSlice:
 async def test_fields_that_the_server_drops_are_not_written_over_and_over(node: SimulatedNode) -> None:
     publisher = SlicePublisher(
         DroppingClient(node.client.connection),
-        NodeState(),
+        NodeState(ManualClock()),
         node=node.name,
         driver="gpu.nvidia.com",
         clock=SystemClock(),
@@ -199,7 +199,7 @@ async def late(answer: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def test_a_write_whose_answer_comes_after_the_watch_holds_up_nothing(node: SimulatedNode) -> None:
-    state = NodeState()
+    state = NodeState(ManualClock())
     publisher = SlicePublisher(
         LateClient(node.client.connection),
         state,
@@ -229,7 +229,7 @@ class TooLateClient(Client):
 
 
 async def test_a_slice_that_is_deleted_while_it_is_replaced_is_made_again_without_a_fuss(node: SimulatedNode) -> None:
-    state = NodeState()
+    state = NodeState(ManualClock())
     publisher = SlicePublisher(
         TooLateClient(node.client.connection),
         state,

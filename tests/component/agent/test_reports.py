@@ -307,7 +307,7 @@ class Looking:
         self.running: list[HoldingProcess] | None = []
         self.told: list[str] = []
         self.claims = {claim.uid: claim}
-        self.state = NodeState()
+        self.state = NodeState(ManualClock())
         self.leftovers = Leftovers(
             client or node.client,
             self.state,

@@ -10,10 +10,16 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
+import structlog
 
 from draco.agent.record.contents import PreparedClaim
 from draco.agent.state.changes import ClaimSettled, Fact, NodeChange
 from draco.agent.state.facts import NodeFacts
+from draco.kube.clock import Clock
+from draco.kube.queue import WorkQueue, run_workers
+from draco.resources.names import ClaimUid
+
+log = structlog.get_logger()
 
 SETTLE_S = 0.25
 """Delay of reactions to a prepared claim, so that they do not slow the pod's start."""
@@ -25,10 +31,12 @@ C = TypeVar("C", bound=NodeChange)
 class NodeState:
     """The facts of one node. Call `begin` in the event loop; what threads tell earlier is dropped."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.facts = NodeFacts()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wakes: dict[type[NodeChange], list[Callable[[Any], object]]] = {}
+        self._settling: WorkQueue[ClaimUid] = WorkQueue(clock=clock)
+        self._claims: dict[ClaimUid, PreparedClaim] = {}  # those that settle
 
     def begin(self) -> None:
         """Accept changes from threads from now on."""
@@ -52,4 +60,13 @@ class NodeState:
 
     def claim_changed(self, claim: PreparedClaim) -> None:
         """Tell of a settled claim after SETTLE_S: kubelet and the runtime are about to start or end the pod."""
-        asyncio.get_running_loop().call_later(SETTLE_S, self.tell, ClaimSettled(claim))
+        self._claims[claim.uid] = claim
+        self._settling.add_after(claim.uid, SETTLE_S)
+
+    async def run(self) -> None:
+        """Tell of claims as they settle, until cancelled."""
+        await run_workers(self._settling, self._settled, workers=1, log=log)
+
+    async def _settled(self, uid: ClaimUid) -> None:
+        self.tell(ClaimSettled(self._claims[uid]))
+        del self._claims[uid]

@@ -137,7 +137,7 @@ async def test_of_claims_that_are_gone_and_cannot_be_given_up_nothing_is_left_wi
 
     leftovers = Leftovers(
         cast("Client", Server("")),
-        NodeState(),
+        NodeState(ManualClock()),
         cast("Checkpoint", SimpleNamespace(claims=on_record)),
         cast("ClaimWork", SimpleNamespace(running=unknown, unprepare=never)),
         driver=NVIDIA_DRIVER,

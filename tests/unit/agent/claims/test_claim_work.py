@@ -24,6 +24,7 @@ from draco.mig.known_boards import BOARDS
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
+from tests.doubles.clock import ManualClock
 
 GPUS = [a_gpu(0, board=BOARDS["H100-80GB"]), a_gpu(1)]
 PART = "node-0/gpu-0-mig-1g10gb-19-3"
@@ -43,7 +44,7 @@ class Node:
     """AgentThreads and a claim preparer that record their calls, and a record of claims."""
 
     def __init__(self) -> None:
-        self.state = NodeState()
+        self.state = NodeState(ManualClock())
         self.view = HardwareView(driver=DriverInfo("1", "1", "1"), gpus=tuple(map(LocatedGpu, GPUS)))
         self.record: dict[ClaimUid, PreparedClaim] = {}
         self.done: list[tuple[str, set[str]]] = []

@@ -36,7 +36,7 @@ class Node:
         self.isolations: list[list[str]] = []
         self.divisions = {uuid: GpuMigView(gpu=uuid) for uuid in (ONE, TWO)}
         self.clock = ManualClock()
-        self.state = NodeState()
+        self.state = NodeState(ManualClock())
         self.state.on(PoliciesChanged, self._policies_changed)
         self.memory = cast("SpecMemory", SimpleNamespace(last=LastSpec(node_uid="", spec=NOTHING)))
         self.keeper = MigKeeper(

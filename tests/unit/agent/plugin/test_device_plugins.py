@@ -92,7 +92,7 @@ class Folder:
         self.clock = ManualClock()
         self.changes = 0
         nobody = cast("Client", None)
-        self.state = NodeState()
+        self.state = NodeState(ManualClock())
         self.state.on(DevicePluginsSeen, self._changed)
         self.plugins = DevicePlugins(nobody, self.state, node="node-0", folder=path, clock=self.clock, check_s=1.0)
 

@@ -32,7 +32,7 @@ class Served:
     def __init__(self, root: Path) -> None:
         self.conflicts: list[PluginConflict | None] = []
         self.where = sockets(root, DRIVER)
-        self.state = NodeState()
+        self.state = NodeState(SystemClock())
         self.state.on(ConflictSeen, lambda change: self.conflicts.append(change.conflict))
         self.plugin = Plugin(self.where, self.state, driver=DRIVER, services=[], clock=SystemClock(), check_s=0.02)
 

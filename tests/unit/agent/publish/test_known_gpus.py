@@ -21,6 +21,7 @@ from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus
 from draco.resources.api.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
 from draco.resources.names import ClaimUid, GpuUuid
 from tests.builders import a_gpu
+from tests.doubles.clock import ManualClock
 from tests.doubles.files import FullCopyOnWriteDisk
 from tests.unit.agent.mig_node import MigNode, build
 from tests.unit.agent.publish.test_slices import DRIVER
@@ -186,7 +187,7 @@ def a_view(*gpus: Gpu) -> HardwareView:
 
 async def test_a_name_is_on_record_before_anybody_is_told_of_it(tmp_path: Path) -> None:
     files, path = FullCopyOnWriteDisk(), tmp_path / "checkpoint.json"
-    known = KnownGpus(a_record(path, files), NodeState(), in_thread=at_once)
+    known = KnownGpus(a_record(path, files), NodeState(ManualClock()), in_thread=at_once)
     known.tell()
     known.record()
     await known.view(a_view(A))
@@ -196,20 +197,22 @@ async def test_a_name_is_on_record_before_anybody_is_told_of_it(tmp_path: Path) 
     assert "has no device name yet, as it cannot be recorded: No space left" in view.unidentified[0].message
     files.refused.clear()
     assert [one.gpu.device for one in (await known.view(a_view(A, B))).gpus] == ["gpu-0", "gpu-1"]
-    again = KnownGpus(a_record(path), NodeState(), in_thread=at_once)
+    again = KnownGpus(a_record(path), NodeState(ManualClock()), in_thread=at_once)
     again.tell()
     assert [one.gpu.device for one in (await again.view(a_view(at(A, 1), at(B, 0)))).gpus] == ["gpu-0", "gpu-1"]
 
 
 async def test_without_names_there_are_no_gpus(tmp_path: Path) -> None:
-    view = await KnownGpus(a_record(tmp_path / "checkpoint.json"), NodeState(), in_thread=at_once).view(a_view(A))
+    view = await KnownGpus(a_record(tmp_path / "checkpoint.json"), NodeState(ManualClock()), in_thread=at_once).view(
+        a_view(A)
+    )
     assert (view.driver, view.gpus) == (None, ())
     assert "has not read this node's published device names" in view.fault
 
 
 async def test_nothing_is_written_over_a_record_that_is_being_rebuilt(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.json"
-    known = KnownGpus(a_record(path), NodeState(), in_thread=at_once)
+    known = KnownGpus(a_record(path), NodeState(ManualClock()), in_thread=at_once)
     known.tell([KnownGpu(uuid=A.uuid, device="gpu-3")])
     assert [one.gpu.device for one in (await known.view(a_view(A))).gpus] == ["gpu-3"]
     assert not path.exists()

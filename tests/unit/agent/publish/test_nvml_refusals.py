@@ -134,7 +134,7 @@ async def an_agent(folder: Path, *, refuses: tuple[str, int] = ("", 0)) -> Async
     async def at_once(work: Callable[[], Any]) -> Any:
         return work()
 
-    known = KnownGpus(record, NodeState(), in_thread=at_once)
+    known = KnownGpus(record, NodeState(SystemClock()), in_thread=at_once)
     known.tell()
     known.record()
     monitor = HardwareMonitor(

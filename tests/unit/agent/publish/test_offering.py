@@ -333,7 +333,7 @@ class Lab:
         )
         keeper: Any = SimpleNamespace(recalled=self.recalled, known=self.known)
         divisions: Any = SimpleNamespace(of=lambda _gpus, _divisions: {})
-        state = NodeState()
+        state = NodeState(ManualClock())
         state.tell(GpusRead(HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(0)),))))
         self.offers = Offers(state, publisher, keeper, divisions, clock=self.clock)
 

@@ -4,23 +4,27 @@ import asyncio
 import threading
 from pathlib import Path
 
+import msgspec
+
 from draco.agent.app import Agent
 from draco.agent.files import Files
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import Nvml
+from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.agent.settings import AgentSettings
 from draco.agent.state import changes
-from draco.agent.state.changes import Fact, GpusRead, InstancesSeen, LeaseRenewed, NodeChange
-from draco.agent.state.node import NodeState
+from draco.agent.state.changes import ClaimSettled, Fact, GpusRead, InstancesSeen, LeaseRenewed, NodeChange
+from draco.agent.state.node import SETTLE_S, NodeState
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
+from draco.resources.names import ClaimUid
 from tests.doubles.clock import ManualClock
 
 VIEW = HardwareView(fault="The driver is gone.")
 
 
 def test_whoever_is_woken_sees_the_new_facts_in_the_order_of_the_list() -> None:
-    state, seen = NodeState(), list[tuple[str, str]]()
+    state, seen = NodeState(ManualClock()), list[tuple[str, str]]()
     state.on(GpusRead, lambda change: seen.append(("first", change.view.fault)))
     state.on(GpusRead, lambda _: seen.append(("second", state.facts.view.fault)), lambda _: seen.append(("third", "")))
     state.on(LeaseRenewed, lambda _: seen.append(("lease", "")))
@@ -29,7 +33,7 @@ def test_whoever_is_woken_sees_the_new_facts_in_the_order_of_the_list() -> None:
 
 
 async def test_what_a_thread_learns_is_told_in_the_event_loop() -> None:
-    state, told = NodeState(), asyncio.Event()
+    state, told = NodeState(ManualClock()), asyncio.Event()
     state.begin()
     state.on(InstancesSeen, lambda _: told.set())
     thread = threading.Thread(target=lambda: state.tell_from_thread(InstancesSeen({})))
@@ -37,6 +41,23 @@ async def test_what_a_thread_learns_is_told_in_the_event_loop() -> None:
     thread.join()
     assert not told.is_set(), "nothing happens in the thread"
     await asyncio.wait_for(told.wait(), 10)
+
+
+async def test_a_claim_that_changes_twice_in_a_moment_is_told_once_as_it_settled() -> None:
+    clock, told = ManualClock(), list[tuple[float, PreparationState]]()
+    state = NodeState(clock)
+    state.on(ClaimSettled, lambda change: told.append((clock.monotonic(), change.claim.state)))
+    running = asyncio.create_task(state.run())
+    prepared = PreparedClaim(uid=ClaimUid("1"), namespace="n", name="c", state=PreparationState.PREPARED, devices=[])
+    state.claim_changed(prepared)
+    await clock.advance(SETTLE_S / 2)
+    state.claim_changed(msgspec.structs.replace(prepared, state=PreparationState.RELEASING))
+    await clock.advance(SETTLE_S)
+    assert told == [(SETTLE_S, PreparationState.RELEASING)]
+    state.claim_changed(prepared)
+    await clock.advance(SETTLE_S)
+    assert told[1:] == [(2.5 * SETTLE_S, PreparationState.PREPARED)]
+    running.cancel()
 
 
 async def test_every_kind_of_change_wakes_somebody(tmp_path: Path) -> None:
