@@ -19,7 +19,7 @@ SCENARIOS := tests/e2e/test_installed.py tests/e2e/test_examples.py $(wildcard t
 help: ## Show this help
 	@if [ -t 1 ] && [ -z "$${NO_COLOR:-}" ]; then bold=$$'\033[1;36m'; plain=$$'\033[0m'; else bold=; plain=; fi; \
 	awk -v bold="$$bold" -v plain="$$plain" 'BEGIN { FS = ":.*## " } \
-	  /^[a-z0-9-]+:.*## / { printf "  make %s%-9s%s %s\n", bold, $$1, plain, $$2 }' $(MAKEFILE_LIST)
+	  /^[a-z0-9-]+:.*## / { printf "  make %s%-18s%s %s\n", bold, $$1, plain, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: ## Make .venv, with the draco command in .venv/bin

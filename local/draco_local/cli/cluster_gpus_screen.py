@@ -30,7 +30,7 @@ def lines(state: SimulatedNodeState) -> Iterator[str]:
             listed = "" if process.listed else ", not listed by NVML"
             yield f"  process {process.pid}{name} holds {held(process, index)}{listed}"
     for gpu in state.missing:
-        why = "dead" if gpu.error else "taken out"
+        why = "fallen off the bus" if gpu.error == faults.ERRORS["GPU_IS_LOST"] else "taken out"
         yield f"Missing: {gpu.uuid}  {gpu.board}  at {gpu.bus_id}, {why}"
     for failure in state.failures:
         yield _failure(failure, codes)

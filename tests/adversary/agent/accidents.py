@@ -129,8 +129,6 @@ class Accidents(HandingOver):
                     self.sickness.reset(uuid)
             case "remove":
                 self._happens(what, lambda: hotplug.remove(self.path, gpu), moves=True)
-            case "xid":
-                self.xid(pick, XIDS[pick % len(XIDS)])
             case "ask for reset":
                 self._happens(what, lambda: faults.recovery_action(self.path, gpu, 1), moves=False, disturbs=False)
             case "unreadable":
