@@ -142,7 +142,8 @@ def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]
     "--webhook-timeout",
     type=Seconds(min=0, min_open=True),
     default=WebhookSettings(certificates=Path()).timeout_s,
-    help="Seconds that the API server waits for advice on claims and Draco's kinds; the webhook answers within three quarters of that.",
+    help="Seconds that the API server waits for advice on claims and Draco's kinds; the webhook answers within three quarters of "
+    "that.",
 )
 @option(
     "--webhook-mode",

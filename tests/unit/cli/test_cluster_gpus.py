@@ -79,7 +79,9 @@ def test_a_dead_gpu_is_not_there_after_a_reboot_until_somebody_comes(run: Run, p
     uuid = load(path).gpus[0].uuid
     run("lose gpu-node-0 0")
     run("reboot gpu-node-0")
-    assert f"Missing: {uuid}  H100-80GB  at {load(path).missing[0].bus_id}, fallen off the bus\n" in run("show gpu-node-0")
+    assert f"Missing: {uuid}  H100-80GB  at {load(path).missing[0].bus_id}, fallen off the bus\n" in run(
+        "show gpu-node-0"
+    )
     run(f"reseat gpu-node-0 {uuid}")
     run("remove gpu-node-0 0")
     assert ", taken out\n" in run("show gpu-node-0")

@@ -138,8 +138,6 @@ class Leftovers:
             await self._work.unprepare(claim.uid)
         except PrepareError as error:
             log.warning("claim.not_unprepared", claim=str(claim), uid=claim.uid, error=str(error))
-        else:
-            self._state.claim_changed(claim)
 
     async def _look_at_given_up(self) -> None:
         while self._given_up:

@@ -174,9 +174,8 @@ class DraService:
         name = f"{claim.namespace}/{claim.name}"
 
         async def unprepare() -> None:
-            if (known := await self._give_up(ClaimUid(claim.uid))) is not None:
+            if await self._give_up(ClaimUid(claim.uid)) is not None:
                 log.info("claim.unprepared", claim=name, uid=claim.uid)
-                self._state.claim_changed(known)
 
         if error := await self._error(unprepare, claim, "unprepared"):
             log.warning("claim.not_unprepared", claim=name, uid=claim.uid, error=error)

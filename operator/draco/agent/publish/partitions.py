@@ -29,7 +29,7 @@ from draco.resources.api.slices import (
     DeviceCounterConsumption,
 )
 from draco.resources.api.taints import DeviceTaint
-from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid
+from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, UNSETTLED_MIG_MODE, GpuUuid
 from draco.resources.quantity import Format, Quantity
 
 _UNSETTLED = frozenset({MigState.DIRTY, MigState.NEEDS_RESET})
@@ -254,12 +254,18 @@ class _Maker:
             taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
         if placement is None:
             taints += joining_taints(self._gpu.located)
-        state = self._gpu.mig.state
-        if state not in _UNSETTLED and self._gpu.resets:
-            state = MigState.NEEDS_RESET
-        if state in _UNSETTLED:
-            taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=state.value, effect="NoSchedule"))
+        if unsettled := self._unsettled(placement):
+            taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=unsettled, effect="NoSchedule"))
         return as_many_as_fit(taints)
+
+    def _unsettled(self, placement: Placement | None) -> str:
+        state = self._gpu.mig.state
+        if state in _UNSETTLED:
+            return state.value
+        if self._gpu.resets:
+            return MigState.NEEDS_RESET.value
+        whole_in_mig_mode = placement is None and self._gpu.mig.enabled and self._gpu.located.gpu.mig_needs_reset
+        return UNSETTLED_MIG_MODE if whole_in_mig_mode else ""
 
 
 def _amounts(profile: Profile) -> dict[str, str]:

@@ -244,3 +244,22 @@ async def test_a_claim_that_was_prepared_with_partitions_while_giving_it_up_wait
     node.when_taken = lambda: node.record.update({uid: prepared(DIVIDED)})
     await node.work.unprepare(uid)
     assert node.done == [("take", {uid}), ("give back", {uid}), ("with driver unprepare", {uid})]
+
+
+async def test_a_claim_is_told_once_if_its_release_begins_and_fails(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its status must not stay Ready while kubelet tries again."""
+    uid, told = uid_of(DIVIDED), list[PreparedClaim]()
+    known = node.record[uid] = prepared(DIVIDED)
+
+    def release(_: ClaimUid) -> None:
+        node.record[uid] = msgspec.structs.replace(known, state=PreparationState.RELEASING)
+        raise PrepareError("in use")
+
+    monkeypatch.setattr(node.work._preparer, "unprepare", release)
+    monkeypatch.setattr(node.state, "claim_changed", told.append)
+    for _ in range(2):
+        with pytest.raises(PrepareError):
+            await node.work.unprepare(uid)
+    assert told == [known]

@@ -51,12 +51,13 @@ def offer(
     *,
     partitionable: bool = True,
     promised: Sequence[PromisedDevice] = (),
+    offering: Offering | None = None,
     **fields: Any,
 ) -> DeviceOffer:
     uuid = located.gpu.uuid
     wanted = {uuid: WantedGpu(uuid=uuid, policy="p", mode=mode, **fields)} if mode else {}
     migs = {uuid: mig} if mig else {}
-    offering = Offering(partitionable=partitionable)
+    offering = offering or Offering(partitionable=partitionable)
     return offering.offer([located], DRIVER, migs=migs, wanted=wanted, promised={uuid: promised}, now_s=0.0)
 
 
@@ -122,7 +123,17 @@ def test_partitions_beside_a_gpu_that_is_to_be_reset_take_nothing_new_either() -
     offered = offer(ampere(0), mig, MigMode.DISABLED, reset_permitted=True)
     assert names(offered) == ["gpu-0", "gpu-0-mig-1g10gb-19-2"]
     assert [[(one.key, one.value) for one in device.taints] for device in offered.devices] == [[RESET], [RESET]]
-    assert taints(offer(ampere(0), mig, MigMode.DISABLED)) == set()
+    assert taints(offer(ampere(0), mig, MigMode.DISABLED)) == {("draco.dev/unsettled", "MigMode")}
+
+
+def test_a_whole_gpu_in_mig_mode_that_only_a_reset_ends_attracts_nobody_while_it_is_withdrawn() -> None:
+    """It was offered divided, then its policy went and a person turned the mode on."""
+    offering, gpu = Offering(), ampere(0)
+    off, on = (msgspec.structs.replace(a_mig(gpu, enabled=mig), capable=True) for mig in (False, True))
+    assert taints(offer(gpu, off, MigMode.DYNAMIC, offering=offering)) == set()
+    withdrawn = offer(gpu, on, offering=offering)
+    whole = next(device for device in withdrawn.devices if device.name == "gpu-0")
+    assert [(one.key, one.value) for one in whole.taints] == [("draco.dev/unsettled", "MigMode")]
 
 
 def test_static_offers_the_layout_and_nothing_else() -> None:
