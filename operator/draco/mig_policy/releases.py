@@ -5,7 +5,7 @@ the pod may use, and each of them must then find another place. A claim in use i
 are no obstacle: they give way automatically.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations, islice, repeat
 
 import msgspec
@@ -25,30 +25,8 @@ _ELSEWHERE = 32
 """Nodes on which another place is searched."""
 _STEPS = 10_000
 """Devices that one search visits."""
-_NODES = 256
-"""Nodes per step of the test where the pod may go."""
-_POOLS = 16
-"""Pools per step of adding up counters."""
-
-Steps = Generator[None, None, "ClaimRelease | None"]
-"""A search in steps. Between steps the fleet is unchanged by the search, and may be changed by others."""
-
-
-class Searches:
-    """The budget of searches in one round, for any number of pods.
-
-    Searches modify the fleet's own state and restore it before anybody else sees it: copying the state of thousands of nodes
-    would take longer than most searches.
-    """
-
-    def __init__(self, fleet: Fleet, most: int) -> None:
-        self.fleet = fleet
-        self.left = most
-
-    def take(self) -> bool:
-        """Take one search; False if none is left."""
-        self.left -= 1
-        return self.left >= 0
+_SEARCHES = 100
+"""The most searches for one pod, a few milliseconds each."""
 
 
 class ClaimRelease(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,53 +43,26 @@ class ClaimRelease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_release(
-    searches: Searches, pod: Pod, claims: Sequence[ResourceClaim], movable: Mapping[ObjectKey, int]
+    fleet: Fleet, pod: Pod, claims: Sequence[ResourceClaim], movable: Mapping[ObjectKey, int]
 ) -> ClaimRelease | None:
     """The fewest idle claims without which the pod's claims fit; None if they fit already, or if that does not help.
 
-    `movable` are the idle claims that may go, each with how many may go together. Also None once no search is left.
+    `movable` are the idle claims that may go, each with how many may go together. The fleet may be newer than `claims` and
+    `movable`. Also None if nothing is found in `_SEARCHES` searches.
     """
-    steps = release_steps(searches, pod, claims, movable)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: ClaimRelease | None = end.value
-            return found
-
-
-def release_steps(
-    searches: Searches, pod: Pod, claims: Sequence[ResourceClaim], movable: Mapping[ObjectKey, int]
-) -> Steps:
-    """The same in steps, for a caller that must yield. Its result was true when tried, one step ago."""
-    fleet = searches.fleet
     waiting = [claim for claim in claims if claim.status.allocation is None]
-    if not waiting or not movable:
+    if not waiting or not movable or any(fleet.state.held_by(each.metadata.key) for each in waiting):
         return None
-    nodes: dict[str, Node] = {}
-    names = tuple(fleet.node_names)
-    for start in range(0, len(names), _NODES):
-        nodes |= _open(fleet, pod, claims, names[start : start + _NODES])
-        yield
+    nodes = _open(fleet, pod, claims)
     if not nodes:
-        searches.take()  # all nodes were tested, and thousands of such pods may wait
         return None
-    for _ in range(0, len(names), _POOLS):
-        if fleet.recount(_POOLS):
-            break
-        yield
-    search = _Search(searches, waiting, nodes)
+    search = _Search(fleet, waiting, nodes)
     if search.fits_now():
         return None
-    candidates = list(islice(sorted(movable), _MOVABLE))
+    candidates = [key for key in sorted(movable) if key in fleet.idle][:_MOVABLE]
     for gone in chain.from_iterable(combinations(candidates, count) for count in (1, 2)):
         if len(gone) > min(movable[each] for each in gone):
             continue
-        yield
-        if any(fleet.state.held_by(each.metadata.key) for each in waiting):
-            return None  # allocated meanwhile
-        if any(each not in fleet.idle for each in gone):
-            continue  # used or gone meanwhile
         node = search.fits_without(gone)
         if node is not None:
             return ClaimRelease(
@@ -128,15 +79,19 @@ def release_steps(
 
 
 class _Search:
-    def __init__(self, searches: Searches, waiting: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> None:
-        self._searches = searches
-        self._fleet = searches.fleet
+    """At most `_SEARCHES` searches for one pod.
+
+    They modify the fleet's own state and restore it: copying the state of thousands of nodes would take longer.
+    """
+
+    def __init__(self, fleet: Fleet, waiting: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> None:
+        self._fleet = fleet
         self._waiting = waiting
         self._nodes = nodes
+        self._left = _SEARCHES
 
     def fits_now(self) -> bool:
-        if not self._searches.take():
-            return True
+        self._left -= 1
         try:
             found = first_fitting(
                 self._fleet, self._waiting, self._nodes.values(), share_ids=repeat(""), max_steps=_STEPS
@@ -186,24 +141,23 @@ class _Search:
         return (self._fleet.nodes[name] for name in names if name in self._fleet.nodes)
 
     def _allocated(self, node: Node, claims: Sequence[ResourceClaim]) -> list[AllocationResult] | None:
-        if not self._searches.take():
+        if self._left == 0:
             return None
+        self._left -= 1
         try:
             return would_get(self._fleet, node, claims, max_steps=_STEPS)
         except AllocationError:
             return None
 
 
-def _open(fleet: Fleet, pod: Pod, claims: Sequence[ResourceClaim], names: Sequence[str]) -> dict[str, Node]:
-    """The named nodes that the pod may use, and from which its allocated claims are accessible."""
+def _open(fleet: Fleet, pod: Pod, claims: Sequence[ResourceClaim]) -> dict[str, Node]:
+    """The nodes that the pod may use, and from which its allocated claims are accessible."""
     rules = PodRules(pod)
     allocated = [claim.status.allocation for claim in claims if claim.status.allocation is not None]
     bound = [each.node_selector for each in allocated if each.node_selector is not None]
-    nodes = {name: fleet.nodes[name] for name in names if name in fleet.nodes}
+    nodes = ((name, fleet.nodes[name]) for name in fleet.node_names)
     return {
-        name: node
-        for name, node in nodes.items()
-        if not rules.obstacles(node) and all(selects(each, node) for each in bound)
+        name: node for name, node in nodes if not rules.obstacles(node) and all(selects(each, node) for each in bound)
     }
 
 

@@ -192,7 +192,7 @@ async def test_what_a_worker_says_is_what_the_explanation_says() -> None:
         assert said.answer == PendingAnswer(str(expected), str(expected.reason), names_subject=True)
         wrong = await lab.asked(CheckClaim(claim), "default", QueuePriority.REVIEW)
         assert wrong.answer == ClaimProblems(expected.problems)
-        movable = FindRelease(a_pod(claims=["waiting"]), [claim], [(claim.metadata.key, 1)], 100)
+        movable = FindRelease(a_pod(claims=["waiting"]), [claim], [(claim.metadata.key, 1)])
         found = await lab.asked(movable, "default", QueuePriority.SEARCH)
         assert isinstance(found.answer, ReleaseAnswer)
         assert found.answer.release is None

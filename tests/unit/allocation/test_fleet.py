@@ -223,18 +223,6 @@ def test_a_partition_is_short_of_counters_while_another_holds_them() -> None:
     assert shorts(fleet) == []
 
 
-def test_counters_are_added_up_pool_by_pool_for_who_cannot_wait() -> None:
-    def a_fleet() -> Fleet:
-        nodes = ("a", "b", "c")
-        claims = [a_mig_claim(f"on-{node}", "3g.40gb", "0:3g.40gb@4", node=node) for node in nodes]
-        return Fleet.of(slices=[each for node in nodes for each in a_mig_pool(node, 1)], claims=claims)
-
-    fleet = a_fleet()
-    assert [fleet.recount(1) for _ in range(4)] == [False, False, True, True]
-    assert fleet.short == a_fleet().short
-    assert any(fleet.short)
-
-
 def published(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     pool = {"name": "p", "generation": 1, "resourceSliceCount": 2}
     return {
@@ -340,7 +328,6 @@ def test_nothing_is_left_to_be_worked_out_in_a_fleet_that_is_settled(monkeypatch
         change()
         fleet.settle()
         worked.clear()
-        assert fleet.recount(0), "every pool is counted"
         answers = (fleet.short, fleet.inventory.slice_states, dict(fleet.inventory.others))
         marks = bytes(len(fleet.inventory))
         assert {node: fleet.inventory.nodes.read(node, marks) for node in fleet.inventory.nodes.names}

@@ -1,12 +1,13 @@
 """Idle claims that block a waiting one: as few as possible are released, and only if all others find a place."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.mig_policy.releases import ClaimRelease, Searches, Steps, plan_release, release_steps
+from draco.mig_policy import releases
+from draco.mig_policy.releases import ClaimRelease, plan_release
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node, PodSpec
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectKey
@@ -23,7 +24,6 @@ def planned(
     max_moves: int = 2,
     nodes: Sequence[Node] = (a_node("node-0"),),
     spec: PodSpec | None = None,
-    searches: int = 300,
 ) -> ClaimRelease | None:
     waiting = a_mig_claim("waiting", wanted)
     slices = [each for node in nodes for each in a_mig_pool(node.metadata.name, gpus)]
@@ -32,7 +32,7 @@ def planned(
     if spec is not None:
         pod = msgspec.structs.replace(pod, spec=spec)
     before = {key: fleet.state.held_by(key) for key in fleet.claims}
-    found = plan_release(Searches(fleet, searches), pod, [waiting], dict.fromkeys(fleet.idle, max_moves))
+    found = plan_release(fleet, pod, [waiting], dict.fromkeys(fleet.idle, max_moves))
     assert {key: fleet.state.held_by(key) for key in fleet.claims} == before
     return found
 
@@ -81,7 +81,7 @@ def test_two_go_together_only_if_each_may() -> None:
     pod = a_pod("train", claims=["waiting"])
     for often in ((1, 2), (2, 1)):
         movable = dict(zip(sorted(fleet.idle), often, strict=True))
-        assert plan_release(Searches(fleet, 300), pod, [waiting], movable) is None
+        assert plan_release(fleet, pod, [waiting], movable) is None
 
 
 def test_two_that_would_find_one_place_between_them_stay() -> None:
@@ -104,7 +104,7 @@ def test_a_pod_goes_only_where_it_reaches_what_it_has_already(home: str, moved: 
         claims=[idle, have, busy, waiting],
     )
     pod = a_pod("train", claims=["have", "waiting"])
-    found = plan_release(Searches(fleet, 300), pod, [have, waiting], dict.fromkeys(fleet.idle, 2))
+    found = plan_release(fleet, pod, [have, waiting], dict.fromkeys(fleet.idle, 2))
     assert names(found) == moved
     assert found is None or found.waiting == (WAITING,)
 
@@ -118,8 +118,12 @@ def bound_to(node: str, claim: ResourceClaim) -> ResourceClaim:
     return msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, allocation=allocation))
 
 
-def test_nothing_is_named_when_the_searches_are_used_up() -> None:
-    assert planned(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), wanted="4g.40gb", searches=2) is None
+def test_nothing_is_named_when_the_searches_are_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0")
+    monkeypatch.setattr(releases, "_SEARCHES", 3)
+    assert names(planned(idle, wanted="4g.40gb")) == ["idle"]
+    monkeypatch.setattr(releases, "_SEARCHES", 2)
+    assert planned(idle, wanted="4g.40gb") is None
 
 
 def test_one_goes_where_one_suffices() -> None:
@@ -148,74 +152,34 @@ def test_a_claim_that_no_node_can_ever_meet_moves_nobody() -> None:
     assert planned(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), wanted="9g.99gb") is None
 
 
-def test_a_pod_that_may_go_to_no_node_uses_up_a_search() -> None:
-    """All nodes were checked to find that out, so it must count towards the limit on searches per pass."""
-    idle, waiting = a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("waiting", "4g.40gb")
-    fleet = Fleet.of(
-        slices=a_mig_pool("node-0", 1), nodes=[a_node("node-0")], classes=[MIG_CLASS], claims=[idle, waiting]
-    )
-    pod = msgspec.structs.replace(a_pod("train", claims=["waiting"]), spec=PodSpec(node_selector={"zone": "elsewhere"}))
-    searches = Searches(fleet, 1)
-    assert plan_release(searches, pod, [waiting], {idle.metadata.key: 2}) is None
-    assert searches.left == 0
-
-
 def test_a_claim_that_is_used_by_the_time_its_turn_comes_is_not_named() -> None:
     idle = a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0")
-    fleet, steps = a_search(idle)
+    busy = a_mig_claim("busy", "1g.10gb", "1:1g.10gb@0", used=True)
+    fleet, search = a_search(idle, busy)
+    assert names(search()) == ["idle"]
     fleet.put_claim(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0", used=True))
-    assert outcome(steps) is None
+    assert search() is None
+    fleet.remove_claim(idle.metadata.key)
+    fleet.put_claim(a_mig_claim("new", "1g.10gb", "0:1g.10gb@0", used=True))
+    assert search() is None
 
 
 def test_what_a_waiting_claim_is_allocated_meanwhile_stays_in_use() -> None:
     idle, busy = (a_mig_claim(name, "1g.10gb", f"{gpu}:1g.10gb@0", used=bool(gpu)) for gpu, name in enumerate("ab"))
-    fleet, steps = a_search(idle, busy)
+    fleet, search = a_search(idle, busy)
     fleet.remove_claim(busy.metadata.key)
     fleet.put_claim(a_mig_claim("waiting", "4g.40gb", "1:4g.40gb@0", used=True))
     held = fleet.state.held_by(WAITING)
     assert held
-    assert outcome(steps) is None
+    assert search() is None
     assert fleet.state.held_by(WAITING) == held
 
 
-def test_after_a_start_the_counters_of_a_large_fleet_are_added_up_in_pieces() -> None:
-    idle, waiting = a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("waiting", "4g.40gb")
-    names = [f"node-{number}" for number in range(40)]
-    fleet = Fleet.of(
-        slices=[each for name in names for each in a_mig_pool(name, 1)],
-        nodes=[a_node(name) for name in names],
-        classes=[MIG_CLASS],
-        claims=[idle, waiting],
-    )
-    steps = release_steps(Searches(fleet, 10), a_pod("train", claims=["waiting"]), [waiting], {idle.metadata.key: 2})
-    next(steps)
-    next(steps)
-    assert not fleet.recount(0)
-    assert outcome(steps) is None
-    assert fleet.recount(0)
-
-
-def a_search(*claims: ResourceClaim) -> tuple[Fleet, Steps]:
-    """A search among the idle ones of these claims on two GPUs, just before it tries the first."""
+def a_search(*claims: ResourceClaim) -> tuple[Fleet, Callable[[], ClaimRelease | None]]:
+    """A search on two GPUs among those of these claims that are idle now, for whatever happens before it runs."""
     waiting = a_mig_claim("waiting", "4g.40gb")
     fleet = Fleet.of(
         slices=a_mig_pool("node-0", 2), nodes=[a_node("node-0")], classes=[MIG_CLASS], claims=[*claims, waiting]
     )
-    fleet.put_claim(waiting)
-    if len(claims) == 1:
-        fleet.put_claim(a_mig_claim("busy", "1g.10gb", "1:1g.10gb@0", used=True))
-    steps = release_steps(
-        Searches(fleet, 10), a_pod("train", claims=["waiting"]), [waiting], dict.fromkeys(fleet.idle, 2)
-    )
-    next(steps)
-    next(steps)
-    return fleet, steps
-
-
-def outcome(steps: Steps) -> ClaimRelease | None:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: ClaimRelease | None = end.value
-            return found
+    movable = dict.fromkeys(fleet.idle, 2)
+    return fleet, lambda: plan_release(fleet, a_pod("train", claims=["waiting"]), [waiting], movable)

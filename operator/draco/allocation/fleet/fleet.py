@@ -6,7 +6,6 @@ that followed any number of changes gives the same answers as one built from scr
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final, Self
 
@@ -99,20 +98,12 @@ class Fleet:
     @property
     def short(self) -> bytes:
         """By row: 1 if the counters left do not suffice. Always 0 in pools of several nodes. Updated on access."""
-        self.recount(len(self._recount))
+        self._count_changed()
         return bytes(self._short)
-
-    def recount(self, most: int) -> bool:
-        """Update `short` for at most `most` pools, so as not to block others; returns whether all are up to date."""
-        for key in list(islice(self._recount, most)):
-            self._uses += 1
-            self._count_again(key)
-            self._recount.discard(key)
-        return not self._recount
 
     def settle(self) -> None:
         """Finish all incremental work, so that no copy of the fleet repeats it."""
-        self.recount(len(self._recount))
+        self._count_changed()
         self.inventory.settle()
         _ = self.nodeless
 
@@ -149,7 +140,7 @@ class Fleet:
 
     def drawn(self, pool: PoolKey) -> CounterUse | None:
         """The counters of a plain pool; None for other pools and pools without counters."""
-        self.recount(len(self._recount))
+        self._count_changed()
         return self._drawn.get(pool)
 
     def holders(self, device: DeviceKey) -> Sequence[ObjectKey]:
@@ -243,6 +234,12 @@ class Fleet:
         self._uses += 1
         for row in self.inventory.rows(device):
             self.held[row] = mark
+
+    def _count_changed(self) -> None:
+        for key in self._recount:
+            self._count_again(key)
+        self._uses += len(self._recount)
+        self._recount.clear()
 
     def _count_again(self, key: PoolKey) -> None:
         pool = self.inventory.pool(key)

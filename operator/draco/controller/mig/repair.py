@@ -40,10 +40,8 @@ _EVERYTHING = "idle-claims"
 _PACE_S = 2.0
 _REST = 10.0
 """After a look, rest this many times its duration."""
-_SEARCHES = 100
-"""Searches per run, a few milliseconds each; also the limit for one pod."""
 _GO_S = 1.0
-"""Work per run, for fleets where a search takes longer."""
+"""Work per run, in the operator and in workers."""
 _ANSWER_WITHIN_S = 5.0
 """Timeout for an answer, so that a namespace over its budget does not block the others."""
 _ASK_AGAIN_S = 10.0
@@ -280,12 +278,11 @@ class RepairReconciler:
 
 
 class _RepairRun:
-    """A run of searches by the workers; it ends when its searches or its time are used up."""
+    """A run of searches by the workers; it ends when its time is used up."""
 
     def __init__(self, workers: WorkerPool, clock: Clock) -> None:
         self._workers = workers
         self.unanswered = 0
-        self._searches = _SEARCHES
         self._cooperative = CooperativeWork(clock)
         self._searched_s = 0.0
 
@@ -297,7 +294,7 @@ class _RepairRun:
     @property
     def is_over(self) -> bool:
         """Whether the run is over, so that something may be missing."""
-        return self._searches < 0 or self.worked_s >= _GO_S
+        return self.worked_s >= _GO_S
 
     async def find(
         self, pod: Pod, claims: list[ResourceClaim], movable: Mapping[ObjectKey, int]
@@ -305,7 +302,7 @@ class _RepairRun:
         """The idle claims that block the pod; also None if the run is over, or the search takes too long."""
         if self.is_over or not movable or all(claim.status.allocation is not None for claim in claims):
             return None
-        question = FindRelease(pod, claims, list(movable.items()), self._searches)
+        question = FindRelease(pod, claims, list(movable.items()))
         answered = await self._workers.ask_within(
             question, pod.metadata.namespace, QueuePriority.SEARCH, _ANSWER_WITHIN_S
         )
@@ -313,10 +310,7 @@ class _RepairRun:
             self.unanswered += 1
             return None
         self._searched_s += answered.cpu_s
-        if not isinstance(answered.answer, ReleaseAnswer):
-            return None
-        self._searches = answered.answer.searches_left
-        return answered.answer.release
+        return answered.answer.release if isinstance(answered.answer, ReleaseAnswer) else None
 
     async def parts(self, keys: list[ObjectKey]) -> AsyncIterator[list[ObjectKey]]:
         """All keys, in chunks."""

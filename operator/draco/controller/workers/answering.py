@@ -28,7 +28,7 @@ from draco.explanation.explain import explain
 from draco.explanation.model import Explanation
 from draco.explanation.problems.claims import problems_of
 from draco.mig.known_boards import BOARDS, MODELS
-from draco.mig_policy.releases import Searches, plan_release
+from draco.mig_policy.releases import plan_release
 from draco.placing.groups.place import place
 from draco.placing.preempting.victim_selection import plan_preemption
 from draco.placing.search.what_if import PlacedFleet
@@ -83,9 +83,7 @@ def answer(placed: PlacedFleet, question: messages.Question) -> messages.Answer:
         return messages.PreemptionAnswer(
             plan_preemption(placed, question.wanted, question.held, spread=question.spread)
         )
-    searches = Searches(fleet, question.searches)
-    found = plan_release(searches, question.pod, question.claims, dict(question.movable))
-    return messages.ReleaseAnswer(found, searches.left)
+    return messages.ReleaseAnswer(plan_release(fleet, question.pod, question.claims, dict(question.movable)))
 
 
 def _why_waiting(fleet: Fleet, question: messages.ExplainPending) -> messages.PendingAnswer:

@@ -59,7 +59,6 @@ class FindRelease(Message, frozen=True):
     pod: Pod
     claims: list[ResourceClaim]
     movable: list[tuple[ObjectKey, int]]
-    searches: int
 
 
 class PlaceClaims(Message, frozen=True):
@@ -137,10 +136,9 @@ class ClaimProblems(Message, frozen=True):
 
 
 class ReleaseAnswer(Message, frozen=True):
-    """The answer to FindRelease, with the granted searches that are left."""
+    """The answer to FindRelease."""
 
     release: ClaimRelease | None
-    searches_left: int
 
 
 class PlacementAnswer(Message, frozen=True):

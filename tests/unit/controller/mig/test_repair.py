@@ -197,21 +197,6 @@ async def test_a_policy_that_permits_no_moves_is_not_advised() -> None:
     assert world.said.texts == {}
 
 
-async def test_pods_that_were_not_looked_at_come_first_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "_SEARCHES", 4)
-    world = World()
-    world.put(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("used", "3g.40gb", "1:3g.40gb@4", used=True))
-    for name in ("a", "b", "c"):
-        world.wait_for(name, "7g.80gb")
-    again_s = await world.look()
-    assert again_s is not None
-    assert world.said.texts.keys() == {"idle", "a"}
-    await world.look()
-    assert world.said.texts.keys() == {"idle", "a", "b"}
-    await world.look()
-    assert world.said.texts.keys() == {"idle", "a", "b", "c"}
-
-
 async def test_a_pod_behind_scheduling_gates_moves_nobody() -> None:
     world = World()
     world.put(a_mig_claim("idle", "1g.10gb", "0:1g.10gb@0"), a_mig_claim("used", "3g.40gb", "1:3g.40gb@4", used=True))
