@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter
 from draco.allocation.ownership.handover import GpuPlace
 from draco.controller.allocation.allocations import ClaimAllocations
 from draco.controller.view import ClusterView
-from draco.controller.workers.contract import WorkerPool
+from draco.controller.workers.pool import Workers
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.listeners import Listeners
@@ -47,7 +47,7 @@ class Permissive:
 
 
 def permissive_allocations(
-    view: ClusterView, workers: WorkerPool, client: object = None, events: object = None
+    view: ClusterView, workers: Workers, client: object = None, events: object = None
 ) -> ClaimAllocations:
     """The allocator of the view's claims; without a client, it must not read or write."""
     permissive = cast("Any", Permissive())

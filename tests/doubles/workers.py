@@ -5,10 +5,11 @@ from collections.abc import Callable
 from draco.allocation.fleet.fleet import Fleet
 from draco.controller.view import ClusterView
 from draco.controller.workers.answering import FleetFeed, answer
-from draco.controller.workers.contract import Answered, ReadQuestion
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import Answer, Question, SkippedObject
+from draco.controller.workers.places import Answered, ReadQuestion
+from draco.controller.workers.pool import Workers
 from tests.doubles.placing import a_placed_fleet
 
 
@@ -36,10 +37,13 @@ def fleet_of(view: ClusterView) -> Fleet:
     )
 
 
-class UnaskedWorkers:
+class UnaskedWorkers(Workers):
     """Workers that a test does not ask, except through what it overrides."""
 
     long_cpu_s = 2.0
+
+    def __init__(self) -> None:
+        """Without a fleet process to ask."""
 
     def may_ask(self, namespace: str) -> bool:
         raise NotImplementedError

@@ -40,7 +40,6 @@ from draco.cli.agent import command as agent_command
 from draco.cli.operator import command as operator_command
 from draco.controller.webhook.admission_review import NotAReview
 from draco.controller.webhook.own_kind_advice import OwnKindAdvice
-from draco.controller.workers.contract import Answered
 from draco.controller.workers.messages import (
     AskQuestions,
     Changes,
@@ -57,6 +56,7 @@ from draco.controller.workers.messages import (
     inward,
     outward,
 )
+from draco.controller.workers.places import Answered
 from draco.endpoints import http_app, serving
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import decode_page, token_of

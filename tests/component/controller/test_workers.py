@@ -15,7 +15,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.controller.view import ClusterView
-from draco.controller.workers.contract import Answered
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import (
     AskQuestions,
@@ -30,6 +29,7 @@ from draco.controller.workers.messages import (
     ReleaseAnswer,
     Reply,
 )
+from draco.controller.workers.places import Answered
 from draco.controller.workers.pool import Workers, WorkerSettings
 from draco.controller.workers.process import FleetProcessHandle, ProcessEnded
 from draco.explanation.explain import explain

@@ -49,7 +49,6 @@ from draco.controller.limits.enforcement import LimitGuard, LimitRound
 from draco.controller.reservations.held_back import HeldBackClaims
 from draco.controller.reservations.takeovers import due, kept_claims
 from draco.controller.view import ClusterView
-from draco.controller.workers.contract import WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import (
     Failed,
@@ -60,6 +59,7 @@ from draco.controller.workers.messages import (
     claims_of,
     refusal,
 )
+from draco.controller.workers.pool import Workers
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.placing.groups.group import ClaimGroup, GroupPlacement, withheld
@@ -87,7 +87,7 @@ class ClaimAllocations:
         client: Client,
         view: ClusterView,
         handover: HandoverReconciler,
-        workers: WorkerPool,
+        workers: Workers,
         events: EventRecorder,
         *,
         guard: LimitGuard,

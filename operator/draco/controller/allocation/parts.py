@@ -22,7 +22,7 @@ from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.settings import OperatorSettings
 from draco.controller.view import ClusterView
-from draco.controller.workers.contract import WorkerPool
+from draco.controller.workers.pool import Workers
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
@@ -37,7 +37,7 @@ class AllocationParts:
         client: Client,
         view: ClusterView,
         decisions: MigDecisions,
-        workers: WorkerPool,
+        workers: Workers,
         *,
         guard: LimitGuard,
         events: EventRecorder,

@@ -24,9 +24,10 @@ import structlog
 from draco.allocation.ownership.gangs import gang_of
 from draco.controller.claims.pod_questions import asked_by, question_of, scheduler_says
 from draco.controller.workers import messages
-from draco.controller.workers.contract import IN_A_ROW, Answered, ReadQuestion, WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
+from draco.controller.workers.places import IN_A_ROW, Answered, ReadQuestion
+from draco.controller.workers.pool import Workers
 from draco.kube.clock import Clock
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
@@ -77,7 +78,7 @@ PodWithClaims = tuple[Pod, Sequence[ResourceClaim]]
 class Explanations:
     """One explanation per waiting pod, for kube-scheduler 1.`minor` (None: unknown)."""
 
-    def __init__(self, followed: FollowedFleet, workers: WorkerPool, *, clock: Clock, minor: int | None = None) -> None:
+    def __init__(self, followed: FollowedFleet, workers: Workers, *, clock: Clock, minor: int | None = None) -> None:
         self._followed = followed
         self._workers = workers
         self._clock = clock

@@ -10,20 +10,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import structlog
 
 from draco.allocation.extended_resources import claim_for
 from draco.allocation.pod_claims import known_claims_of, uses_devices
 from draco.controller.claims.explaining import Explanations, PodWithClaims
+from draco.controller.limits.enforcement import LimitGuard
 from draco.controller.view import ClusterView
-from draco.controller.workers.contract import WorkerPool
 from draco.controller.workers.messages import PendingAnswer, UnmetDevices
+from draco.controller.workers.pool import Workers
 from draco.explanation.model import PendingReason
 from draco.kube.connect.retry import attempted
 from draco.kube.events.notes import Notes, NotesByKey
-from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Pod
@@ -46,17 +46,6 @@ class PendingSubject(NamedTuple):
         return f"{self.kind} {self.key}"
 
 
-class Refusals(Protocol):
-    """Refuses to allocate claims, whatever is free."""
-
-    listeners: Listeners[[ObjectKey]]
-    """Called with each claim whose refusal changes."""
-
-    def why_not(self, claim: ObjectKey) -> str:
-        """Why the claim is refused; "" if it is not."""
-        ...
-
-
 class PendingClaims:
     """Reconciles one Event at a time."""
 
@@ -67,8 +56,8 @@ class PendingClaims:
         *,
         pending_after_s: float,
         minor: int | None,
-        workers: WorkerPool,
-        refused: Refusals | None = None,
+        workers: Workers,
+        refused: LimitGuard | None = None,
     ) -> None:
         self._view = view
         self._notes = NotesByKey(notes, lambda each: PendingSubject(each.kind, ObjectKey(each.namespace, each.name)))

@@ -14,9 +14,9 @@ import structlog
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.mig.release import ClaimReleases, Movable, MovableClaims
 from draco.controller.view import ClusterView
-from draco.controller.workers.contract import WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import FindRelease, ReleaseAnswer
+from draco.controller.workers.pool import Workers
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import attempted
 from draco.kube.errors import ApiError
@@ -55,7 +55,7 @@ class RepairReconciler:
     """Advises all waiting pods together, and releases for one after the other."""
 
     def __init__(
-        self, view: ClusterView, movable: MovableClaims, notes: Notes, releases: ClaimReleases, workers: WorkerPool
+        self, view: ClusterView, movable: MovableClaims, notes: Notes, releases: ClaimReleases, workers: Workers
     ) -> None:
         self._view = view
         self._movable = movable
@@ -280,7 +280,7 @@ class RepairReconciler:
 class _RepairRun:
     """A run of searches by the workers; it ends when its time is used up."""
 
-    def __init__(self, workers: WorkerPool, clock: Clock) -> None:
+    def __init__(self, workers: Workers, clock: Clock) -> None:
         self._workers = workers
         self.unanswered = 0
         self._cooperative = CooperativeWork(clock)

@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
-from draco.controller.workers.contract import WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import ExplainPending, Failed, OutOfMemory, OverBudget, PendingAnswer, refusal
+from draco.controller.workers.pool import Workers
 from draco.explanation.model import PendingReason
 from draco.kube.clock import Clock
 from draco.kube.listeners import Listeners
@@ -35,7 +35,7 @@ class _Waiting(msgspec.Struct):
 class WaitingReasons:
     """Reasons by reservation. Questions are asked while `run` runs."""
 
-    def __init__(self, workers: WorkerPool, *, clock: Clock, minor: int | None) -> None:
+    def __init__(self, workers: Workers, *, clock: Clock, minor: int | None) -> None:
         self._workers = workers
         self._clock = clock
         self._minor = minor

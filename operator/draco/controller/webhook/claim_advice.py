@@ -21,10 +21,10 @@ from draco.controller.webhook.admission_review import (
     changes_spec,
     read_review,
 )
-from draco.controller.workers.contract import WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import CheckClaim, ClaimProblems, Failed, OutOfMemory, OverBudget, refusal
+from draco.controller.workers.pool import Workers
 from draco.explanation.model import Problem, ProblemKind
 from draco.resources.api.claims import ResourceClaim, ResourceClaimSpec, ResourceClaimTemplate
 from draco.resources.api.foreign import read
@@ -61,7 +61,7 @@ class ClaimAdvice:
     def __init__(
         self,
         followed: FollowedFleet,
-        workers: WorkerPool,
+        workers: Workers,
         *,
         mode: AdmissionMode,
         ready: Callable[[], bool],

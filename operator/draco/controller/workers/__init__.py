@@ -4,8 +4,8 @@ One process holds the fleet and forks children for questions (`fleet_process`), 
 killed at any time without loss. A child answers one question at a time within a budget of CPU time and memory, and names the most
 costly selector if the budget is exceeded (`answering`).
 
-On the operator's side, `contract` is the interface. `fleet_feed` passes on changes of the cluster, `fair_queue` chooses the next
-question, `places` tracks what is being answered where, `pool` asks, remembers what is too costly, and replaces a process that
-died (`process`). `messages` is the protocol. The processes get no credentials, only Python's environment, and end with the
+On the operator's side, `pool` is the interface: it asks, remembers what is too costly, and replaces a process that died
+(`process`). `fleet_feed` passes on changes of the cluster, `fair_queue` chooses the next question, `places` tracks what is being
+answered where. `messages` is the protocol. The processes get no credentials, only Python's environment, and end with the
 operator.
 """

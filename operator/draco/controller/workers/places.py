@@ -5,14 +5,29 @@ trip through the pipes, so the questions of a row share one.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
-from draco.controller.workers.contract import Answered, ReadQuestion
+import msgspec
+
 from draco.controller.workers.fair_queue import QueuePriority
+from draco.controller.workers.messages import Answer, Question
 
+IN_A_ROW: Final = 16
+"""Maximum number of questions in a row, answered one after the other in one place."""
 _LATE_S: Final = 5.0
 """How much later than a child's deadline the fleet process itself counts as hung."""
+
+ReadQuestion: TypeAlias = Callable[[], Question | None]
+"""Reads the current objects and returns the question; None if nobody asks it any more."""
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """The answer, the version of the cluster it is about, and the CPU time it took."""
+
+    answer: Answer
+    version: int
+    cpu_s: float
 
 
 class PendingQuestion:

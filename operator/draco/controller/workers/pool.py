@@ -20,7 +20,6 @@ from typing import Final
 import msgspec
 import structlog
 
-from draco.controller.workers.contract import IN_A_ROW, Answered, ReadQuestion
 from draco.controller.workers.fair_queue import MOST_WAITING, FairQueue, QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import (
@@ -36,7 +35,7 @@ from draco.controller.workers.messages import (
     SkippedObject,
 )
 from draco.controller.workers.past_costs import Experience, looks_costly
-from draco.controller.workers.places import PendingQuestion, Places
+from draco.controller.workers.places import IN_A_ROW, Answered, PendingQuestion, Places, ReadQuestion
 from draco.controller.workers.process import FleetProcessHandle, ProcessEnded
 from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.retry import Backoff
@@ -115,7 +114,7 @@ class Workers:
         return self._short.may_ask(namespace, self._clock.monotonic())
 
     async def ask(self, read: ReadQuestion, namespace: str, urgency: QueuePriority) -> Answered | None:
-        """Answer a question as WorkerPool.ask does."""
+        """Answer, or NoAnswer, as of now or later. `read` is called now and at the question's turn: None if nobody asks then."""
         question = read()
         if question is None:
             return None
@@ -140,7 +139,7 @@ class Workers:
     async def ask_within(
         self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
     ) -> Answered | None:
-        """Answer a question as WorkerPool.ask_within does."""
+        """The answer, or None if it takes longer than `within_s`."""
         asking = asyncio.create_task(self.ask(lambda: question, namespace, urgency))
         waiting = asyncio.create_task(self._clock.sleep(within_s))
         try:

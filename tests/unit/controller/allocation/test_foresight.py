@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from draco.controller.allocation.asking.foresight import Foresight
-from draco.controller.workers.contract import Answered
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, Question
+from draco.controller.workers.places import Answered
 from draco.placing.groups.group import ClaimGroup, GroupMember, GroupPlacement, withheld
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Pod, PodSpec

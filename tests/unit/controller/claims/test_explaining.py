@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from draco.allocation.ownership.gangs import gang_of
 from draco.controller.claims.explaining import Explanations, PodWithClaims
 from draco.controller.claims.pod_questions import scheduler_says
-from draco.controller.workers.contract import Answered, ReadQuestion
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import Answer, CostlySelector, ExplainPending, Failed, OverBudget, PendingAnswer
+from draco.controller.workers.places import Answered, ReadQuestion
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import Condition, ObjectKey
 from tests.builders import a_claim, a_pod

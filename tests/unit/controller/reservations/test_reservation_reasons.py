@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 from draco.controller.reservations.waiting import WaitingReasons
-from draco.controller.workers.contract import Answered, WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import PendingAnswer, Question, claims_of
+from draco.controller.workers.places import Answered
+from draco.controller.workers.pool import Workers
 from draco.explanation.model import PendingReason
 from draco.resources.api.meta import ObjectKey
 from tests.builders import a_claim
@@ -22,7 +23,7 @@ class Lab:
         self.clock = ManualClock()
         self.poor = poor
         self.asked: list[str] = []
-        self.reasons = WaitingReasons(cast("WorkerPool", self), clock=self.clock, minor=None)
+        self.reasons = WaitingReasons(cast("Workers", self), clock=self.clock, minor=None)
 
     async def ask_within(
         self, question: Question, namespace: str, _: QueuePriority, within_s: float

@@ -10,7 +10,6 @@ from structlog.testing import capture_logs
 from draco.controller.webhook import claim_advice
 from draco.controller.webhook.admission_review import NotAReview, ReviewOutcome
 from draco.controller.webhook.claim_advice import AdmissionMode, ClaimAdvice
-from draco.controller.workers.contract import Answered
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import (
@@ -23,6 +22,7 @@ from draco.controller.workers.messages import (
     OverBudget,
     Question,
 )
+from draco.controller.workers.places import Answered
 from draco.explanation.model import Problem, ProblemKind, SelectorRef
 from draco.resources.api.claims import ResourceClaim
 from tests.builders import a_claim

@@ -12,7 +12,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.controller.view import ClusterView
-from draco.controller.workers.contract import Answered, ReadQuestion
 from draco.controller.workers.fair_queue import MOST_WAITING, QueuePriority
 from draco.controller.workers.messages import (
     Answer,
@@ -30,6 +29,7 @@ from draco.controller.workers.messages import (
     Question,
     Reply,
 )
+from draco.controller.workers.places import Answered, ReadQuestion
 from draco.controller.workers.pool import Workers, WorkerSettings
 from draco.controller.workers.process import FleetProcessHandle, ProcessEnded
 from draco.kube.connect.client import Client

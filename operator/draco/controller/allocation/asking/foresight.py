@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from draco.controller.workers.contract import WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import PlaceClaims, PlacementAnswer
+from draco.controller.workers.pool import Workers
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import Backoff
 from draco.placing.groups.group import ClaimGroup, GroupMember, GroupPlacement
@@ -47,7 +47,7 @@ class _Foreseen(msgspec.Struct, frozen=True):
 class Foresight:
     """Holds at most one answer, which serves one claim."""
 
-    def __init__(self, workers: WorkerPool, *, clock: Clock) -> None:
+    def __init__(self, workers: Workers, *, clock: Clock) -> None:
         self._workers = workers
         self._clock = clock
         self._expected: _Expected | None = None

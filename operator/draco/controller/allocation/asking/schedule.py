@@ -13,7 +13,7 @@ from draco.controller.allocation.asking.basis import Basis, Wanted
 from draco.controller.allocation.asking.releases import Releases
 from draco.controller.allocation.waiting_group import WaitingGroup
 from draco.controller.view import ClusterView
-from draco.controller.workers.contract import WorkerPool
+from draco.controller.workers.pool import Workers
 from draco.kube.connect.retry import doubling_s
 from draco.placing.groups.group import GroupPlacement
 from draco.resources.api.meta import ObjectKey
@@ -58,7 +58,7 @@ class AskingSchedule:
     def __init__(
         self,
         view: ClusterView,
-        workers: WorkerPool,
+        workers: Workers,
         *,
         preempts_in_s: Callable[[WaitingGroup], float],
         refused_until_s: Callable[[str, float], float],

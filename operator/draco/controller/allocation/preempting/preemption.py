@@ -19,9 +19,9 @@ from draco.controller.allocation.ownership.handover import HandoverReconciler
 from draco.controller.allocation.waiting_group import WaitingGroup
 from draco.controller.evictions import DisruptionBudgets
 from draco.controller.view import BY_TAKER, ClusterView
-from draco.controller.workers.contract import WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import PlanPreemption, PreemptionAnswer
+from draco.controller.workers.pool import Workers
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import doubling_s
 from draco.kube.listeners import Listeners
@@ -79,7 +79,7 @@ class Preemptions:
     """Nominations by group. A group whose evictions fail is retried with backoff."""
 
     def __init__(
-        self, client: Client, view: ClusterView, handover: HandoverReconciler, workers: WorkerPool, gangs: Gangs
+        self, client: Client, view: ClusterView, handover: HandoverReconciler, workers: Workers, gangs: Gangs
     ) -> None:
         self._view = view
         self._handover = handover
