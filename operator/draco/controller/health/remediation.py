@@ -58,8 +58,7 @@ class RemediationReconciler:
         self._decisions = decisions
         self._events = events
         self._opened = opened
-        self._notes: dict[str, tuple[RemedyNote, ...]] = {}  # by node
-        self._waiting: set[str] = set()  # nodes with open requests
+        self._notes: dict[str, tuple[RemedyNote, ...]] = {}  # of nodes that have any
         self.on_notes = Listeners[[]]()
         """Called when the notes on policies change."""
         self._superseded = SupersededVersions(view.maintenances)
@@ -89,7 +88,7 @@ class RemediationReconciler:
 
         def on_request(change: Change[DeviceMaintenance]) -> None:
             pools = {request.spec.device_selector.pool for request in change.versions}
-            for node in {pool for pool in pools if pool} | self._waiting:
+            for node in {pool for pool in pools if pool} | self._notes.keys():
                 wake(node)
             if change.after is not None and remediates(change.after) and is_over(change.after):
                 wake(_CLEARING)
@@ -195,7 +194,6 @@ class RemediationReconciler:
 
     def _note(self, node: str, notes: tuple[RemedyNote, ...]) -> None:
         before = self._notes.get(node, ())
-        (self._waiting.add if notes else self._waiting.discard)(node)
         if notes == before:
             return
         self._notes[node] = notes

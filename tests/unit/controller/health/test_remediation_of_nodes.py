@@ -89,3 +89,19 @@ async def test_only_what_may_concern_a_node_is_looked_at_for_it(monkeypatch: pyt
     await made.reconcile("n")
 
     assert sorted(looked_at) == ["health-1", "wide"]
+
+
+async def test_a_node_with_a_note_is_looked_at_when_any_request_changes() -> None:
+    """The request that its GPU waits for may name no node."""
+    noted, quiet = a_sick_node("n", [a_fault()]), a_sick_node("m", [])
+    made, _ = remediation(POLICY, noted, quiet)
+    woken: set[str] = set()
+    made.subscribe(woken.add)
+    for node in ("n", "m"):
+        await made.reconcile(node)
+
+    assert [note.policy for note in made.notes("p")] == ["p"]
+    woken.clear()
+    tell(made._view, a_maintenance("wide", deviceClassName="big"))
+
+    assert woken == {"n"}
