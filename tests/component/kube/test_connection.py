@@ -36,7 +36,7 @@ async def test_a_server_whose_authority_is_not_ours_is_not_trusted(api_server: C
 
 
 async def test_credentials_that_the_server_does_not_know_are_called_that(api_server: ControlPlane) -> None:
-    tls = trust((api_server.pki / "ca.crt").read_text())
+    tls = trust(api_server.pki / "ca.crt")
     async with Connection(api_server.server, tls=tls, credentials=FixedToken("invented")) as connection:
         with pytest.raises(Unauthorized, match="does not accept these credentials"):
             await connection.request("GET", "/api/v1/nodes")

@@ -91,7 +91,10 @@ def test_a_pod_without_an_account_is_told_so(mount: Path) -> None:
         connect_in_cluster(ENVIRON, mount=mount)
 
 
-def test_an_authority_that_is_no_certificate_is_named(mount: Path) -> None:
-    (mount / "ca.crt").write_text("nonsense")
-    with pytest.raises(KubeconfigError, match=r"ca\.crt"):
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\xff"])
+def test_a_file_without_an_authority_is_named_and_the_systems_are_not_trusted_instead(
+    mount: Path, content: bytes
+) -> None:
+    (mount / "ca.crt").write_bytes(content)
+    with pytest.raises(KubeconfigError, match=r"certificate authority at .*/ca\.crt \(.*ConfigMap kube-root-ca\.crt"):
         connect_in_cluster(ENVIRON, mount=mount)

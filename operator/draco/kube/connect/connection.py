@@ -315,9 +315,9 @@ class Connection:
 Connect = Callable[[], Awaitable[Connection]]
 
 
-def trust(ca_pem: str | None) -> ssl.SSLContext:
-    """TLS that trusts this CA, or the system's CAs if None. Raises ssl.SSLError."""
-    tls = ssl.create_default_context(cadata=ca_pem)
+def trust(ca: Path | None) -> ssl.SSLContext:
+    """TLS that trusts the CA in this file, or the system's CAs if None. Raises OSError, also for a file without certificates."""
+    tls = ssl.create_default_context(cafile=ca)
     # Newer Pythons reject CAs without a key identifier by default, and many clusters' CAs have none.
     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return tls

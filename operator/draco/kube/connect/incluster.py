@@ -4,7 +4,6 @@ Owns where those files and variables are. Imports no client library: the node ag
 """
 
 import os
-import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,8 +30,11 @@ def connect_in_cluster(environ: Mapping[str, str] = os.environ, *, mount: Path =
     if not token.exists():
         raise KubeconfigError(f"no service account token at {token}: set automountServiceAccountToken on the pod")
     try:
-        tls = trust(ca.read_text())
-    except (OSError, ssl.SSLError) as error:
-        raise KubeconfigError(f"cannot use the cluster's certificate authority at {ca}: {error}") from error
+        tls = trust(ca)
+    except OSError as error:  # includes SSLError
+        raise KubeconfigError(
+            f"cannot read the cluster's certificate authority at {ca} ({error.strerror or error}): look at the ConfigMap "
+            "kube-root-ca.crt in the pod's namespace, which kubelet mounts there"
+        ) from error
     address = f"[{host}]" if ":" in host else host
     return Connection(f"https://{address}:{port}", tls=tls, credentials=TokenFile(token))
