@@ -14,9 +14,9 @@ from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
 from draco.kube.connect import authentication
-from draco.kube.connect.connection import environment_proxy
+from draco.kube.connect.connection import Connection, environment_proxy
 from draco.kube.connect.kubeconfig import connect
-from draco.kube.errors import KubeconfigError
+from draco.kube.errors import KubeconfigError, Unreachable
 from draco_local.cluster.pki import Authority
 
 
@@ -355,6 +355,35 @@ async def test_a_certificate_of_a_plugin_is_shown_and_exchanged_after_a_refusal(
             issue("second")
             await connection._credentials.renew("")
             assert b"second" in await connection.request("GET", "/")
+
+
+async def test_a_certificate_is_checked_for_the_tls_server_name(tmp_path: Path) -> None:
+    authority = Authority.create("ca")
+    issued = authority.issue("server", hosts=["api.internal"])
+    (tmp_path / "server.pem").write_bytes(issued.certificate + issued.key)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "server.pem")
+
+    async def answer(_: web.BaseRequest) -> web.Response:
+        return web.Response(text="{}")
+
+    server = RawTestServer(answer, scheme="https")
+    await server.start_server(ssl=context)
+    trusted = {"certificate-authority-data": base64.b64encode(authority.certificate).decode()}
+
+    async def connected(cluster: dict[str, str]) -> Connection:
+        address = f"https://127.0.0.1:{server.port}"
+        return await connect(a_kubeconfig(tmp_path / "config", server=address, cluster=trusted | cluster))
+
+    async with server:
+        async with await connected({"tls-server-name": "api.internal"}) as connection:
+            assert await connection.request("GET", "/") == b"{}"
+            async with connection.lend_session() as session, session.get(connection.server) as answered:
+                assert answered.status == 200
+        for other in ({}, {"tls-server-name": "api.elsewhere"}):
+            async with await connected(other) as connection:
+                with pytest.raises(Unreachable, match="is not trusted"):
+                    await connection.request("GET", "/")
 
 
 def test_a_server_on_this_machine_is_reached_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Connects with the credentials of a kubeconfig or pod: kubernetes_asyncio reads them, authenticates, and makes the connections.
+"""Connects with the credentials of a kubeconfig or pod: kubernetes_asyncio reads them and authenticates.
 
 Owns the conversion of the library's configuration into a `Connection`, and the error sentences. All corrections of the library's
 differences from kubectl, or from what Draco promises, are here; docs/design/0002-client-library.md lists them. Only `kubeconfig`
@@ -14,18 +14,16 @@ import ssl
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import aiohttp
 import yaml
 from kubernetes_asyncio.client import Configuration
-from kubernetes_asyncio.client.rest import RESTClientObject
 from kubernetes_asyncio.config import ConfigException, kube_config
 from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
 from kubernetes_asyncio.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
-from draco.kube.connect.connection import MAX_PARALLEL_REQUESTS, Connection, Pools, TokenFile
+from draco.kube.connect.connection import Connection, TokenFile, trust
 from draco.kube.connect.incluster import SERVICE_ACCOUNT
 from draco.kube.errors import KubeconfigError, Unauthorized
 
@@ -40,18 +38,18 @@ _key_files = threading.Lock()
 
 def connect_in_pod(environ: Mapping[str, str] = os.environ, *, mount: Path = SERVICE_ACCOUNT) -> Connection:
     """Connect as the pod's service account. Raises KubeconfigError."""
-    configuration = _configuration()
+    configuration = Configuration()
     token, ca = mount / "token", mount / "ca.crt"
     try:
         InClusterConfigLoader(str(token), str(ca), environ=dict(environ)).load_and_set(configuration)
-        pools = _pools(configuration)
+        tls = trust(configuration.ssl_ca_cert)
     except (ConfigException, OSError) as error:  # includes SSLError
         raise KubeconfigError(
             f"cannot connect as this pod's service account ({_words(error)}): look at {token} and {ca}, and set "
             "automountServiceAccountToken on the pod"
         ) from error
     # The library reads the token once a minute; a refused one must be replaced immediately.
-    return Connection(str(configuration.host), pools=pools, credentials=TokenFile(token))
+    return Connection(str(configuration.host), tls=tls, credentials=TokenFile(token))
 
 
 async def connect_as(paths: Sequence[Path], context: str | None) -> Connection:
@@ -87,10 +85,10 @@ async def connect_as(paths: Sequence[Path], context: str | None) -> Connection:
     # The library would read the file only once, and prefer a token beside it; kubectl does neither.
     unread = ("token", "tokenFile") if token_file else ()
     login = Login(name, _resolved(name, cluster, user, unread), files)
-    pools = await login.connect()
+    tls = await login.connect()
     return Connection(
         str(login.configuration.host),
-        pools=pools,
+        tls=tls,
         credentials=TokenFile(user.folder / str(token_file)) if token_file else login,
         tls_server_name=login.configuration.tls_server_name or "",
         proxy=login.configuration.proxy or "",
@@ -200,20 +198,20 @@ class Login:
     """
 
     def __init__(self, context: str, resolved: dict[str, Any], files: KubeConfigMerger) -> None:
-        self.configuration = _configuration()
+        self.configuration = Configuration()
         self._context = context
         user = resolved["users"][0]["user"]
         self._provided = "exec" in user or "auth-provider" in user
         self._loader: Any = KubeConfigLoader(resolved, context, config_persister=files.save_changes)
-        self._pools: Pools | None = None
+        self._tls: ssl.SSLContext | None = None
         self._checked = 0.0
         self._header = ""
         self._lock = asyncio.Lock()
 
-    async def connect(self) -> Pools:
-        """Obtain credentials for the first time, and create the connection pools. Raises KubeconfigError."""
+    async def connect(self) -> ssl.SSLContext:
+        """Obtain credentials for the first time; return the TLS that shows them. Raises KubeconfigError."""
         try:
-            self._pools = await self._obtain()
+            return await self._obtain()
         except ssl.SSLError as error:
             raise KubeconfigError(
                 f"a certificate or key of context {self._context!r} is not valid PEM: {error}"
@@ -221,7 +219,6 @@ class Login:
         except _FAILURES as error:
             what = "the credential plugin" if self._provided else "the user"
             raise KubeconfigError(f"{what} of context {self._context!r} failed: {_words(error)}") from error
-        return self._pools
 
     async def authorization(self) -> str:
         """The current token, renewed if it is about to expire."""
@@ -251,44 +248,17 @@ class Login:
                 401, "PluginFailed", f"the credential plugin of context {self._context!r} failed: {_words(error)}"
             ) from error
 
-    async def _obtain(self) -> Pools:
+    async def _obtain(self) -> ssl.SSLContext:
         async with _key_files_to_itself(), asyncio.timeout(PLUGIN_TIMEOUT_S):
             # A plugin may return a certificate instead of a token; drop the last one so that a new one is used.
             self._loader.__dict__.pop("cert_file", None)
             await self._loader.load_and_set(self.configuration)
-            pools = self._pools
-            if pools is None:
-                pools = _pools(self.configuration)
-            elif self.configuration.cert_file:
-                for pool in pools:  # requests in flight finish with the old certificate
-                    tls = cast("ssl.SSLContext", pool._ssl)
-                    tls.load_cert_chain(self.configuration.cert_file, self.configuration.key_file)
+            tls = self._tls = self._tls or trust(self.configuration.ssl_ca_cert)
+            if self.configuration.cert_file:  # requests in flight finish with the old certificate
+                tls.load_cert_chain(self.configuration.cert_file, self.configuration.key_file)
         self._checked = asyncio.get_running_loop().time()
         self._header = self.configuration.api_key.get("BearerToken", "")
-        return pools
-
-
-def _configuration() -> Configuration:
-    configuration = Configuration()
-    # Newer Pythons reject CAs without a key identifier by default, and many clusters' CAs have none.
-    configuration.disable_strict_ssl_verification = True
-    return configuration
-
-
-def _pools(configuration: Configuration) -> Pools:
-    """The library's pools without its sessions.
-
-    Those use the environment: ~/.netrc breaks requests with a token, a proxy is used for this machine, and each request waits for
-    two threads.
-    """
-
-    def pool(limit: int) -> aiohttp.TCPConnector:
-        session: aiohttp.ClientSession = RESTClientObject(configuration, maxsize=limit).pool_manager
-        connector = cast("aiohttp.TCPConnector", session.connector)
-        session.detach()
-        return connector
-
-    return Pools(pool(MAX_PARALLEL_REQUESTS), pool(0))
+        return tls
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol, Self
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
@@ -81,21 +81,11 @@ class TokenFile:
                 ) from error
 
 
-class Pools(NamedTuple):
-    """Connection pools that were made and configured elsewhere."""
-
-    requests: aiohttp.TCPConnector
-    """For ordinary requests; limits how many run in parallel."""
-    streams: aiohttp.TCPConnector
-    """For watches, without a limit: a watch holds its connection for minutes and must not block a request."""
-
-
 class Connection:
     """Requests to one API server.
 
-    `server` is the base URL without a trailing slash. TLS comes from `pools`, or from `tls` without pools; None means plain http,
-    which is only for a server on this machine. `proxy` is a URL, or "" for the usual environment variables. `namespace` is the
-    credentials' default namespace.
+    `server` is the base URL without a trailing slash. `tls` None means plain http, which is only for a server on this machine.
+    `proxy` is a URL, or "" for the usual environment variables. `namespace` is the credentials' default namespace.
     """
 
     def __init__(
@@ -103,7 +93,6 @@ class Connection:
         server: str,
         *,
         tls: ssl.SSLContext | None = None,
-        pools: Pools | None = None,
         credentials: Credentials | None = None,
         tls_server_name: str = "",
         proxy: str = "",
@@ -112,12 +101,10 @@ class Connection:
         self.server = server.rstrip("/")
         self.namespace = namespace
         self._tls: ssl.SSLContext | bool = tls if tls is not None else True
-        self._pools = pools
         self._credentials: Credentials = credentials if credentials is not None else NoToken()
         self._tls_server_name = tls_server_name or None
         self._proxy = proxy or environment_proxy(self.server)
-        self._requests: aiohttp.ClientSession | None = None
-        self._streams: aiohttp.ClientSession | None = None
+        self._sessions: dict[int, aiohttp.ClientSession] = {}
         self._closed = False
 
     async def request(
@@ -131,14 +118,13 @@ class Connection:
         timeout_s: float = 30.0,
     ) -> bytes:
         """Send one request and return the response body. `timeout_s` covers everything, including connecting. Raises ApiError."""
-        if self._requests is None:
-            self._requests = self._session(self._pool().requests)
+        session = self._session(MAX_PARALLEL_REQUESTS)
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         headers = {"Content-Type": content_type} if body is not None else {}
         async with (
             self._failures_as_api_errors(timeout_s),
             self._answer(
-                self._requests, method=method, path=path, params=params, body=body, headers=headers, timeout=timeout
+                session, method=method, path=path, params=params, body=body, headers=headers, timeout=timeout
             ) as response,
         ):
             return await response.read()
@@ -152,13 +138,12 @@ class Connection:
         Ends normally if the server ends the stream between two lines. Raises Unreachable if it is cut inside a line, if the
         connection is lost, or if nothing arrives for `idle_timeout_s`; other ApiErrors for an error response.
         """
-        if self._streams is None:
-            self._streams = self._session(self._pool().streams)
+        session = self._session(0)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=idle_timeout_s)
         async with (
             self._failures_as_api_errors(idle_timeout_s),
             self._answer(
-                self._streams, method="GET", path=path, params=params, body=None, headers={}, timeout=timeout
+                session, method="GET", path=path, params=params, body=None, headers={}, timeout=timeout
             ) as response,
         ):
             yield self._split(response)
@@ -181,7 +166,7 @@ class Connection:
             return response
 
         return aiohttp.ClientSession(
-            connector=self._pool().streams,
+            connector=self._session(0).connector,
             connector_owner=False,
             headers={"User-Agent": f"draco/{__version__}"},
             middlewares=(*middlewares, authorize),
@@ -191,11 +176,8 @@ class Connection:
     async def close(self) -> None:
         """Close all connections. Requests in flight fail."""
         self._closed = True
-        for session in (self._requests, self._streams):
-            if session is not None:
-                await session.close()
-        for pool in self._pools or ():
-            await pool.close()
+        for session in self._sessions.values():
+            await session.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -203,24 +185,22 @@ class Connection:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _pool(self) -> Pools:
+    def _session(self, limit: int) -> aiohttp.ClientSession:
+        """The session with this limit of connections; 0 for none: a watch holds one for minutes and must not block requests."""
         if self._closed:
             raise Unreachable(f"the connection to {self.server} is closed")
-        if self._pools is None:
-            self._pools = Pools(
-                aiohttp.TCPConnector(ssl=self._tls, limit=MAX_PARALLEL_REQUESTS),
-                aiohttp.TCPConnector(ssl=self._tls, limit=0),
+        if limit not in self._sessions:
+            headers = {
+                "Accept": "application/json",
+                # Inside a cluster bandwidth is cheaper than gzip, for the server as well.
+                "Accept-Encoding": "identity",
+                "User-Agent": f"draco/{__version__}",
+            }
+            connector = aiohttp.TCPConnector(ssl=self._tls, limit=limit)
+            self._sessions[limit] = aiohttp.ClientSession(
+                connector=connector, headers=headers, read_bufsize=_CHUNK_BYTES
             )
-        return self._pools
-
-    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        headers = {
-            "Accept": "application/json",
-            # Inside a cluster bandwidth is cheaper than gzip, for the server as well.
-            "Accept-Encoding": "identity",
-            "User-Agent": f"draco/{__version__}",
-        }
-        return aiohttp.ClientSession(connector=connector, headers=headers, read_bufsize=_CHUNK_BYTES)
+        return self._sessions[limit]
 
     @asynccontextmanager
     async def _answer(
@@ -315,7 +295,7 @@ class Connection:
 Connect = Callable[[], Awaitable[Connection]]
 
 
-def trust(ca: Path | None) -> ssl.SSLContext:
+def trust(ca: Path | str | None) -> ssl.SSLContext:
     """TLS that trusts the CA in this file, or the system's CAs if None. Raises OSError, also for a file without certificates."""
     tls = ssl.create_default_context(cafile=ca)
     # Newer Pythons reject CAs without a key identifier by default, and many clusters' CAs have none.
