@@ -137,7 +137,7 @@ async def test_lists_are_limited_by_namespace_and_selectors(client: Client, name
 async def test_a_list_longer_than_a_page_is_whole_even_when_its_token_expires(
     client: Client, through: Client, proxy: FaultProxy, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draco.kube.connect.client.PAGE_SIZE", 4)
+    monkeypatch.setattr("draco.kube.connect.client.PAGE_SIZE", 1)  # then 4, then the rest
     for number in range(10):
         await client.create(CONFIG_MAPS, a_config_map(namespace, f"cm-{number}"))
     selector = "metadata.name!=kube-root-ca.crt"

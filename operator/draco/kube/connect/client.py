@@ -4,9 +4,10 @@ Owns encoding, decoding, paths and parameters of get, list, create, apply, patch
 does) and retries nothing (`retry` does).
 """
 
+import asyncio
 import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from functools import cache
 from typing import Any, Generic, Self, TypeVar
 
@@ -22,6 +23,10 @@ from draco.resources.kinds import Kind
 T = TypeVar("T")
 
 PAGE_SIZE = 500
+PAGE_BYTES = 4 * 1024**2
+"""Target page size: larger pages cost memory, smaller ones round trips."""
+_TURNS_TO_SEND = 5
+"""Event loop turns until a request on an open connection has reached the kernel; affects only speed."""
 REQUEST_TIMEOUT_S = 30.0
 
 Body = msgspec.Struct | Mapping[str, Any]
@@ -47,13 +52,10 @@ class Undecodable(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, Generic[T]):
-    """One page of a collection. `continue_token` is "" on the last one."""
+    """One page of a collection."""
 
     items: list[T]
     resource_version: str
-    continue_token: str
-    size: int
-    """Size of the response in bytes."""
     undecodable: list[Undecodable] = []
 
 
@@ -97,59 +99,63 @@ class Client:
         """Read a whole collection in pages, as a snapshot. Raises msgspec.ValidationError for an object that does not fit."""
         params = selectors(label_selector, field_selector)
         items: list[T] = []
-        token = ""
-        while True:
+        for limit in (PAGE_SIZE, 0):
             try:
-                page = await self.list_page(
-                    kind, namespace=namespace, params=params, limit=PAGE_SIZE, continue_token=token
-                )
+                async with aclosing(self.pages(kind, namespace=namespace, params=params, limit=limit)) as pages:
+                    async for page in pages:
+                        if page.undecodable:
+                            first = page.undecodable[0]
+                            raise msgspec.ValidationError(f"{kind.kind} {first.key}: {first.error}")
+                        items += page.items
+                break
             except Expired:
-                if not token:
+                if not items:
                     raise
-                # The token's snapshot is gone (compaction during a slow list): read everything in one response.
+                # The snapshot is gone (compaction during a slow list): read everything in one response.
                 items.clear()
-                page = await self.list_page(kind, namespace=namespace, params=params)
-            if page.undecodable:
-                first = page.undecodable[0]
-                raise msgspec.ValidationError(f"{kind.kind} {first.key}: {first.error}")
-            items += page.items
-            token = page.continue_token
-            if not token:
-                return items
+        return items
 
     async def list_page(
+        self, kind: Kind[T], *, namespace: str = "", params: Mapping[str, str] | None = None
+    ) -> Page[T]:
+        """Read a whole collection in one response. Objects that do not fit their struct are set apart."""
+        [page] = [each async for each in self.pages(kind, namespace=namespace, params=params)]
+        return page
+
+    async def pages(
         self,
         kind: Kind[T],
         *,
         namespace: str = "",
         params: Mapping[str, str] | None = None,
         limit: int = 0,
-        continue_token: str = "",
         timeout_s: float = 60.0,
-    ) -> Page[T]:
-        """Read one page (everything if `limit` is 0). Objects that do not fit their struct are set apart."""
-        answer = await self.fetch_page(
-            kind, namespace=namespace, params=params, limit=limit, continue_token=continue_token, timeout_s=timeout_s
-        )
-        return decode_page(kind, answer)
+    ) -> AsyncGenerator[Page[T], None]:
+        """Read a snapshot of a collection in pages, the first of `limit` objects (0: all). Raises ApiError (Expired if slow)."""
 
-    async def fetch_page(
-        self,
-        kind: Kind[Any],
-        *,
-        namespace: str = "",
-        params: Mapping[str, str] | None = None,
-        limit: int = 0,
-        continue_token: str = "",
-        timeout_s: float = 60.0,
-    ) -> bytes:
-        """Fetch one page undecoded, for `decode_page` and `token_of`."""
-        query = dict(params or {})
-        if limit:
-            query["limit"] = str(limit)
-        if continue_token:
-            query["continue"] = continue_token
-        return await self.connection.request("GET", kind.path(namespace=namespace), params=query, timeout_s=timeout_s)
+        def fetch(token: str) -> asyncio.Task[bytes]:
+            paging = {"limit": str(limit or ""), "continue": token}
+            query = {**(params or {}), **{name: value for name, value in paging.items() if value}}
+            path = kind.path(namespace=namespace)
+            return asyncio.create_task(self.connection.request("GET", path, params=query, timeout_s=timeout_s))
+
+        following: asyncio.Task[bytes] | None = fetch("")
+        try:
+            while following:
+                answer = await following
+                following = None
+                if limit and (token := token_of(answer)):
+                    # Claims are small and slices are not: choose a limit that gives pages of about the target size.
+                    limit = max(1, min(4 * limit, limit * PAGE_BYTES // max(1, len(answer))))
+                    # The server prepares the next page while this one is decoded, if it has the request by then.
+                    following = fetch(token)
+                    for _ in range(_TURNS_TO_SEND):
+                        await asyncio.sleep(0)
+                yield decode_page(kind, answer)
+        finally:
+            if following:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
 
     async def create(self, kind: Kind[T], obj: Body, *, timeout_s: float = REQUEST_TIMEOUT_S) -> T:
         """Create an object and return it as stored. Raises AlreadyExists, or another ApiError."""
@@ -334,7 +340,7 @@ def decode_page(kind: Kind[T], answer: bytes) -> Page[T]:
                 items.append(decode(kind, one))
             except msgspec.ValidationError as error:
                 undecodable.append(identify(one, str(error)))
-    return Page(items, metadata.resource_version, metadata.continue_, len(answer), undecodable)
+    return Page(items, metadata.resource_version, undecodable)
 
 
 def identify(raw: bytes | msgspec.Raw, error: str) -> Undecodable:

@@ -4,13 +4,13 @@ Owns the wire side of following a collection: pages, streaming lists, watch even
 invalidate the known version. Keeps no objects and never retries: `informer` does.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import Generic, TypeVar
 
 import msgspec
 
-from draco.kube.connect.client import PAGE_SIZE, Client, Undecodable, decode, decode_page, identify, token_of
+from draco.kube.connect.client import PAGE_SIZE, Client, Undecodable, decode, identify
 from draco.kube.errors import ApiError, ApiStatus, Expired, TooManyRequests, from_status
 from draco.kube.watch.store import ApiObject
 from draco.resources.api.foreign import read
@@ -19,10 +19,6 @@ from draco.resources.kinds import Kind
 
 T = TypeVar("T", bound=ApiObject)
 
-PAGE_BYTES = 4 * 1024**2
-"""Target page size: larger pages cost memory, smaller ones round trips."""
-_TURNS_TO_SEND = 5
-"""Event loop turns until a request on an open connection has reached the kernel; affects only speed."""
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 
@@ -97,39 +93,16 @@ async def list_all(
     keep: Callable[[T], T] = lambda obj: obj,
 ) -> ListedCollection[T]:
     """Read the collection in pages, the first of `page_size`, each object through `keep`. Raises ApiError (Expired if slow)."""
-    objects: dict[ObjectKey, T] = {}
-    undecodable: list[Undecodable] = []
-    version, limit = "", page_size
-
-    def fetch(token: str) -> asyncio.Task[bytes]:
-        return asyncio.create_task(
-            client.fetch_page(
-                kind, namespace=namespace, params=params, limit=limit, continue_token=token, timeout_s=timeout_s
-            )
-        )
-
-    following: asyncio.Task[bytes] | None = fetch("")
-    try:
-        while following:
-            answer = await following
-            following = None
-            if token := token_of(answer):
-                # Claims are small and slices are not: choose a limit that gives pages of about the target size.
-                limit = max(1, min(4 * limit, limit * PAGE_BYTES // max(1, len(answer))))
-                # The server prepares the next page while this one is decoded, if it has the request by then.
-                following = fetch(token)
-                for _ in range(_TURNS_TO_SEND):
-                    await asyncio.sleep(0)
-            page = decode_page(kind, answer)
+    listed: ListedCollection[T] = ListedCollection({}, "", [])
+    async with aclosing(
+        client.pages(kind, namespace=namespace, params=params, limit=page_size, timeout_s=timeout_s)
+    ) as pages:
+        async for page in pages:
             # Every page carries the version of the first: together they are one snapshot.
-            version = version or page.resource_version
-            objects.update((obj.metadata.key, keep(obj)) for obj in page.items)
-            undecodable += page.undecodable
-    finally:
-        if following:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-    return ListedCollection(objects, version, undecodable)
+            listed.version = listed.version or page.resource_version
+            listed.objects.update((obj.metadata.key, keep(obj)) for obj in page.items)
+            listed.undecodable += page.undecodable
+    return listed
 
 
 async def watch(
