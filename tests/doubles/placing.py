@@ -1,10 +1,10 @@
-"""Fleets to place claims in, whose shares of devices are numbered."""
+"""Placers whose shares of devices are numbered."""
 
 from itertools import count
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.placing.search.what_if import PlacedFleet
+from draco.placing.search.best import BestPlacer
 
 
-def a_placed_fleet(fleet: Fleet) -> PlacedFleet:
-    return PlacedFleet(fleet, share_ids=map(str, count()))
+def a_placer(fleet: Fleet) -> BestPlacer:
+    return BestPlacer(fleet, share_ids=map(str, count()))

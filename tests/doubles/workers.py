@@ -10,7 +10,7 @@ from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import Answer, Question, SkippedObject
 from draco.controller.workers.places import Answered, ReadQuestion
 from draco.controller.workers.pool import Workers
-from tests.doubles.placing import a_placed_fleet
+from tests.doubles.placing import a_placer
 
 
 def told_fleet(followed: FollowedFleet, left_out: Callable[[SkippedObject], None] | None = None) -> FleetFeed:
@@ -74,7 +74,7 @@ class PromptWorkers(UnaskedWorkers):
 
     def _answered(self, question: Question) -> Answered:
         self.asked.append(question)
-        found = self.instead(question) or answer(a_placed_fleet(fleet_of(self._view)), question)
+        found = self.instead(question) or answer(a_placer(fleet_of(self._view)), question)
         return Answered(found, self._view.followed.version, self.cpu_s)
 
     async def ask_within(

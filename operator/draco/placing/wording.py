@@ -10,8 +10,7 @@ from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.placement import nodes_for
 from draco.placing.groups.gang_search import best_together
 from draco.placing.groups.group import allocated
-from draco.placing.search.best import BestPlacement
-from draco.placing.search.what_if import PlacedFleet
+from draco.placing.search.best import BestPlacement, BestPlacer
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.errors import DracoError
@@ -34,12 +33,12 @@ def placement_lines(
     others = [claim for claim in claims if claim.status.allocation is None and claim not in concerned]
     bare = [allocated(claim, None) for claim in concerned]
     try:
-        with PlacedFleet(fleet, share_ids=repeat("")).as_if(spread=spread) as placer:
+        with BestPlacer(fleet, share_ids=repeat("")).as_if(spread=spread) as placer:
             for claim in bare:
                 placer.put(claim)
             nodes = reaching(beside, nodes_for(fleet, pod).open)
             searched = [as_searched(claim) for claim in bare]
-            found = best_together(fleet, placer, searched, nodes, beside=beside, others=others).place
+            found = best_together(placer, searched, nodes, beside=beside, others=others).place
     except DracoError:
         return []
     if found is None:

@@ -10,11 +10,11 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.placing.groups.group import allocated
 from draco.placing.search import best, node_search
-from draco.placing.search.what_if import PlacedFleet
+from draco.placing.search.best import BestPlacer
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.names import PoolKey
-from tests.doubles.placing import a_placed_fleet
+from tests.doubles.placing import a_placer
 from tests.unit.allocation.worlds import a_world, put
 
 
@@ -23,17 +23,17 @@ def renamed(claim: ResourceClaim, name: str) -> ResourceClaim:
 
 
 def found(
-    placed: PlacedFleet, claims: Sequence[ResourceClaim], called: str = "", spread: Collection[PoolKey] = ()
+    placer: BestPlacer, claims: Sequence[ResourceClaim], called: str = "", spread: Collection[PoolKey] = ()
 ) -> str:
     """Where the claims would go, or "nowhere"; and where again after that, for them or for claims with the name `called`."""
     try:
-        with placed.as_if(spread=spread) as placer:
-            chosen = placer.best(claims, placed.fleet.nodes)
+        with placer.as_if(spread=spread):
+            chosen = placer.best(claims, placer.fleet.nodes)
             if chosen is None:
                 return "nowhere"
             for claim, result in zip(claims, chosen.results, strict=True):
                 placer.put(allocated(renamed(claim, called + claim.metadata.name), result))
-            again = placer.best(claims, placed.fleet.nodes)
+            again = placer.best(claims, placer.fleet.nodes)
             return f"{chosen}; {chosen.runner_up}; then {again}"
     except AllocationError as error:
         return str(error)
@@ -55,34 +55,34 @@ def test_whatever_claims_come_and_go_in_between_the_kept_placer_finds_what_a_new
         claims = {str(each.metadata.key): each for each in known if isinstance(each, ResourceClaim)}
         wanted = [claims[name] for name in asked]
         holding = [each for each in claims.values() if each.status.allocation is not None]
-        placed = a_placed_fleet(fleet)
+        placer = a_placer(fleet)
         for turn in range(12):
             question = wanted if chance.random() < 0.6 else wanted[: chance.randint(1, len(wanted))]
             called, spread = (
                 chance.choice(("", "another-")),
                 chance.choice(([], [each.key for each in fleet.inventory.pools])),
             )
-            kept = found(placed, question, called, spread)
-            assert kept == found(a_placed_fleet(fleet), question, called, spread), (seed, turn)
+            kept = found(placer, question, called, spread)
+            assert kept == found(a_placer(fleet), question, called, spread), (seed, turn)
             if holding and chance.random() < 0.3:
                 gone = holding.pop(chance.randrange(len(holding)))
-                placed.remove_claim(gone.metadata.key)
+                placer.remove(gone.metadata.key)
                 continue
             try:
-                with placed.as_if() as placer:
+                with placer.as_if():
                     chosen = placer.best(question, fleet.nodes)
             except AllocationError:
                 continue
             for claim, result in zip(question, chosen.results if chosen else [], strict=False):
                 holding.append(allocated(renamed(claim, f"{claim.metadata.name}-{turn}"), result))
-                placed.put_claim(holding[-1])
+                placer.put(holding[-1])
                 moves += 1
     assert moves >= len(seeds)
 
 
 def test_a_claim_that_nobody_knows_may_be_forgotten() -> None:
-    placed = a_placed_fleet(Fleet())
-    placed.remove_claim(ObjectKey("default", "nobodys"))
-    with placed.as_if():
+    placer = a_placer(Fleet())
+    placer.remove(ObjectKey("default", "nobodys"))
+    with placer.as_if():
         pass
-    placed.remove_claim(ObjectKey("default", "nobodys"))
+    placer.remove(ObjectKey("default", "nobodys"))

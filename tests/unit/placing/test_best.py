@@ -20,19 +20,16 @@ from draco.placing.groups.group import allocated
 from draco.placing.scoring.gpu_room import PublishedGpus
 from draco.placing.scoring.judging import NodeJudge
 from draco.placing.scoring.score import PlacementScore
-from draco.placing.search.best import BestPlacement, BestPlacer
+from draco.placing.search.best import BestPlacement
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import PlacementStrategy
 from draco.resources.names import PoolKey
+from tests.doubles.placing import a_placer
 from tests.unit.allocation.worlds import a_world, put
 
 MANY = 2_000
 """More sets of devices than this, and a world is skipped."""
-
-
-def a_placer(fleet: Fleet, *spread: PoolKey) -> BestPlacer:
-    return BestPlacer(fleet, share_ids=map(str, count()), spread=spread)
 
 
 STEPS = 20_000

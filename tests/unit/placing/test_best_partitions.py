@@ -1,7 +1,6 @@
 """Partitions placed by what is published, compared with the planner's choice."""
 
 import random
-from itertools import count
 
 import pytest
 
@@ -9,9 +8,9 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.mig.board import Placement
 from draco.mig.geometry import BoardPool, State, geometry
 from draco.placing.groups.group import allocated
-from draco.placing.search.best import BestPlacer
 from draco.resources.names import PoolKey, read_partition_name
 from tests.builders import a_node
+from tests.doubles.placing import a_placer
 from tests.mig_claims import H100, MIG_CLASS, a_mig_claim, a_mig_pool
 
 SPACE = geometry(H100)
@@ -28,7 +27,7 @@ def a_fleet() -> Fleet:
 def test_a_partition_goes_where_the_planner_would_put_it(seed: int) -> None:
     chance = random.Random(seed)
     fleet = a_fleet()
-    placer = BestPlacer(fleet, share_ids=map(str, count()))
+    placer = a_placer(fleet)
     states: list[State] = [SPACE.empty] * (NODES * GPUS)
     there = []
     for number in range(60):
@@ -59,14 +58,11 @@ def test_claims_are_spread_over_nodes_where_a_policy_says_so() -> None:
     fleet = a_fleet()
     spread = [PoolKey("gpu.nvidia.com", f"node-{number}") for number in range(NODES)]
     for pools, nodes in (([], ["node-0", "node-0"]), (spread, ["node-0", "node-1"])):
-        placer = BestPlacer(fleet, share_ids=map(str, count()), spread=pools)
-        claims = [a_mig_claim(f"claim-{number}", "7g.80gb") for number in range(2)]
         found = []
-        for claim in claims:
-            best = placer.best([claim], fleet.nodes)
-            assert best is not None
-            found.append(best.node)
-            placer.put(allocated(claim, best.results[0]))
+        with a_placer(fleet).as_if(spread=pools) as placer:
+            for claim in (a_mig_claim(f"claim-{number}", "7g.80gb") for number in range(2)):
+                best = placer.best([claim], fleet.nodes)
+                assert best is not None
+                found.append(best.node)
+                placer.put(allocated(claim, best.results[0]))
         assert found == nodes
-        for claim in claims:
-            fleet.put_claim(claim)

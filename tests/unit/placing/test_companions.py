@@ -8,7 +8,7 @@ from draco.placing.groups.place import place
 from draco.resources.api.slices import Device, DeviceAttribute, ResourceSlice
 from draco.resources.names import STANDARD_PCIE_ROOT
 from tests.builders import a_claim, a_device_class, a_node, a_pod, a_slice
-from tests.doubles.placing import a_placed_fleet
+from tests.doubles.placing import a_placer
 from tests.unit.placing.test_place import CLASS, ours
 
 NICS = "nic.example.com"
@@ -53,7 +53,7 @@ def sender(name: str) -> GroupMember:
 def places(fleet: Fleet, *groups: ClaimGroup) -> list[Where]:
     return [
         [f"{each.pool}/{each.device}" for results in found.results for one in results for each in one.devices.results]
-        for found in place(a_placed_fleet(fleet), groups, [])
+        for found in place(a_placer(fleet), groups, [])
     ]
 
 
@@ -76,18 +76,18 @@ def test_pods_that_are_placed_together_do_not_count_on_the_same_card() -> None:
 def test_a_group_of_which_one_finds_no_card_gets_nothing_and_what_was_foreseen_for_it_is_free_again() -> None:
     fleet = a_fleet(cards("node-0", ROOTS[2]))
     group = ClaimGroup([sender("a"), sender("b")], 2, name="PodGroup default/train")
-    (whole, alone) = place(a_placed_fleet(fleet), [group, ClaimGroup([sender("c")])], [])
+    (whole, alone) = place(a_placer(fleet), [group, ClaimGroup([sender("c")])], [])
     assert whole.results == []
     assert whole.why_not.endswith(
         "No node with Draco's devices also has devices for default/b-card, which kube-scheduler allocates."
     )
     assert not whole.is_hopeless
     assert [each.device for one in alone.results[0] for each in one.devices.results] == ["gpu-2"]
-    assert place(a_placed_fleet(fleet), [ClaimGroup([sender("c")])], [])[0].results
+    assert place(a_placer(fleet), [ClaimGroup([sender("c")])], [])[0].results
 
 
 def test_the_card_that_is_missing_is_named() -> None:
-    (found,) = place(a_placed_fleet(a_fleet()), [ClaimGroup([sender("a")])], [])
+    (found,) = place(a_placer(a_fleet()), [ClaimGroup([sender("a")])], [])
     assert (found.results, found.why_not) == (
         [],
         "No node with Draco's devices also has devices for default/a-card, which kube-scheduler allocates.",
@@ -96,7 +96,7 @@ def test_the_card_that_is_missing_is_named() -> None:
 
 def test_a_card_of_no_known_class_is_said() -> None:
     member = msgspec.structs.replace(sender("a"), others=[a_claim("card", device_class="typo.example.com")])
-    (found,) = place(a_placed_fleet(a_fleet()), [ClaimGroup([member])], [])
+    (found,) = place(a_placer(a_fleet()), [ClaimGroup([member])], [])
     assert found.results == []
     assert "typo.example.com" in found.why_not
 

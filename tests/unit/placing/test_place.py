@@ -12,7 +12,7 @@ from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import PoolKey
 from tests.builders import a_claim, a_device_class, a_node, a_pod, a_slice
-from tests.doubles.placing import a_placed_fleet
+from tests.doubles.placing import a_placer
 
 CLASS = "gpu.draco.dev"
 TAINT = DeviceTaint(key="draco.dev/operator-allocated", effect="NoSchedule")
@@ -47,7 +47,7 @@ def devices(fleet: Fleet, *groups: ClaimGroup, held: tuple[ResourceClaim, ...] =
             for result in results
             for each in result.devices.results
         ]
-        for placement in place(a_placed_fleet(fleet), groups, held)
+        for placement in place(a_placer(fleet), groups, held)
     ]
 
 
@@ -61,7 +61,7 @@ def test_each_group_gets_what_those_before_it_have_left_and_only_what_is_dracos(
     assert found == [["node-0/gpu-0"], ["node-1/gpu-0"], []]
     for number, searched in enumerate(("(1 node searched)", "(2 nodes searched)"), start=1):
         groups = [group(name) for name in "abc"[: number + 1]]
-        placed = place(a_placed_fleet(a_fleet(nodes=number)), groups, [])
+        placed = place(a_placer(a_fleet(nodes=number)), groups, [])
         assert placed[number].why_not.endswith(f"for it {searched}.")
 
 
@@ -89,7 +89,7 @@ def test_a_group_without_a_place_is_counted_in_what_it_has_pods_or_claims_of_a_r
         [GroupMember([each], [a_pod(each.metadata.name)]) for each in claims], 3, name="PodGroup train"
     )
     reserved = ClaimGroup([GroupMember([each]) for each in claims], 3, name="DeviceReservation night")
-    whys = [each.why_not for each in place(a_placed_fleet(a_fleet()), [of_pods, reserved], [])]
+    whys = [each.why_not for each in place(a_placer(a_fleet()), [of_pods, reserved], [])]
     assert whys == [
         f"{name} needs devices for 3 {noun} at once; even if nobody else had any, only 2 of 3 get some, on 2 nodes that they "
         "may use."
@@ -100,7 +100,7 @@ def test_a_group_without_a_place_is_counted_in_what_it_has_pods_or_claims_of_a_r
 @pytest.mark.parametrize(("nodes", "said"), [(1, "1 of 3 gets some, on 1 node"), (2, "2 of 3 get some, on 2 nodes")])
 def test_what_a_group_would_get_agrees_with_its_number(nodes: int, said: str) -> None:
     members = [GroupMember([a_claim(name, device_class=CLASS)]) for name in "abc"]
-    (found,) = place(a_placed_fleet(a_fleet(nodes=nodes)), [ClaimGroup(members, 3, name="PodGroup train")], [])
+    (found,) = place(a_placer(a_fleet(nodes=nodes)), [ClaimGroup(members, 3, name="PodGroup train")], [])
     assert said in found.why_not
 
 
@@ -116,7 +116,7 @@ def test_claims_of_a_member_are_on_one_node_or_nowhere() -> None:
 def test_a_class_that_is_gone_is_said() -> None:
     fleet = a_fleet()
     fleet.remove_class(CLASS)
-    (placement,) = place(a_placed_fleet(fleet), [group("a")], [])
+    (placement,) = place(a_placer(fleet), [group("a")], [])
     assert "could not retrieve device class gpu.draco.dev" in placement.why_not
 
 
@@ -146,5 +146,5 @@ def test_nodes_are_filled_one_after_the_other_unless_their_policy_spreads_claims
     groups = [group("a"), group("b")]
     pools = [PoolKey("gpu.nvidia.com", name) for name in ("node-0", "node-1")]
     assert devices(fleet, *groups) == [["node-0/gpu-0"], ["node-0/gpu-1"]]
-    spread = place(a_placed_fleet(fleet), groups, [], spread=pools)
+    spread = place(a_placer(fleet), groups, [], spread=pools)
     assert {each.devices.results[0].pool for found in spread for (each,) in found.results} == {"node-0", "node-1"}

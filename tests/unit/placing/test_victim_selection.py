@@ -17,7 +17,7 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import DeviceAttribute
 from tests.builders import a_claim, a_device_class, a_node, a_slice
-from tests.doubles.placing import a_placed_fleet
+from tests.doubles.placing import a_placer
 from tests.mig_claims import MIG_CLASS, a_mig_claim, a_mig_pool
 from tests.unit.placing.test_place import CLASS, ours
 
@@ -71,7 +71,7 @@ def room(
     wanted = PreemptionInput(
         group, priority, [key(each) for each in leaving], list(victims), [(key(name), n) for name, n in allowed.items()]
     )
-    return plan_preemption(a_placed_fleet(fleet), wanted, [])
+    return plan_preemption(a_placer(fleet), wanted, [])
 
 
 def leave(found: PreemptionPlan | None, *victims: Victim) -> set[str] | None:
@@ -201,7 +201,7 @@ def test_the_laws_of_room(crowd: tuple[dict[str, list[str]], list[Victim]], coun
     def fits(gone: set[int]) -> bool:
         claims = {claim.name for number in gone for claim in victims[number].claims}
         fleet = a_fleet({name: on for name, on in holders.items() if name not in claims}, gpus=3, nodes=3)
-        return bool(place(a_placed_fleet(fleet), [group], [])[0].results)
+        return bool(place(a_placer(fleet), [group], [])[0].results)
 
     lower = {number for number, each in enumerate(victims) if each.priority < priority}
     found = room(a_fleet(holders, gpus=3, nodes=3), group, *victims, priority=priority)

@@ -15,7 +15,7 @@ from draco.limits.amounts import Holdings, added, holdings_of
 from draco.limits.rules import LimitCheck, refusal_text, rule_of
 from draco.placing.groups.group import ClaimGroup, GroupMember, allocated
 from draco.placing.groups.place import place
-from draco.placing.search.what_if import PlacedFleet
+from draco.placing.search.best import BestPlacer
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import ResourceSlice
@@ -51,7 +51,7 @@ def _limited(world: World, subject: ExplainSubject) -> str:
     beside = [each for each in subject.claims if each.status.allocation is not None]
     others = [each for each in waiting if each not in mine]
     member = GroupMember(mine, [subject.pod] if subject.pod is not None else [], beside, (), others)
-    (placement,) = place(PlacedFleet(fleet, share_ids=repeat("")), [ClaimGroup([member])], [])
+    (placement,) = place(BestPlacer(fleet, share_ids=repeat("")), [ClaimGroup([member])], [])
     if not placement.results:
         return ""
     planned = [allocated(claim, result) for claim, result in zip(mine, placement.results[0], strict=True)]

@@ -31,7 +31,7 @@ from draco.mig.known_boards import BOARDS, MODELS
 from draco.mig_policy.releases import plan_release
 from draco.placing.groups.place import place
 from draco.placing.preempting.victim_selection import plan_preemption
-from draco.placing.search.what_if import PlacedFleet
+from draco.placing.search.best import BestPlacer
 from draco.resources.api.claims import (
     DeviceClaim,
     DeviceClass,
@@ -70,18 +70,18 @@ class BudgetUsedUp(BaseException):
     """A BaseException, so that no `except Exception` on the way swallows it."""
 
 
-def answer(placed: PlacedFleet, question: messages.Question) -> messages.Answer:
+def answer(placer: BestPlacer, question: messages.Question) -> messages.Answer:
     """The answer, without a budget."""
-    fleet = placed.fleet
+    fleet = placer.fleet
     if isinstance(question, messages.ExplainPending):
         return _why_waiting(fleet, question)
     if isinstance(question, messages.CheckClaim):
         return messages.ClaimProblems(problems_of(fleet, [question.claim], kind=question.kind))
     if isinstance(question, messages.PlaceClaims):
-        return messages.PlacementAnswer(place(placed, question.groups, question.held, spread=question.spread))
+        return messages.PlacementAnswer(place(placer, question.groups, question.held, spread=question.spread))
     if isinstance(question, messages.PlanPreemption):
         return messages.PreemptionAnswer(
-            plan_preemption(placed, question.wanted, question.held, spread=question.spread)
+            plan_preemption(placer, question.wanted, question.held, spread=question.spread)
         )
     return messages.ReleaseAnswer(plan_release(fleet, question.pod, question.claims, dict(question.movable)))
 
@@ -118,13 +118,13 @@ def _unmet(explanation: Explanation, claims: Sequence[ResourceClaim]) -> list[me
 
 
 def answer_within(
-    placed: PlacedFleet, question: messages.Question, cpu_s: float, *, is_last: bool = False
+    placer: BestPlacer, question: messages.Question, cpu_s: float, *, is_last: bool = False
 ) -> messages.Answer:
     """The answer, or why there is none. After OverBudget and OutOfMemory the fleet must not be used again."""
     try:
-        return _limited(lambda: answer(placed, question), cpu_s)
+        return _limited(lambda: answer(placer, question), cpu_s)
     except BudgetUsedUp:
-        return _why_over_budget(placed.fleet, question) if is_last else messages.OverBudget(None, 0)
+        return _why_over_budget(placer.fleet, question) if is_last else messages.OverBudget(None, 0)
     except MemoryError:
         return messages.OutOfMemory()
     except Exception as error:  # noqa: BLE001 - the outermost loop: the operator reports it, and asks another child next time
@@ -172,7 +172,7 @@ class FleetFeed:
 
     def __init__(self, left_out: Callable[[messages.SkippedObject], None]) -> None:
         self.fleet = fleet = Fleet()
-        self.placed = PlacedFleet(fleet, share_ids=(str(uuid4()) for _ in count()))
+        self.placer = BestPlacer(fleet, share_ids=(str(uuid4()) for _ in count()))
         self.version = 0
         self._left_out = left_out
         self._shared = Shared()
@@ -193,7 +193,7 @@ class FleetFeed:
                 fleet.put_class,
                 lambda key: fleet.remove_class(key.name),
             ),
-            CLAIMS.kind: (msgspec.msgpack.Decoder(ResourceClaim), self.placed.put_claim, self.placed.remove_claim),
+            CLAIMS.kind: (msgspec.msgpack.Decoder(ResourceClaim), self.placer.put, self.placer.remove),
         }
 
     def take(self, changes: messages.Changes) -> None:
@@ -201,7 +201,7 @@ class FleetFeed:
         for change in changes.changes:
             decoder, put, remove = self._kinds[change.kind]
             if change.kind != CLAIMS.kind:
-                self.placed.forget()
+                self.placer.forget()
             if not isinstance(change, messages.PutObject):
                 remove(change.key)
                 continue
@@ -243,7 +243,7 @@ def _answers(feed: FleetFeed, asked: messages.AskQuestions) -> Iterator[messages
         if began_s - row_began_s >= asked.cpu_s:
             yield messages.Reply(number, messages.NotReached(), feed.version, 0.0)
             continue
-        answered = answer_within(feed.placed, question, asked.cpu_s, is_last=asked.is_last)
+        answered = answer_within(feed.placer, question, asked.cpu_s, is_last=asked.is_last)
         yield messages.Reply(number, answered, feed.version, time.process_time() - began_s)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from draco.allocation.errors import AllocationError
-from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import unpacked
 from draco.allocation.ownership.claims import as_allocated, as_searched, nodes_of
 from draco.allocation.search.allocate import would_get
@@ -19,8 +18,7 @@ from draco.explanation.findings.placement import nodes_for
 from draco.placing.groups.group import ClaimGroup, GroupMember, allocated
 from draco.placing.groups.topology import SPREAD, domains_of
 from draco.placing.scoring.score import ALONE, RestOfGroup
-from draco.placing.search.best import BestPlacement
-from draco.placing.search.what_if import WhatIfPlacer
+from draco.placing.search.best import BestPlacement, BestPlacer
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
@@ -38,8 +36,7 @@ class PodPlacement(NamedTuple):
 
 
 def best_together(
-    fleet: Fleet,
-    placer: WhatIfPlacer,
+    placer: BestPlacer,
     claims: Sequence[ResourceClaim],
     nodes: Mapping[str, Node],
     *,
@@ -55,7 +52,7 @@ def best_together(
     while found is not None:
         node = left.pop(found.node)
         try:
-            foreseen = would_get(fleet, node, others, max_steps=_MAX_STEPS)
+            foreseen = would_get(placer.fleet, node, others, max_steps=_MAX_STEPS)
         except AllocationError as error:
             foreseen, failure = None, failure or error
         if foreseen is not None:
@@ -96,8 +93,8 @@ class _Asked(NamedTuple):
 class GangSearch:
     """Places one group after another; each placed group counts for the next."""
 
-    def __init__(self, fleet: Fleet, placer: WhatIfPlacer) -> None:
-        self._fleet = fleet
+    def __init__(self, placer: BestPlacer) -> None:
+        self._fleet = placer.fleet
         self._placer = placer
 
     def place(self, group: ClaimGroup) -> GroupFit:
@@ -167,7 +164,6 @@ class GangSearch:
             known = [shared[each.metadata.key] for each in member.others if each.metadata.key in shared]
             others = [each for each in member.others if each.metadata.key not in shared]
             found, foreseen, others_lack = best_together(
-                self._fleet,
                 self._placer,
                 asked[index].claims,
                 reaching(known, nodes) if known else nodes,

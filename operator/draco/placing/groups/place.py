@@ -17,7 +17,7 @@ from draco.allocation.ownership.claims import is_for_operator
 from draco.placing.groups.gang_search import GangSearch, GroupFit
 from draco.placing.groups.group import ClaimGroup, GroupPlacement, allocated, withheld
 from draco.placing.groups.topology import SPREAD
-from draco.placing.search.what_if import PlacedFleet, WhatIfPlacer
+from draco.placing.search.best import BestPlacer
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.errors import DracoError
 from draco.resources.names import DeviceKey, PoolKey, gpu_name
@@ -29,26 +29,26 @@ _NEVER: Final = "even if nobody else had any, only"
 
 
 def place(
-    placed: PlacedFleet,
+    placer: BestPlacer,
     groups: Sequence[ClaimGroup],
     held: Sequence[ResourceClaim],
     *,
     spread: Collection[PoolKey] = (),
 ) -> list[GroupPlacement]:
     """A placement for each group, as if those before it were allocated. The nodes of `spread` are filled evenly."""
-    with placed.as_if(spread=spread) as placer:
+    with placer.as_if(spread=spread):
         for claim in held:
             placer.put(claim)
-        search, placements = GangSearch(placed.fleet, placer), list[GroupPlacement]()
+        search, placements = GangSearch(placer), list[GroupPlacement]()
         for group in groups:
-            placement = _placed(placed, placer, search, group)
+            placement = _placed(placer, search, group)
             if placement.kept:
                 placer.put(withheld(f"{_KEPT}-{len(placements)}", placement.kept))
             placements.append(placement)
     return placements
 
 
-def _placed(placed: PlacedFleet, placer: WhatIfPlacer, search: GangSearch, group: ClaimGroup) -> GroupPlacement:
+def _placed(placer: BestPlacer, search: GangSearch, group: ClaimGroup) -> GroupPlacement:
     try:
         fit = search.place(group)
         if fit.found >= group.needed:
@@ -56,13 +56,13 @@ def _placed(placed: PlacedFleet, placer: WhatIfPlacer, search: GangSearch, group
         if not group.is_overdue and (group.placed or not group.name):
             return GroupPlacement([], _too_few(group, fit, _NOW))
         digest = _digest(group)
-        if not group.is_overdue and digest in placed.possible:
+        if not group.is_overdue and digest in placer.possible:
             return GroupPlacement([], _too_few(group, fit, _NOW))
-        ahead = forecast(placed.fleet, placer, group)
+        ahead = forecast(placer, group)
     except DracoError as error:
         return GroupPlacement([], str(error))
     if ahead.fit.found >= group.needed:
-        placed.possible[digest] = None
+        placer.possible[digest] = None
     elif not group.placed:  # its other members may still release devices
         return GroupPlacement([], _too_few(group, ahead.fit, _NEVER), is_hopeless=True)
     return GroupPlacement([], _too_few(group, fit, _NOW), ahead.kept)
@@ -113,14 +113,14 @@ class Forecast(NamedTuple):
     kept: Sequence[DeviceKey] = ()
 
 
-def forecast(fleet: Fleet, placer: WhatIfPlacer, group: ClaimGroup) -> Forecast:
+def forecast(placer: BestPlacer, group: ClaimGroup) -> Forecast:
     """The place the group finds once other claims have ended: all of them, if it never fits.
 
     For an overdue group as few as possible, so that all free devices count for it. Ignores claims of other allocators.
     """
     members = [msgspec.structs.replace(each, others=()) for each in group.members]
     group = msgspec.structs.replace(group, members=members)
-    search, claims = GangSearch(fleet, placer), _freeable(fleet)
+    search, claims = GangSearch(placer), _freeable(placer.fleet)
     ended = 0
 
     def end(number: int) -> None:
@@ -152,7 +152,7 @@ def forecast(fleet: Fleet, placer: WhatIfPlacer, group: ClaimGroup) -> Forecast:
         fit = fit_without(fewest)
     finally:
         end(0)
-    return Forecast(fit, sorted(_free_of(fleet, fit)))
+    return Forecast(fit, sorted(_free_of(placer.fleet, fit)))
 
 
 def _freeable(fleet: Fleet) -> list[ResourceClaim]:

@@ -11,13 +11,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.handover import GpuPlace
 from draco.placing.groups.gang_search import GangSearch, GroupFit, devices_of
 from draco.placing.groups.group import ClaimGroup, allocated
 from draco.placing.groups.place import own_results
 from draco.placing.preempting.victims import Victim
-from draco.placing.search.what_if import PlacedFleet, WhatIfPlacer
+from draco.placing.search.best import BestPlacer
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
@@ -51,13 +50,13 @@ class PreemptionInput(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def plan_preemption(
-    placed: PlacedFleet, wanted: PreemptionInput, held: Sequence[ResourceClaim], *, spread: Collection[PoolKey] = ()
+    placer: BestPlacer, wanted: PreemptionInput, held: Sequence[ResourceClaim], *, spread: Collection[PoolKey] = ()
 ) -> PreemptionPlan | None:
     """The victims for the group; empty if the leaving claims suffice. None if no eviction helps."""
-    with placed.as_if(spread=spread) as placer:
+    with placer.as_if(spread=spread):
         for claim in held:
             placer.put(claim)
-        search = _VictimSearch(placed.fleet, placer, wanted)
+        search = _VictimSearch(placer, wanted)
         try:
             return search.best()
         except DracoError:
@@ -88,10 +87,11 @@ class _Found(NamedTuple):
 class _VictimSearch:
     """Places one group with changing sets of victims removed."""
 
-    def __init__(self, fleet: Fleet, placer: WhatIfPlacer, wanted: PreemptionInput) -> None:
+    def __init__(self, placer: BestPlacer, wanted: PreemptionInput) -> None:
+        fleet = placer.fleet
         self._placer = placer
         self._group = wanted.group
-        self._search = GangSearch(fleet, placer)
+        self._search = GangSearch(placer)
         self._allowed = dict(wanted.allowed)
         self._victims = {number: each for number, each in enumerate(wanted.victims) if each.priority < wanted.priority}
         self._claims = {

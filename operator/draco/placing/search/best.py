@@ -1,13 +1,15 @@
 """The best place for claims in the whole fleet, among all that `allocate` would accept. Must run in a worker.
 
 Owns the choice of the node, and the cache for claims placed one after another: nodes that are alike are searched once, and again
-only when their use changes. The fleet of a placer must change only through `put` and `remove`.
+only when their use changes. Change the fleet's claims only with `put` and `remove`; call `forget` after any other change.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from contextlib import contextmanager
+from typing import Final, Self
 
 import msgspec
+from cachetools import LRUCache
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
@@ -19,7 +21,7 @@ from draco.placing.search.set_search import Effort
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
-from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.names import PoolKey
 
 MAX_TRIES_IN_ALL: Final = 60_000
 """Per call: when used up, remaining nodes are searched with little effort."""
@@ -27,6 +29,7 @@ _MAX_QUESTIONS: Final = 64
 _KEPT_QUESTIONS: Final = 4
 _MAX_ANSWERS: Final = 4_096
 """Per question: nodes get new kinds as their use changes."""
+_MAX_POSSIBLE: Final = 1024
 
 
 class RunnerUp(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,13 +64,34 @@ class BestPlacement(msgspec.Struct, frozen=True, kw_only=True):
 class BestPlacer:
     """Places claims one after another. Not thread-safe."""
 
-    def __init__(self, fleet: Fleet, *, share_ids: Iterator[str], spread: Collection[PoolKey] = ()) -> None:
-        """`share_ids` gives a new identifier for each share of a device; nodes of the pools in `spread` are filled evenly."""
-        self._fleet = fleet
+    def __init__(self, fleet: Fleet, *, share_ids: Iterator[str]) -> None:
+        """`share_ids` gives a new identifier for each share of a device."""
+        self.fleet = fleet
+        self.possible: LRUCache[bytes, None] = LRUCache(_MAX_POSSIBLE)
+        """Digests of groups that fit once enough of Draco's claims end, for the rest of the fleet as it is."""
         self._share_ids = share_ids
-        self.spread = frozenset(spread)
+        self._spread: frozenset[PoolKey] = frozenset()
         self._gpus = PublishedGpus()
         self._questions: dict[bytes, _Question] = {}
+        self._before: dict[ObjectKey, ResourceClaim | None] | None = None
+        """Within `as_if`: the claims that changed, as they were."""
+
+    @contextmanager
+    def as_if(self, *, spread: Collection[PoolKey] = ()) -> Iterator[Self]:
+        """This placer; all its changes are undone at the end. Nodes of the pools in `spread` are filled evenly."""
+        if self._spread != frozenset(spread):
+            self._spread = frozenset(spread)
+            self._questions.clear()
+        before = self._before = {}
+        try:
+            yield self
+        finally:
+            self._before = None
+            for key, claim in before.items():
+                self._set(key, claim)
+            # A question that is not worth keeping might be answered otherwise by a new search.
+            recent = list(self._questions.items())[-_KEPT_QUESTIONS:]
+            self._questions = {asked: each for asked, each in recent if each.is_worth_keeping}
 
     def best(
         self,
@@ -91,32 +115,38 @@ class BestPlacer:
         if question is None:
             if len(self._questions) >= _MAX_QUESTIONS:
                 self._questions.clear()
-            search = NodeSearch(self._fleet, self._gpus, claims, beside, self.spread)
-            question = _Question(self._fleet, search, self.spread)
+            search = NodeSearch(self.fleet, self._gpus, claims, beside, self._spread)
+            question = _Question(self.fleet, search, self._spread)
         self._questions[asked] = question  # most recently used last
         return question.best(claims, nodes, self._share_ids, rest)
 
     def put(self, claim: ResourceClaim) -> None:
         """Add or replace the claim, allocated or not."""
-        before = self._fleet.state.held_by(claim.metadata.key)
-        self._fleet.put_claim(claim)
-        self._forget(before | self._fleet.state.held_by(claim.metadata.key))
+        self._set(claim.metadata.key, claim)
 
     def remove(self, key: ObjectKey) -> None:
-        """Remove the claim."""
-        before = self._fleet.state.held_by(key)
-        self._fleet.remove_claim(key)
-        self._forget(before)
+        """Remove the claim, if known."""
+        self._set(key, None)
 
-    def tidy(self) -> None:
-        """Keep only the last questions, without those for which a new search may find something else."""
-        recent = list(self._questions.items())[-_KEPT_QUESTIONS:]
-        self._questions = {asked: each for asked, each in recent if each.is_worth_keeping}
+    def forget(self) -> None:
+        """Drop the caches after a change of anything but claims."""
+        self._gpus = PublishedGpus()
+        self._questions.clear()
+        self.possible.clear()
 
-    def _forget(self, devices: Iterable[DeviceKey]) -> None:
+    def _set(self, key: ObjectKey, claim: ResourceClaim | None) -> None:
+        fleet = self.fleet
+        if self._before is not None:
+            self._before.setdefault(key, fleet.claims.get(key))
+        held = fleet.state.held_by(key)
+        if claim is None:
+            fleet.remove_claim(key)
+        else:
+            fleet.put_claim(claim)
         if not self._questions:
             return
-        changed = {self._fleet.inventory.node_of(row) for each in devices for row in self._fleet.inventory.rows(each)}
+        devices = held | fleet.state.held_by(key)
+        changed = {fleet.inventory.node_of(row) for each in devices for row in fleet.inventory.rows(each)}
         for question in self._questions.values() if changed else ():
             question.forget(changed)
 

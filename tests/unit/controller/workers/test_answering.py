@@ -13,7 +13,7 @@ from draco.placing.groups.group import ClaimGroup, GroupMember
 from draco.resources.api.core import Node, Pod, PodSpec, Toleration
 from draco.resources.api.meta import ObjectMeta
 from tests.builders import a_claim, a_device_class, a_node, a_slice
-from tests.doubles.placing import a_placed_fleet
+from tests.doubles.placing import a_placer
 from tests.unit.explanation.clusters import ATTRIBUTES, GPU, a_fleet, asking
 from tests.unit.placing.test_place import ours
 
@@ -42,7 +42,7 @@ def test_where_a_pod_may_go_that_asks_nothing_is_known_before_anybody_asks(monke
 def test_only_names_that_draco_or_the_cluster_knows_are_handed_on_to_be_counted(said: str, told: str) -> None:
     claim = asking(f'{ATTRIBUTES}.productName == "{said}" && {ATTRIBUTES}.profile == "{said}"')
     pod = Pod(metadata=ObjectMeta(name="pod", namespace="default"))
-    answered = answer(a_placed_fleet(a_fleet()), messages.ExplainPending(pod, [claim], "", None))
+    answered = answer(a_placer(a_fleet()), messages.ExplainPending(pod, [claim], "", None))
     assert isinstance(answered, messages.PendingAnswer)
     assert answered.unmet == [messages.UnmetDevices(0, GPU, told, "", 1)]
 
@@ -54,7 +54,7 @@ def test_each_share_of_a_device_has_an_identifier_of_its_own() -> None:
     device = msgspec.structs.replace(ours("gpu-0"), allow_multiple_allocations=True)
     feed.fleet.put_slice(a_slice("node-0", [device]))
     groups = [ClaimGroup([GroupMember([a_claim(name)])]) for name in "ab"]
-    answered = answer(feed.placed, messages.PlaceClaims(groups, []))
+    answered = answer(feed.placer, messages.PlaceClaims(groups, []))
     assert isinstance(answered, messages.PlacementAnswer)
     results = [result for each in answered.placements for result in each.results[0]]
     shares = [UUID(each.share_id) for result in results for each in result.devices.results]

@@ -219,7 +219,7 @@ def test_a_question_after_any_change_is_answered_by_what_has_changed(view: Clust
     def device() -> str:
         """The device that a claim would get, or ""."""
         hand_on(view.followed, feed)
-        (found,) = place(feed.placed, [ClaimGroup([GroupMember([a_claim("asked")])])], [])
+        (found,) = place(feed.placer, [ClaimGroup([GroupMember([a_claim("asked")])])], [])
         return ", ".join(each.device for results in found.results for one in results for each in one.devices.results)
 
     assert device() == "gpu-0"
