@@ -51,8 +51,8 @@ class Fleet:
         """By row: FREE, HELD or SHARED."""
         self.arithmetic = self.inventory.columns.new_marks()
         """By row: the Arithmetic of the device's capacities."""
-        self.limited = self.inventory.columns.new_marks()
-        """By row: 1 if a capacity has a request policy."""
+        self.by_amount = self.inventory.columns.new_marks()
+        """By row: 1 if requested amounts may matter: the device can be shared, or a capacity has a request policy."""
         self._short = self.inventory.columns.new_marks()
         self._uses = 0
         """Number of changes in use."""
@@ -158,7 +158,8 @@ class Fleet:
             return
         for row, device in zip(entry.rows, entry.spec.devices, strict=True):
             self.arithmetic[row] = arithmetic(device)
-            self.limited[row] = any(each.request_policy is not None for each in device.capacity.values())
+            has_policy = any(each.request_policy is not None for each in device.capacity.values())
+            self.by_amount[row] = has_policy or bool(device.allow_multiple_allocations)
             # Its use has not changed, so the device's rows in other slices are marked already.
             self.held[row] = self._use_of(DeviceKey(*published.pool, device.name))
 

@@ -17,6 +17,7 @@ from draco.allocation.search.requests import ExpandedClaim, Request, expand, mat
 from draco.cel.errors import CompileError
 from draco.resources.api.claims import MAX_RESULTS, ExactDeviceRequest, ResourceClaim
 from draco.resources.api.core import Node
+from draco.resources.api.taints import DeviceToleration, TaintIdentity
 
 MANY: Final = 512
 """With more candidate devices than this, nodes are checked one by one, as one of the first will fit."""
@@ -131,25 +132,24 @@ def _look(fleet: Fleet, claims: Sequence[ExpandedClaim]) -> tuple[list[RequestDe
                 scan = fleet.inventory.selectors.scan(selector.cel.expression if selector.cel is not None else "")
                 risky |= selected & scan.failing
                 selected &= scan.selected
-            usable |= selected & fleet.enough & tolerated(fleet, request)
+            usable |= selected & fleet.enough & packed(tolerated(fleet, request.asked.tolerations))
         wanted.append(RequestDemand(unpacked(usable, rows), min(request.count for request in alternatives)))
     return wanted, unpacked(risky, rows) if risky else None
 
 
-def tolerated(fleet: Fleet, request: Request) -> int:
-    """The rows whose taints a request tolerates, packed; all bits if no device has a taint."""
-    if fleet.inventory.taints.empty:
-        return -1
-    combined = combine([fleet.inventory.columns.live, fleet.inventory.taints.numbered()])
-    live = fleet.inventory.columns.live
-    is_tolerated = [
-        not live[row]
-        or all(
-            any(each.tolerates(taint) for each in request.asked.tolerations) for taint in fleet.inventory.taints_of(row)
-        )
-        for row in combined.rows
-    ]
-    return packed(combined.paint(is_tolerated))
+def tolerated(fleet: Fleet, tolerations: Sequence[DeviceToleration], lifted: Collection[TaintIdentity] = ()) -> bytes:
+    """1 for each row without a blocking taint, except taints that the request tolerates and `lifted` ones."""
+    inventory = fleet.inventory
+    combined = combine([inventory.taints.numbered()])
+    return combined.paint(
+        [
+            all(
+                taint.identity in lifted or any(each.tolerates(taint) for each in tolerations)
+                for taint in (inventory.taints_of(row) if inventory.taints.codes[row] else ())
+            )
+            for row in combined.rows
+        ]
+    )
 
 
 def _has(names: Sequence[str], name: str) -> bool:

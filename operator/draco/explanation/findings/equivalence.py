@@ -11,7 +11,6 @@ from typing import Final
 
 import msgspec
 
-from draco.allocation.fleet.columns import SHAREABLE
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.pools import Candidate
 from draco.allocation.fleet.rowwise import Combined, combine, nonzero, number, select
@@ -59,7 +58,7 @@ class EquivalenceClasses:
         ):
             odd = bytes([1]) * columns.rows
         else:
-            odd = _limited_or_shareable(fleet)
+            odd = bytes(fleet.by_amount)
         results = combine([number(each) for each in self.outcomes] or [bytes(columns.rows)])
         matters = results.paint(
             [_EVERY_BIT if any(_matters(each[row]) for each in self.outcomes) else 0 for row in results.rows]
@@ -110,22 +109,6 @@ class EquivalenceClasses:
     def _column(self, attribute: str) -> "array[int] | None":
         domain, slash, name = attribute.partition("/")
         return self._fleet.inventory.columns.peek(AttributePath("attributes", domain, name)) if slash else None
-
-
-def _limited_or_shareable(fleet: Fleet) -> bytes:
-    """1 for each row whose device may be shared or limits what may be requested."""
-    columns = fleet.inventory.columns
-    column = columns.read(SHAREABLE)
-    if column is None:
-        return bytes([1]) * columns.rows
-    combined = combine([number(bytes(fleet.limited), (0, 1)), column.numbered()])
-    devices = [columns.devices[row] for row in combined.rows]
-    return combined.paint(
-        [
-            bool(fleet.limited[row]) or (device is not None and bool(device.allow_multiple_allocations))
-            for row, device in zip(combined.rows, devices, strict=True)
-        ]
-    )
 
 
 def _outcomes(fleet: Fleet, constrained: ConstrainedRequest, size: int) -> bytes:

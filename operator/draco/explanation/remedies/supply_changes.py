@@ -10,6 +10,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.pools import Candidate, Pool, PoolView
 from draco.allocation.fleet.rowwise import select
 from draco.allocation.ownership.claims import is_operators
+from draco.allocation.search.candidates import tolerated
 from draco.explanation.findings.details import consumers_of, taint_seen
 from draco.explanation.findings.placement import PlacementObstacle
 from draco.explanation.model import ChangeKind, NodeReason
@@ -89,13 +90,8 @@ def lifted_taints(trials: Trials) -> Iterator[SuggestedChange]:
 def _lifted(trials: Trials, taints: Sequence[DeviceTaint]) -> Iterator[SuggestedChange]:
     keys = {taint.identity for taint in taints}
     marks = [
-        (
-            request,
-            trials.free(
-                request, request.selection.end, trials.tolerated(request.asked, lambda each: each.identity in keys)
-            ),
-        )
-        for request in trials.requests
+        (each, trials.free(each, each.selection.end, tolerated(trials.fleet, each.asked.tolerations, keys)))
+        for each in trials.requests
     ]
     for node in trials.nodes(marks):
         views = [_without_taints(view, keys) for view in trials.fleet.inventory.views(node)]

@@ -19,13 +19,13 @@ from draco.allocation.fleet.pools import PoolView, SliceState
 from draco.allocation.fleet.rowwise import Combined, combine, number, select
 from draco.allocation.fleet.state import AllocatedState
 from draco.allocation.search.allocate import would_get
+from draco.allocation.search.candidates import tolerated
 from draco.explanation.findings.placement import PodRules, holds, nodes_for
 from draco.explanation.problems.published import PublishedNames
 from draco.explanation.selection import Asked, Selection, alternatives, count, first_rows, least, selection
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import ObjectKey
-from draco.resources.api.taints import DeviceTaint
 
 MAX_TRIES: Final = 150
 """Most searches for one set of claims."""
@@ -88,7 +88,6 @@ class Trials:
         self._bound = [selector for selector in selectors if selector is not None]
         self.unheld: Final = fleet.held.translate(_NOT_HELD)
         self.slice_states: Final = fleet.inventory.slice_states.translate(_CURRENT)
-        self._taints = combine([fleet.inventory.taints.numbered()])
         self.requests: Final = list(self.requests_of(self.claims))
 
     def requests_of(self, claims: Sequence[ResourceClaim]) -> Iterator[RequestCandidates]:
@@ -99,21 +98,8 @@ class Trials:
                     device_class = self.fleet.classes.get(asked.device_class_name)
                     if device_class is not None:
                         chain = selection(self.fleet, claim, device_class, asked)
-                        tolerated = self.tolerated(asked, lambda _: False)
-                        yield RequestCandidates(claim, request.name, name, asked, chain, tolerated)
-
-    def tolerated(self, asked: Asked, lifted: Callable[[DeviceTaint], bool]) -> bytes:
-        """1 for each row whose taints are all tolerated by the request or lifted."""
-
-        def fine(row: int) -> bool:
-            if not self.fleet.inventory.taints.codes[row]:
-                return True
-            return all(
-                lifted(taint) or any(each.tolerates(taint) for each in asked.tolerations)
-                for taint in self.fleet.inventory.taints_of(row)
-            )
-
-        return self._taints.paint([fine(row) for row in self._taints.rows])
+                        fine = tolerated(self.fleet, asked.tolerations)
+                        yield RequestCandidates(claim, request.name, name, asked, chain, fine)
 
     def free(self, request: RequestCandidates, *marks: bytes) -> bytes:
         """1 for each row of a sound pool that has all these marks; rows that claims hold count only for admin access."""

@@ -7,7 +7,7 @@ them, with the same use. A node for which more matters has no kind.
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
-from draco.allocation.fleet.columns import SHAREABLE, attribute_key
+from draco.allocation.fleet.columns import attribute_key
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_rows import SHARED, NodeProfile, likeness
 from draco.allocation.fleet.pools import Candidate, is_device_for
@@ -124,7 +124,7 @@ class NodeKinds:
             return rooms[id(room)]
 
         def alike(candidate: Candidate) -> Hashable:
-            if candidate.device.allow_multiple_allocations or self._fleet.limited[candidate.row]:
+            if self._fleet.by_amount[candidate.row]:
                 return candidate.row
             room = judge.room_of[candidate.row]
             if room.table is None and not room.solid:
@@ -180,23 +180,11 @@ class NodeKinds:
     def _odd_rows(self) -> bytes | None:
         """1 for each row that has no kind: devices shared by capacity, or on which a selector fails."""
         fleet = self._fleet
-        odd = 0
-        rows = fleet.inventory.columns.rows
+        odd = packed(fleet.by_amount) & packed(self._some)
         for each in self._usable:
             if FAILS in each:
                 odd |= packed(each.translate(_IS_FAILS))
-        if 1 in fleet.limited:
-            odd |= packed(fleet.limited) & packed(self._some)
-        column = fleet.inventory.columns.read(SHAREABLE)
-        if column is not None:
-            shareable = combine([column.numbered()])
-            devices = fleet.inventory.columns.devices
-            marks = [
-                (device := devices[row]) is not None and bool(device.allow_multiple_allocations)
-                for row in shareable.rows
-            ]
-            odd |= packed(shareable.paint(marks)) & packed(self._some)
-        return unpacked(odd, rows) if odd else None
+        return unpacked(odd, fleet.inventory.columns.rows) if odd else None
 
     def _constraint_columns(self) -> list[Codes] | None:
         found: list[Codes] = []
@@ -248,5 +236,5 @@ def _usable(fleet: Fleet, request: Request) -> bytes:
             break
         failing |= selected & scan.failing
         selected &= scan.selected
-    usable = selected & tolerated(fleet, request)
+    usable = selected & packed(tolerated(fleet, request.asked.tolerations))
     return unpacked(usable + 2 * failing, rows)
