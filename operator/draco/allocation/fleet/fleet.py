@@ -62,9 +62,6 @@ class Fleet:
         self._drawn: dict[PoolKey, CounterUse] = {}
         self.of_nodes = LRUCache[Hashable, Any](MAX_OF_NODES)
         """Results that depend only on `nodes` and their key; cleared when a node changes."""
-        self._nodeless: set[str] = set()
-        self._moved: set[str] = set()
-        """Nodes added or removed since `nodeless` was computed."""
 
     @classmethod
     def of(
@@ -105,19 +102,11 @@ class Fleet:
         """Finish all incremental work, so that no copy of the fleet repeats it."""
         self._count_changed()
         self.inventory.settle()
-        _ = self.nodeless
 
     @property
     def nodeless(self) -> Sequence[str]:
-        """The sorted names of nodes that do not exist although something is published for them. Updated on access."""
-        names = self.inventory.nodes.names
-        for name in self.inventory.nodes.touched() | self._moved:
-            if name in names and name not in self._nodes and name != OF_NO_NODE:
-                self._nodeless.add(name)
-            else:
-                self._nodeless.discard(name)
-        self._moved.clear()
-        return sorted(self._nodeless)
+        """The sorted names of nodes that do not exist although something is published for them."""
+        return sorted(self.inventory.nodes.names - self._nodes.keys() - {OF_NO_NODE})
 
     @property
     def free(self) -> int:
@@ -183,7 +172,6 @@ class Fleet:
         name = node.metadata.name
         if name not in self._nodes:
             insort(self._node_names, name)
-            self._moved.add(name)
         self.of_nodes.clear()
         self._nodes[name] = node
 
@@ -191,7 +179,6 @@ class Fleet:
         """Remove a node, if known."""
         if self._nodes.pop(name, None) is not None:
             del self._node_names[bisect_left(self._node_names, name)]
-            self._moved.add(name)
             self.of_nodes.clear()
 
     def put_class(self, device_class: DeviceClass) -> None:

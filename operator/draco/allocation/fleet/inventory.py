@@ -3,7 +3,6 @@
 An update costs only what it affects: a slice its own devices, a rule the pools it names. Does not know claims.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -11,7 +10,7 @@ import msgspec
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.columns import Columns
-from draco.allocation.fleet.node_rows import NodeRows
+from draco.allocation.fleet.node_rows import SHARED, NodeRows
 from draco.allocation.fleet.node_selection import selects
 from draco.allocation.fleet.pools import Pool, PoolView, SliceEntry
 from draco.allocation.fleet.selectors import Selectors
@@ -45,8 +44,6 @@ class Inventory:
         self._per_device: set[str] = set()
         self._pools: dict[PoolKey, Pool] = {}
         self._slices: dict[str, PoolKey] = {}
-        self._pools_of_node: dict[str, Counter[PoolKey]] = {}
-        """Number of slices of a pool that name the node; under "" those without a node."""
         self._rules: dict[str, DeviceTaintRule] = {}
         self._rules_of: dict[PoolKey, dict[str, DeviceTaintRule]] = {}
         """Blocking rules that name one pool, by pool."""
@@ -175,9 +172,6 @@ class Inventory:
         self._slices[name] = key
         self._pools.setdefault(key, Pool(key)).put(entry)
         self._hold(entry)
-        if before is not None:
-            self._count(before, key, -1)
-        self._count(entry, key, +1)
 
     def remove_slice(self, name: str) -> None:
         """Remove a slice, if known."""
@@ -189,7 +183,6 @@ class Inventory:
         pool.remove(name)
         if not pool:
             del self._pools[key]
-        self._count(entry, key, -1)
         self._outdated.add(key)
         self._unsorted.add(key)
         for row, device in zip(entry.rows, entry.spec.devices, strict=True):
@@ -237,22 +230,13 @@ class Inventory:
 
     def views(self, node: Node) -> list[PoolView]:
         """The node's pools, those without binding conditions first, then by key. Raises AllocationError for a bad selector."""
-        keys = {*self._pools_of_node.get(node.metadata.name, ()), *self._pools_of_node.get("", ())}
+        keys = self.nodes.pools(node.metadata.name) | self.nodes.pools(SHARED)
         views = [view for key in sorted(keys) if (view := self._pools[key].view(node)) is not None]
         return sorted(views, key=lambda view: view.has_binding_conditions)
 
     def pools_on(self, node: str) -> Iterable[PoolKey]:
-        """The pools with a slice that names the node, sorted by driver and name."""
-        return sorted(self._pools_of_node.get(node, ()))
-
-    def _count(self, entry: SliceEntry, key: PoolKey, step: int) -> None:
-        node = entry.spec.node_name or ""
-        counts = self._pools_of_node.setdefault(node, Counter())
-        counts[key] += step
-        if not counts[key]:
-            del counts[key]
-        if not counts:
-            del self._pools_of_node[node]
+        """The pools with slices or devices for this node alone, sorted by driver and name."""
+        return sorted(self.nodes.pools(node))
 
     def _take_rows(
         self, before: SliceEntry | None, name: str, driver: str, devices: list[Device]

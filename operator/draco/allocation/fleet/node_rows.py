@@ -14,6 +14,7 @@ from typing import TypeAlias
 from draco.allocation.fleet.pools import SliceEntry
 from draco.allocation.fleet.rowwise import Codes
 from draco.resources.api.slices import Device, ResourceSliceSpec
+from draco.resources.names import PoolKey
 
 SHARED = ""
 """The group of devices that do not belong to one node."""
@@ -30,19 +31,18 @@ class NodeRows:
     """The rows of each node."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, dict[tuple[str, str, str], Sequence[int]]] = {}
-        """By node, and by driver, pool and name of the slice."""
+        self._rows: dict[str, dict[tuple[PoolKey, str], Sequence[int]]] = {}
+        """By node, and by pool and name of the slice."""
         self._spans: dict[str, _Span] = {}
         """Of nodes that were read since their last change."""
         self._of_rows: list[str] = []
         """The node of each row, or SHARED."""
-        self._touched: set[str] = set()
 
     def put(self, entry: SliceEntry) -> None:
         """Add the rows of a slice."""
         for node, rows in _split(entry).items():
             self._rows.setdefault(node, {})[_place(entry)] = rows
-            self._changed(node)
+            self._spans.pop(node, None)
             self._of_rows += [SHARED] * (max(rows, default=-1) + 1 - len(self._of_rows))
             for row in rows:
                 self._of_rows[row] = node
@@ -54,7 +54,7 @@ class NodeRows:
             del slices[_place(entry)]
             if not slices:
                 del self._rows[node]
-            self._changed(node)
+            self._spans.pop(node, None)
             for row in rows:
                 self._of_rows[row] = SHARED
 
@@ -71,10 +71,9 @@ class NodeRows:
         """The node of each marked row, or SHARED."""
         return compress(self._of_rows, memoryview(marks))
 
-    def touched(self) -> set[str]:
-        """The nodes whose slices changed since the last call."""
-        touched, self._touched = self._touched, set()
-        return touched
+    def pools(self, node: str) -> set[PoolKey]:
+        """The pools with slices or devices for this node alone; for SHARED, those for several nodes."""
+        return {pool for pool, _ in self._rows.get(node, ())}
 
     def __getitem__(self, node: str) -> list[int]:
         """The rows of a node in the order of allocation; empty if nothing is published for it alone."""
@@ -118,10 +117,6 @@ class NodeRows:
             self._spans[node] = span
         return span
 
-    def _changed(self, node: str) -> None:
-        self._spans.pop(node, None)
-        self._touched.add(node)
-
 
 def _span(rows: Sequence[int]) -> _Span:
     if not rows:
@@ -135,8 +130,8 @@ def node_of(spec: ResourceSliceSpec, device: Device) -> str:
     return spec.node_name or (device.node_name if spec.per_device_node_selection else None) or SHARED
 
 
-def _place(entry: SliceEntry) -> tuple[str, str, str]:
-    return entry.spec.driver, entry.spec.pool.name, entry.name
+def _place(entry: SliceEntry) -> tuple[PoolKey, str]:
+    return PoolKey(entry.spec.driver, entry.spec.pool.name), entry.name
 
 
 def _split(entry: SliceEntry) -> Mapping[str, Sequence[int]]:
