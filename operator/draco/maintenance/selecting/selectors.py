@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from draco.cel import DeviceVariable, EvaluationError, Selector, device_view, ready_selector
+from draco.cel import EvaluationError, Selector, device_view, ready_selector
 from draco.maintenance.gate import SelectionProblem
 from draco.resources.api.claims import DeviceClass, DeviceSelector
 from draco.resources.api.maintenance import MaintenanceSelector
@@ -23,14 +23,14 @@ _LONGEST_ERROR = 200
 
 
 class DeviceTest:
-    """Tests devices against expressions. The answer is cached by all that the expressions read."""
+    """Tests devices against expressions. The answer is cached by all that they read, and all that can make them fail."""
 
     def __init__(self, selectors: Sequence[Selector]) -> None:
         self._selectors = tuple(selectors)
         self._known: dict[Hashable, bool | str] = {}
         paths = {path for selector in selectors for path in selector.paths}
-        self._attributes = sorted({str(path.id) for path in paths if path.kind == "attributes" and path.id})
-        self._capacity = sorted({str(path.id) for path in paths if path.kind == "capacity" and path.id})
+        self._attributes = {path.id for path in paths if path.kind == "attributes"}
+        self._capacity = {path.id for path in paths if path.kind == "capacity"}
         self._remembers = not any(selector.reads_everything for selector in selectors) and all(
             path.kind in {"driver", "allowMultipleAllocations"} or (path.domain and path.id) for path in paths
         )
@@ -39,30 +39,30 @@ class DeviceTest:
         """Whether the device matches all; the error, if one fails on it."""
         key = self._key(driver, device) if self._remembers else None
         try:
-            known = None if key is None else self._known.get(key)
+            known = self._known.get(key)
         except TypeError:  # an attribute that is a list is not hashable
             key = known = None
         if known is None:
-            try:
-                view = device_view(driver, device)
-            except EvaluationError as error:  # independent of the expressions, so not cached for similar devices
-                return _short(str(error))
-            known = self._asked(view)
+            known = self._asked(driver, device)
             if key is not None:
                 if len(self._known) >= _REMEMBERED:
                     self._known.clear()
                 self._known[key] = known
         return known
 
-    def _asked(self, view: DeviceVariable) -> bool | str:
+    def _asked(self, driver: str, device: Device) -> bool | str:
         try:
+            view = device_view(driver, device)
             return all(selector.matches(view) for selector in self._selectors)
         except EvaluationError as error:
             return _short(str(error))
 
     def _key(self, driver: str, device: Device) -> Hashable:
         attributes = tuple(
-            (name, value) for name, value in device.attributes.items() if name.rpartition("/")[2] in self._attributes
+            (name, value)
+            for name, value in device.attributes.items()
+            if name.rpartition("/")[2] in self._attributes
+            or (value.string is None and value.int_ is None and value.bool_ is None)  # may be unreadable, as a version
         )
         capacity = tuple(
             (name, value.value) for name, value in device.capacity.items() if name.rpartition("/")[2] in self._capacity
