@@ -22,7 +22,7 @@ from draco.agent.plugin.guard import ProcessLock, refuse_beside_others
 from draco.agent.plugin.handover import POLL_S, NextAgent, hand_over
 from draco.agent.plugin.unix_sockets import SocketTaken
 from draco.agent.settings import AgentSettings
-from draco.agent.state.changes import FeaturesSeen, RecordRead
+from draco.agent.state.changes import RecordRead
 from draco.endpoints import http_app, serving
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
@@ -207,7 +207,7 @@ class Agent:
     async def _publish(self) -> None:
         """Publish if the cluster supports it. Kubelet is served meanwhile: unprepare needs no API server."""
         features = await persistently("features.unknown", self._discover, clock=self._clock)
-        self.parts.state.tell(FeaturesSeen(features))
+        self.parts.state.learn(features=features)
         self._asked.set()
         for missing in features.missing:
             if not features.dra:
@@ -233,7 +233,7 @@ class Agent:
                 hint=lambda: self.parts.publisher.unserved_s > 0,
             )
             self._log.warning("cluster.changed", changes=differences(before, features))
-            self.parts.state.tell(FeaturesSeen(features))
+            self.parts.state.learn(features=features)
 
     async def _discover(self) -> Features:
         return await discover(self._client, node_name=self._settings.node_name, driver=self._settings.driver)

@@ -44,7 +44,6 @@ from draco.agent.report.node_status import NodeReporter
 from draco.agent.report.readiness import Readiness
 from draco.agent.settings import AgentSettings
 from draco.agent.startup import CHECKPOINT, Startup
-from draco.agent.state.changes import GpusRead, InstancesSeen
 from draco.agent.state.node import NodeState
 from draco.agent.threads import AgentThreads
 from draco.kube.clock import Clock
@@ -89,7 +88,7 @@ class AgentParts:
             edge,
             boot_id=boot_id,
             monotonic=clock.monotonic,
-            shown=lambda divisions: self.state.tell_from_thread(InstancesSeen(divisions)),
+            shown=lambda divisions: self.state.learn_from_thread(divisions=divisions),
         )
         manager = InstanceManager(self.checkpoint, edge, self.inventory, holder=holder)
         self.instances: Final = ClaimInstances(
@@ -141,7 +140,7 @@ class AgentParts:
             limit_s=settings.nvml_limit_s,
             probe_s=settings.probe_s,
         )
-        self.hardware.subscribe(lambda view: self.state.tell(GpusRead(view)))
+        self.hardware.subscribe(lambda view: self.state.learn(view=view))
         self.health: Final = HealthService(pool=settings.node_name, timeout_s=settings.health_timeout_s)
         # Writers to the API server
         self.publisher: Final = SlicePublisher(

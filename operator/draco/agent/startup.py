@@ -22,7 +22,8 @@ from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import OwnedInstance, PreparedClaim
 from draco.agent.report.node_events import NodeEvents
 from draco.agent.settings import AgentSettings
-from draco.agent.state.changes import ClaimRewritten, GpusRead, GpuWorkedOn, Recovered
+from draco.agent.state.changes import ClaimRewritten, GpuWorkedOn
+from draco.agent.state.facts import NodeFacts
 from draco.agent.state.node import NodeState
 from draco.agent.threads import AgentThreads
 from draco.kube.clock import Clock, wait_for
@@ -129,7 +130,7 @@ class Startup:
         self.trusted.set()
         await self._persistently("recovery.disk", self._converge)
         self.recovered.set()
-        self._state.tell(Recovered())
+        self._state.learn(recovered=True)
 
     async def keep(self) -> None:
         """After each reading, compare claims with the hardware. If GPUs moved (driver reloaded), recreate instances."""
@@ -139,9 +140,9 @@ class Startup:
             moved = self._where != _where(self._hardware.view)
             await self._persistently("recovery.disk", self._converge if moved else self._respec)
 
-    def seen(self, change: GpusRead) -> None:
+    def seen(self, facts: NodeFacts) -> None:
         """Check prepared claims if the GPUs can be read."""
-        view = change.view
+        view = facts.view
         if view.driver is not None and not view.fault and (self._record.claims or self._where != _where(view)):
             self._looked.set()
 

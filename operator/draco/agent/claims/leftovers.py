@@ -21,7 +21,6 @@ from draco.agent.errors import PrepareError
 from draco.agent.mig.holders import sentence
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim
-from draco.agent.state.changes import LeftoversSeen
 from draco.agent.state.facts import Leftover
 from draco.agent.state.node import NodeState
 from draco.kube.clock import Clock, wait_for
@@ -116,7 +115,7 @@ class Leftovers:
                 found[uid] = await self._try(claim, why)
         gone = {uid: one for uid, one in found.items() if uid in self._record.claims}
         if gone != before:
-            self._state.tell(LeftoversSeen(gone))
+            self._state.learn(leftovers=gone)
 
     async def _try(self, claim: PreparedClaim, why: str) -> Leftover:
         """Unprepare a claim if no process of it runs; log and report its state once."""

@@ -17,7 +17,6 @@ from draco.agent.containers import driver_files, toolkit
 from draco.agent.containers.edits import ContainerEdits
 from draco.agent.containers.toolkit import Program, ToolkitFailed
 from draco.agent.hardware.driver_root import DriverRoot, InstalledDriver
-from draco.agent.state.changes import EditsFound, GpusRead
 from draco.agent.state.node import NodeState
 from draco.agent.threads import DaemonExecutor
 from draco.kube.clock import Clock
@@ -152,7 +151,7 @@ class EditsRefresh:
         self._clock = clock
         self._woken = asyncio.Event()
 
-    def gpus_read(self, _change: GpusRead) -> None:
+    def gpus_read(self, _facts: object) -> None:
         """Check whether the driver is another one."""
         self._woken.set()
 
@@ -168,6 +167,6 @@ class EditsRefresh:
                 with suppress(OSError):
                     if version != "" and await executor.run(partial(self._edits.outdated, version)):
                         await executor.run(partial(self._edits.refresh, version))
-                        self._state.tell(EditsFound(self._edits.problem))
+                        self._state.learn(edits_problem=self._edits.problem)
         finally:
             executor.close()

@@ -12,16 +12,8 @@ import structlog
 from draco.agent.hardware.gpus import GpuMigView, PlacementKey
 from draco.agent.mig.last_spec import NOTHING, SpecMemory
 from draco.agent.mig.layout import LayoutApplier
-from draco.agent.state.changes import (
-    ClaimSettled,
-    GpusRead,
-    GpuWorkedOn,
-    LeaseRenewed,
-    PoliciesChanged,
-    ReportDue,
-    WantedSeen,
-)
-from draco.agent.state.facts import WantedNode
+from draco.agent.state.changes import ClaimSettled, GpuWorkedOn, LeaseRenewed, PoliciesChanged, ReportDue
+from draco.agent.state.facts import NodeFacts, WantedNode
 from draco.agent.state.node import NodeState
 from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.client import Client
@@ -97,13 +89,13 @@ class MigKeeper:
             self.touch_all()
             await run_workers(self._queue, self._reconcile, workers=1, log=log)
 
-    def seen(self, change: GpusRead) -> None:
+    def seen(self, facts: NodeFacts) -> None:
         """Queue GPUs that have open work, are new, or differ from how the last work left them.
 
         A reset, a driver reload and a person with nvidia-smi change instances and MIG mode without notice, and a driver loaded
         late shows its GPUs long after the spec is known.
         """
-        for located in change.view.gpus:
+        for located in facts.view.gpus:
             uuid = located.gpu.uuid
             division = self._divisions().get(uuid)
             if division is None:
@@ -171,7 +163,7 @@ class MigKeeper:
             generation=generation,
             forgotten=forgotten,
         )
-        self._state.tell(WantedSeen(fresh))
+        self._state.learn(wanted=fresh)
         if fresh.policies != before.policies:
             self._state.tell(PoliciesChanged())
         uuids = {*(fresh.gpus or ()), *(before.gpus or ()), *fresh.promised, *before.promised}

@@ -22,7 +22,6 @@ import msgspec
 import structlog
 
 from draco.agent.plugin.unix_sockets import SocketFile, identity, listener
-from draco.agent.state.changes import DevicePluginsSeen
 from draco.agent.state.facts import OtherAllocator
 from draco.agent.state.node import NodeState
 from draco.kube.clock import Clock
@@ -93,7 +92,7 @@ class DevicePlugins:
                 log.warning("device_plugin.found", resources=fresh.resources, sockets=fresh.sockets)
             elif before:
                 log.info("device_plugin.gone")
-            self._state.tell(DevicePluginsSeen(fresh))
+            self._state.learn(device_plugins=fresh)
 
     async def _live_sockets(self) -> list[str]:
         """The sockets of GPU plugins on which a process listens."""

@@ -29,7 +29,7 @@ from draco.agent.plugin.api import registration_pb2
 from draco.agent.plugin.guard import SERVING_SINCE, OtherPlugin, OtherPlugins
 from draco.agent.plugin.unix_sockets import SocketFile, SocketTaken, hidden_beside, identity, show, withdraw
 from draco.agent.plugin.wire import REGISTRATION, SUPPORTED_VERSIONS, handlers
-from draco.agent.state.changes import ConflictSeen, RegistrationHeard
+from draco.agent.state.changes import RegistrationHeard
 from draco.agent.state.facts import PluginConflict
 from draco.agent.state.node import NodeState
 from draco.kube.clock import Clock
@@ -180,7 +180,7 @@ class Plugin:
         if conflict != self._state.facts.conflict:
             if conflict is not None and conflict.gives_way:
                 self.registration = RegistrationState(error=conflict.sentence)
-            self._state.tell(ConflictSeen(conflict))
+            self._state.learn(conflict=conflict)
 
     async def _lost(self, endpoint: "_Endpoint") -> None:
         """Serve a missing socket, whether it never existed or has vanished."""

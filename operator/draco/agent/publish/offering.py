@@ -24,7 +24,7 @@ from draco.agent.publish.partitions import Divisible, Place
 from draco.agent.publish.publisher import SlicePublisher
 from draco.agent.publish.taints import as_many_as_fit, isolation_taints, joining_taints
 from draco.agent.publish.withdrawals import Withdrawals
-from draco.agent.state.changes import FeaturesSeen
+from draco.agent.state.facts import NodeFacts
 from draco.agent.state.node import NodeState
 from draco.health import judgement
 from draco.kube.clock import Clock, wait_for
@@ -261,9 +261,9 @@ class Offers:
         """Compute the offer again."""
         self._queue.add("")
 
-    def features_seen(self, change: FeaturesSeen) -> None:
+    def features_seen(self, facts: NodeFacts) -> None:
         """The cluster now keeps, or does not keep, the counters of partitions."""
-        kept = change.features.partitionable_devices is not False
+        kept = facts.features is None or facts.features.partitionable_devices is not False
         if kept is not self._offering.partitionable:
             self._offering = Offering(partitionable=kept)  # earlier offers mean nothing now
         self.touch()

@@ -12,7 +12,6 @@ import structlog
 
 from draco.agent.publish import slices
 from draco.agent.publish.slices import Content
-from draco.agent.state.changes import SlicesWritten
 from draco.agent.state.facts import PublishedPool
 from draco.agent.state.node import NodeState
 from draco.kube.clock import Clock
@@ -186,7 +185,7 @@ class SlicePublisher:
     def _say(self, published: PublishedPool | None, problem: str) -> None:
         facts = self._state.facts
         if (published, problem) != (facts.published, facts.problem):
-            self._state.tell(SlicesWritten(published, problem))
+            self._state.learn(published=published, problem=problem)
 
 
 def _without_notes(device: Device) -> Device:

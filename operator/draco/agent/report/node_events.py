@@ -8,7 +8,8 @@ from draco.agent.hardware.fault_record import FaultRecord
 from draco.agent.hardware.gpus import GpuMigView, HeldInstance, PlacementKey, device_name
 from draco.agent.mig.instance_manager import NOBODY_LISTED
 from draco.agent.mig.inventory import UNFINISHED, MigInventory
-from draco.agent.state.changes import ConflictSeen, DevicePluginsSeen, GpusRead, RegistrationHeard
+from draco.agent.state.changes import RegistrationHeard
+from draco.agent.state.facts import NodeFacts
 from draco.agent.state.node import NodeState
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.shares import EventType
@@ -49,23 +50,23 @@ class NodeEvents:
         if not change.accepted:
             self.tell("RegistrationRefused", "Register", f"Kubelet refused the driver: {change.error}")
 
-    def conflict_seen(self, change: ConflictSeen) -> None:
+    def conflict_seen(self, facts: NodeFacts) -> None:
         """Another plugin serves the driver too."""
-        conflict = change.conflict
+        conflict = facts.conflict
         if conflict is None:
             self._log.info("plugin.uncontested")
             return
         self._log.error("plugin.contested", gives_way=conflict.gives_way, error=conflict.sentence)
         self.tell("AnotherPlugin", "GiveWay" if conflict.gives_way else "KeepNode", conflict.sentence)
 
-    def device_plugins_seen(self, change: DevicePluginsSeen) -> None:
+    def device_plugins_seen(self, facts: NodeFacts) -> None:
         """A device plugin allocates GPUs of this node too."""
-        if change.device_plugins:
-            self.tell("DevicePlugin", "Taint", str(change.device_plugins))
+        if facts.device_plugins:
+            self.tell("DevicePlugin", "Taint", str(facts.device_plugins))
 
-    def gpus_read(self, change: GpusRead) -> None:
+    def gpus_read(self, facts: NodeFacts) -> None:
         """Faults began or are over; one series per fault and GPU."""
-        names = {one.gpu.uuid: device_name(one.gpu) for one in change.view.gpus}
+        names = {one.gpu.uuid: device_name(one.gpu) for one in facts.view.gpus}
         while self._faults.news:
             news = self._faults.news.popleft()
             gpu = f"{names.get(news.gpu, 'GPU')} ({news.gpu})"

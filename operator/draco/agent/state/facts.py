@@ -1,6 +1,7 @@
 """The facts known of one node at one moment, as values, and their sentences. Each is filled by the part that learns it."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 import msgspec
 
@@ -148,3 +149,19 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     def gives_way_to(self) -> str:
         """To whom we leave the node, as a sentence; "" if to nobody."""
         return self.conflict.sentence if self.conflict is not None and self.conflict.gives_way else ""
+
+
+class NewFacts(TypedDict, total=False):
+    """Some of the facts, for the type checker: those that a part of the agent has learned."""
+
+    view: HardwareView
+    divisions: Mapping[GpuUuid, GpuMigView]
+    recovered: bool
+    wanted: WantedNode
+    published: PublishedPool | None
+    problem: str
+    conflict: PluginConflict | None
+    device_plugins: OtherAllocator | None
+    features: Features | None
+    edits_problem: str | None
+    leftovers: Mapping[ClaimUid, Leftover]

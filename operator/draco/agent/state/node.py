@@ -1,20 +1,21 @@
-"""The node's current facts, and who is woken by which kind of change.
+"""The node's current facts, and who is woken by which fact or kind of change.
 
-A part of the agent that learns something tells a `NodeChange`. The state first takes over all facts of the change, then calls the
-subscribers of its kind in the order of `wakes`. Subscribers read the facts when they run, so several changes may cause one piece
-of work. Owns the facts, in the event loop; readers decide what they mean.
+A part of the agent that learns facts calls `learn`: the state takes over all of them, then calls the subscribers of each in the
+order of `wakes`. Anything else it tells as a `NodeChange`. Subscribers read the facts when they run, so several changes may
+cause one piece of work. Owns the facts, in the event loop; readers decide what they mean.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, Unpack
 
 import msgspec
 import structlog
 
 from draco.agent.record.contents import PreparedClaim
-from draco.agent.state.changes import ClaimSettled, Fact, NodeChange
-from draco.agent.state.facts import NodeFacts
+from draco.agent.state.changes import ClaimSettled, NodeChange
+from draco.agent.state.facts import NewFacts, NodeFacts
 from draco.kube.clock import Clock
 from draco.kube.queue import WorkQueue, run_workers
 from draco.resources.names import ClaimUid
@@ -29,34 +30,42 @@ C = TypeVar("C", bound=NodeChange)
 
 
 class NodeState:
-    """The facts of one node. Call `begin` in the event loop; what threads tell earlier is dropped."""
+    """The facts of one node. Call `begin` in the event loop; what threads learn earlier is dropped."""
 
     def __init__(self, clock: Clock) -> None:
         self.facts = NodeFacts()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._wakes: dict[type[NodeChange], list[Callable[[Any], object]]] = {}
+        self._wakes: dict[str | type[NodeChange], list[Callable[[Any], object]]] = {}
         self._settling: WorkQueue[ClaimUid] = WorkQueue(clock=clock)
         self._claims: dict[ClaimUid, PreparedClaim] = {}  # those that settle
 
     def begin(self) -> None:
-        """Accept changes from threads from now on."""
+        """Accept facts from threads from now on."""
         self._loop = asyncio.get_running_loop()
 
     def on(self, kind: type[C], *wakes: Callable[[C], object]) -> None:
         """Call these on each change of that kind, after earlier subscribers."""
         self._wakes.setdefault(kind, []).extend(wakes)
 
+    def on_fact(self, name: str, *wakes: Callable[[NodeFacts], object]) -> None:
+        """Call these each time that field of `NodeFacts` is learned, after earlier subscribers."""
+        self._wakes.setdefault(name, []).extend(wakes)
+
     def tell(self, change: NodeChange) -> None:
-        """Take over the change's facts and wake the subscribers of its kind."""
-        if isinstance(change, Fact):
-            self.facts = msgspec.structs.replace(self.facts, **msgspec.structs.asdict(change))
+        """Wake the subscribers of the change's kind."""
         for wake in self._wakes.get(type(change), ()):
             wake(change)
 
-    def tell_from_thread(self, change: NodeChange) -> None:
-        """Like `tell`, soon, from any thread."""
+    def learn(self, **facts: Unpack[NewFacts]) -> None:
+        """Take over the facts and wake the subscribers of each once, even if the facts are the same as before."""
+        self.facts = msgspec.structs.replace(self.facts, **facts)
+        for wake in dict.fromkeys(wake for name in facts for wake in self._wakes.get(name, ())):
+            wake(self.facts)
+
+    def learn_from_thread(self, **facts: Unpack[NewFacts]) -> None:
+        """Like `learn`, soon, from any thread."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.tell, change)
+            self._loop.call_soon_threadsafe(partial(self.learn, **facts))
 
     def claim_changed(self, claim: PreparedClaim) -> None:
         """Tell of a settled claim after SETTLE_S: kubelet and the runtime are about to start or end the pod."""

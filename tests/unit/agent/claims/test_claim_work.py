@@ -17,7 +17,6 @@ from draco.agent.hardware.nvml import NvmlCall
 from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim
-from draco.agent.state.changes import GpusRead
 from draco.agent.state.node import NodeState
 from draco.agent.threads import AgentThreads
 from draco.mig.known_boards import BOARDS
@@ -69,7 +68,7 @@ class Node:
 
     @view.setter
     def view(self, view: HardwareView) -> None:
-        self.state.tell(GpusRead(view))
+        self.state.learn(view=view)
 
     def _desk(self, name: str) -> Callable[..., Any]:
         def note(claim: Any, gpus: Any = None) -> str:

@@ -14,7 +14,8 @@ from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.keeper import MigKeeper
 from draco.agent.mig.last_spec import NOTHING, LastSpec, SpecMemory
 from draco.agent.mig.layout import LayoutApplier
-from draco.agent.state.changes import GpusRead, PoliciesChanged
+from draco.agent.state.changes import PoliciesChanged
+from draco.agent.state.facts import NodeFacts
 from draco.agent.state.node import NodeState
 from draco.kube.connect.client import Client
 from draco.kube.queue import run_workers
@@ -164,7 +165,7 @@ async def test_a_gpu_that_comes_when_it_is_known_what_is_wanted_of_it_is_worked_
     assert await node.work() == []
     node.divisions = there
     for expected in ([(ONE, "Dynamic"), (TWO, "")], []):
-        node.keeper.seen(GpusRead(VIEW))
+        node.keeper.seen(NodeFacts(view=VIEW))
         assert await node.work() == expected
 
 
@@ -175,5 +176,5 @@ async def test_a_gpu_that_was_away_is_worked_on_as_if_it_were_new(node: Node) ->
     there, node.divisions = node.divisions, {}
     await node.work(600.0)
     node.note, node.divisions = "", there
-    node.keeper.seen(GpusRead(VIEW))
+    node.keeper.seen(NodeFacts(view=VIEW))
     assert await node.work() == [(ONE, "Dynamic"), (TWO, "")]

@@ -15,7 +15,6 @@ from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, LocatedGpu
 from draco.agent.plugin import device_plugins
 from draco.agent.plugin.device_plugins import PROBE_S, DevicePlugins, counted
 from draco.agent.publish.offering import Offering
-from draco.agent.state.changes import DevicePluginsSeen
 from draco.agent.state.facts import OtherAllocator
 from draco.agent.state.node import NodeState
 from draco.kube.connect.client import Client
@@ -93,10 +92,10 @@ class Folder:
         self.changes = 0
         nobody = cast("Client", None)
         self.state = NodeState(ManualClock())
-        self.state.on(DevicePluginsSeen, self._changed)
+        self.state.on_fact("device_plugins", self._changed)
         self.plugins = DevicePlugins(nobody, self.state, node="node-0", folder=path, clock=self.clock, check_s=1.0)
 
-    def _changed(self, _change: DevicePluginsSeen) -> None:
+    def _changed(self, _facts: object) -> None:
         self.changes += 1
 
     def look(self, node: NodeResources | None = None) -> OtherAllocator | None:

@@ -16,7 +16,6 @@ from draco.agent.plugin.api import registration_pb2
 from draco.agent.plugin.registration import Plugin, sockets
 from draco.agent.plugin.unix_sockets import SocketFile, identity, listener
 from draco.agent.plugin.wire import REGISTRATION, unary
-from draco.agent.state.changes import ConflictSeen
 from draco.agent.state.facts import PluginConflict
 from draco.agent.state.node import NodeState
 from draco.kube.clock import SystemClock
@@ -33,7 +32,7 @@ class Served:
         self.conflicts: list[PluginConflict | None] = []
         self.where = sockets(root, DRIVER)
         self.state = NodeState(SystemClock())
-        self.state.on(ConflictSeen, lambda change: self.conflicts.append(change.conflict))
+        self.state.on_fact("conflict", lambda facts: self.conflicts.append(facts.conflict))
         self.plugin = Plugin(self.where, self.state, driver=DRIVER, services=[], clock=SystemClock(), check_s=0.02)
 
     @property

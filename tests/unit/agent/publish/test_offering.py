@@ -15,7 +15,6 @@ from draco.agent.hardware.gpus import DriverInfo, GpuFault, GpuMigView, HeldInst
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.publish.offering import PATIENCE_S, DeviceOffer, Offering, Offers
 from draco.agent.publish.partitions import partition_name
-from draco.agent.state.changes import GpusRead
 from draco.agent.state.node import NodeState
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.mig.board import Placement
@@ -345,7 +344,7 @@ class Lab:
         keeper: Any = SimpleNamespace(recalled=self.recalled, known=self.known)
         divisions: Any = SimpleNamespace(of=lambda _gpus, _divisions: {})
         state = NodeState(ManualClock())
-        state.tell(GpusRead(HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(0)),))))
+        state.learn(view=HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(0)),)))
         self.offers = Offers(state, publisher, keeper, divisions, clock=self.clock)
 
     @asynccontextmanager

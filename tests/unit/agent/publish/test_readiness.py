@@ -15,7 +15,6 @@ from draco.agent.hardware.nvml import Nvml
 from draco.agent.publish.publisher import SlicePublisher
 from draco.agent.report.readiness import UNSERVED_S
 from draco.agent.settings import AgentSettings
-from draco.agent.state.changes import GpusRead
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco_local.simulator.gpus import state
@@ -64,7 +63,7 @@ def test_an_agent_whose_toolkit_hangs_ends_all_the_same(tmp_path: Path, monkeypa
                 files=Files(),
             )
             view = HardwareView(driver=DriverInfo("580.95.05", "13.0", "13.580.95.05"))
-            agent.parts.state.tell(GpusRead(view))
+            agent.parts.state.learn(view=view)
             keeping = asyncio.create_task(agent.parts.edits_refresh.run())
             await eventually(asked.is_set)
             keeping.cancel()
