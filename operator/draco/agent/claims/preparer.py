@@ -23,9 +23,9 @@ from draco.agent.errors import DeviceMissing, PrepareError
 from draco.agent.files import advice
 from draco.agent.hardware.capabilities import CapabilityUnknown
 from draco.agent.hardware.device_nodes import DeviceNodeMissing
-from draco.agent.hardware.gpus import Gpu
+from draco.agent.hardware.gpus import Gpu, PlacementKey
 from draco.agent.hardware.nvml_errors import NvmlError
-from draco.agent.mig.claim_instances import AcquiredInstances, ClaimInstances
+from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
@@ -143,15 +143,15 @@ class ClaimPreparer:
     def _first_time(self, intent: PreparedClaim, gpus: Mapping[str, Gpu], checks: GpuChecks) -> PreparedClaim:
         """Record the intent, make what it needs, check the hardware, write the spec, record the claim. Undo all on a refusal."""
         self._refuse_without_driver(intent)
-        acquired = self._acquire(intent)
+        created = self._acquire(intent)
         try:
             with _on_disk(intent, "prepared"):
                 checks.verify(intent, _by_uuid(gpus))
                 checks.whole(intent)
-                prepared = self._opened(msgspec.structs.replace(acquired.claim, state=PreparationState.PREPARED), gpus)
+                prepared = self._opened(msgspec.structs.replace(intent, state=PreparationState.PREPARED), gpus)
                 self._checkpoint.put(prepared)
         except PrepareError:
-            self._undo(acquired)
+            self._undo(intent, created)
             raise
         if _divided(prepared):
             self._instances.shown()
@@ -179,12 +179,12 @@ class ClaimPreparer:
 
     # Steps
 
-    def _acquire(self, intent: PreparedClaim) -> AcquiredInstances:
+    def _acquire(self, intent: PreparedClaim) -> list[PlacementKey]:
         if _divided(intent):
             return self._instances.acquire(intent)
         with _on_disk(intent, "recorded"):
             self._checkpoint.intend(intent)
-        return AcquiredInstances(intent, ())
+        return []
 
     def _opened(self, claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
         try:
@@ -224,17 +224,17 @@ class ClaimPreparer:
         with _on_disk(claim, "taken back"):
             self._cdi.remove(claim.uid)
 
-    def _undo(self, acquired: AcquiredInstances) -> None:
+    def _undo(self, intent: PreparedClaim, created: list[PlacementKey]) -> None:
         """Undo a failed Prepare. What the disk refuses to undo is undone at the next start."""
         try:
-            self._cdi.remove(acquired.claim.uid)
-            if not acquired.created:
-                self._checkpoint.drop(acquired.claim.uid)
+            self._cdi.remove(intent.uid)
+            if not created:
+                self._checkpoint.drop(intent.uid)
         except OSError:
             return
         finally:
-            if acquired.created:
-                self._instances.undo(acquired.claim, acquired.created)
+            if created:
+                self._instances.undo(intent, created)
 
     def _lock(self, partitions: Iterable[bool]) -> AbstractContextManager[object]:
         """The instances' lock if the claim has partitions; claims of whole GPUs ask NVML only for the mode."""

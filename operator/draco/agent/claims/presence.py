@@ -100,14 +100,3 @@ def moved(before: PreparedClaim, now: PreparedClaim) -> str:
         if old.pci_bus_id != new.pci_bus_id:
             return f"GPU {old.gpu} has moved from PCI address {old.pci_bus_id} to {new.pci_bus_id}."
     return ""
-
-
-def located(claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> PreparedClaim:
-    """The claim with the current numbers of its present GPUs, whatever else is gone."""
-    devices = [
-        device
-        if gone(gpu := gpus.get(device.gpu)) or gpu is None
-        else msgspec.structs.replace(device, minor=gpu.minor, pci_bus_id=gpu.pci_bus_id)
-        for device in claim.devices
-    ]
-    return claim if devices == claim.devices else msgspec.structs.replace(claim, devices=devices)

@@ -16,7 +16,7 @@ import msgspec
 
 from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.preparer import node_hardware
-from draco.agent.claims.presence import as_it_is, gone, located
+from draco.agent.claims.presence import as_it_is, gone
 from draco.agent.errors import DeviceMissing
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import CapabilityUnknown
@@ -93,8 +93,7 @@ def converge(
             return done
         instances.shown()  # the GPUs were read before the record was loaded, which tells whose instances they are
         swept = _retract(record, cdi, _judged(record, cdi, instances, gpus))
-        by_uuid = {gpu.uuid: gpu for gpu in gpus}
-        _record(record, [located(claim, by_uuid) for claim in _kept(record)], boot_id=boot_id)
+        _record(record, _kept(record), boot_id=boot_id)
     instances.restore([gpu.uuid for gpu in gpus if not gone(gpu)])
     with record.lock:
         done = respec(record, cdi, instances, gpus=gpus)

@@ -24,7 +24,7 @@ from draco.agent.mig.reading import read_gpu, read_places, read_unneeded
 from draco.agent.mig.taking_back import InstancesBack
 from draco.agent.mig.users import UNLISTED, DeviceUsers, device_uuid, named
 from draco.agent.record.checkpoint import Checkpoint
-from draco.agent.record.contents import InstanceState, PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
 from draco.mig.claim_plan import plan_places, plan_release, plan_whole
 from draco.mig.gpu_plan import GpuPlan, Obstacle
 from draco.mig.keeping import KeptInstances
@@ -39,13 +39,6 @@ NO_PROC = Path("/nonexistent")
 
 KeepingOf = Callable[[GpuUuid], KeptInstances]
 """What stays idle on a GPU."""
-
-
-class AcquiredInstances(msgspec.Struct, frozen=True):
-    """A claim with its instances, not yet recorded as prepared, and the instances created for it."""
-
-    claim: PreparedClaim
-    created: tuple[PlacementKey, ...]
 
 
 class ClaimInstances:
@@ -81,8 +74,8 @@ class ClaimInstances:
 
     # Preparing
 
-    def acquire(self, intent: PreparedClaim) -> AcquiredInstances:
-        """Record the intent and get all of its instances. On a failure, undo what was made and raise PrepareError."""
+    def acquire(self, intent: PreparedClaim) -> list[PlacementKey]:
+        """Record the intent and get all of its instances; returns the created ones. Undoes a failure and raises PrepareError."""
         devices = {device.key: device for device in intent.devices if device.key is not None}
         wanted = read_places(dict.fromkeys(devices, (intent,)))
         gpus = list(dict.fromkeys(key.gpu for key in wanted))
@@ -106,7 +99,7 @@ class ClaimInstances:
             found = self._who(error, gpus) + self._what_is_there(gpus, wanted)
             why = _refusal(error) if isinstance(error, OSError) else f"{error} {found}".strip()
             raise PrepareError(f"Claim {intent} cannot be prepared: {why}") from error
-        return AcquiredInstances(self.filled(intent), tuple(created))
+        return created
 
     def undo(self, intent: PreparedClaim, created: Iterable[PlacementKey]) -> None:
         """Undo a failed attempt. What cannot be undone now stays on record, and its GPU is dirty."""
@@ -362,8 +355,8 @@ class ClaimInstances:
     def rebuild(self, uuid: GpuUuid) -> str:
         """Recreate lost instances of prepared claims; returns the obstacle as a sentence, "" without one.
 
-        A reboot, a reset and a driver reload end all instances. Recreated ones have new UUIDs, which are recorded with their
-        claims. Raises NvmlError, OSError or NotVerified if it cannot be done now.
+        A reboot, a reset and a driver reload end all instances. Recreated ones have new UUIDs; `recovery.respec` records them
+        with their claims. Raises NvmlError, OSError or NotVerified if it cannot be done now.
         """
         self._manager.settle(uuid)
         needed = read_places(references(self._record.claims.values()))
@@ -375,11 +368,6 @@ class ClaimInstances:
         for key, place in needed.items():
             if key.gpu == uuid and place.id not in there:
                 hindrance = self._make_again(key, place) or hindrance
-        # Another thread prepares and unprepares claims of whole GPUs meanwhile: write back only claims that changed here.
-        moved = [now for claim in self._record.claims.values() if (now := self.filled(claim)) != claim]
-        if moved:
-            self._record.change(put=moved)
-            self._inventory.show()
         return hindrance
 
     def _make_again(self, key: PlacementKey, place: ObservedInstance) -> str:
@@ -408,20 +396,6 @@ class ClaimInstances:
                 return f"{what} and cannot be made again: {self._stranger(key.gpu, part)}"
             case ObservedInstance():
                 return f"{what}, and its memory slices belong to another claim."
-
-    def filled(self, claim: PreparedClaim) -> PreparedClaim:
-        """The claim with the current ids and UUIDs of its instances."""
-        devices = [self._filled(device) for device in claim.devices]
-        return claim if devices == claim.devices else msgspec.structs.replace(claim, devices=devices)
-
-    def _filled(self, device: PreparedDevice) -> PreparedDevice:
-        own = None if device.key is None else self._record.instances.get(device.key)
-        if own is None or device.partition is None or own.state is not InstanceState.MADE:
-            return device
-        part = msgspec.structs.replace(
-            device.partition, gi=-1 if own.gi is None else own.gi, ci=-1 if own.ci is None else own.ci, uuid=own.uuid
-        )
-        return msgspec.structs.replace(device, partition=part)
 
 
 def _destroyed(plans: Iterable[GpuPlan]) -> list[PlacementKey]:

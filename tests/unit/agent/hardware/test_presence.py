@@ -12,7 +12,7 @@ import pytest
 
 from draco.agent.claims import recovery
 from draco.agent.claims.cdi import CdiFolder
-from draco.agent.claims.presence import NodeHardware, as_it_is, located, moved
+from draco.agent.claims.presence import NodeHardware, as_it_is, moved
 from draco.agent.containers.common_edits import CommonEdits
 from draco.agent.containers.edits import ContainerEdits
 from draco.agent.errors import DeviceMissing, PrepareError
@@ -108,14 +108,6 @@ def test_what_has_moved_is_said_and_followed() -> None:
     assert moved(mine, now) == f"GPU {A.uuid} has moved from /dev/nvidia0 to /dev/nvidia3."
     address = as_it_is(mine, hardware(msgspec.structs.replace(A, pci_bus_id="0000:aa:00.0")))
     assert "has moved from PCI address 0000:1b:00.0 to 0000:aa:00.0." in moved(mine, address)
-
-
-def test_on_record_follows_what_is_there_and_keeps_what_is_not() -> None:
-    mine = claim(a_device(), a_device(B))
-    gone = msgspec.structs.replace(B, minor=7, fault=GpuFault("Absent", ""))
-    assert [
-        one.minor for one in located(mine, {A.uuid: msgspec.structs.replace(A, minor=5), B.uuid: gone}).devices
-    ] == [5, 1]
 
 
 # On simulated hardware

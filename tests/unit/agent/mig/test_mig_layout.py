@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pynvml
 import pytest
 from prometheus_client import generate_latest
 
 from draco.agent.hardware.gpus import Use
 from draco.agent.metrics import AgentMetrics
-from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.mig.keeping import KeptInstances, keeping
 from draco.resources.api.draco import MigMode, MigState, ProfileCount, WantedGpu, WantedInstance
 from draco_local.simulator.accidents import by_hand, faults
@@ -230,30 +228,6 @@ def test_a_layout_survives_a_reload_of_the_driver(node: MigNode) -> None:
     assert again.real() == []
     apply(again, MigMode.STATIC, "3g.40gb@0")
     assert again.uses() == [(9, 0, Use.LAYOUT)]
-
-
-@pytest.mark.parametrize("ends", ["prepared", "given up"])
-def test_what_becomes_of_a_whole_gpus_claim_while_instances_are_looked_after_is_not_written_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
-) -> None:
-    """Claims of whole GPUs are recorded in a separate thread, since NVML may never answer."""
-    build(tmp_path, gpus=2)
-    node = MigNode(tmp_path)
-    node.prepare(SMALL)
-    prepared = node.prepare(a_claim("whole", on=["node-0/gpu-1"]))
-    node.record.intend(msgspec.structs.replace(prepared, state=PreparationState.PREPARING))
-    filled = node.instances.filled
-
-    def meanwhile(claim: PreparedClaim) -> PreparedClaim:
-        if ends == "prepared":
-            node.record.put(prepared)
-        else:
-            node.record.drop(prepared.uid)
-        return filled(claim)
-
-    monkeypatch.setattr(node.instances, "filled", meanwhile)
-    assert apply(node, None) == ""
-    assert node.record.claims.get(prepared.uid) == (prepared if ends == "prepared" else None)
 
 
 def test_a_failure_in_a_layout_is_told_and_nothing_of_it_is_left(node: MigNode) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 import pynvml
 import pytest
 
+from draco.agent.claims import recovery
 from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import Use
 from draco.agent.record.contents import InstanceState
@@ -111,8 +112,9 @@ class Life:
         """With all failures ended: every instance is explained, prepared claims keep theirs, and others' are untouched."""
         faults.stop_failing(self.node.path)
         self.node.now_s += 600  # the longest backoff of a GPU after failures
-        self.node.layouts.keep(self.node.uuid)
         node = self.node
+        node.layouts.keep(node.uuid)
+        recovery.respec(node.record, node.cdi, node.instances, gpus=node.gpus)  # as the agent does after work on a GPU
         held = {claim.name: claim for claim in node.record.claims.values()}
         assert self.told <= set(held)
         assert all(one.state is InstanceState.MADE for one in node.record.instances.values())
