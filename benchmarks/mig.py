@@ -20,7 +20,6 @@ from benchmarks.mig_streams import GRID, MIXES, PROFILES, Arrival, MersenneTwist
 from benchmarks.table import Row, shown, tell
 from draco.mig.geometry import BoardPool, Choice, geometry, largest_first
 from draco.mig.packing import packable
-from draco.mig.repair import Movability
 from draco.mig.replay import Policy, Replay, ReplayCounts, ReplayOutcome, SimulatedFleet, rule_of, used_share
 
 GPUS, GPUS_PER_NODE, LOAD = 16, 8, 0.8
@@ -106,8 +105,7 @@ def replay(stream: Sequence[Arrival], seed: int, gpus: int, setting: Setting) ->
             made.advance(claim.at)
             made.results = ReplayCounts()
         name = str(index)
-        hold = Movability.MOVABLE if claim.luck < MOVABLE else Movability.FIXED
-        if made.arrive(name, claim.profile, claim.at, hold).accepted:
+        if made.arrive(name, claim.profile, claim.at, movable=claim.luck < MOVABLE).accepted:
             heapq.heappush(leaving, (claim.until, name))
     results = made.results
     arrived = results.accepted + results.refused

@@ -20,7 +20,6 @@ from draco.mig.geometry import geometry
 from draco.mig.known_boards import BOARDS
 from draco.mig.layouts import LayoutError, resolve
 from draco.mig.packing import packable
-from draco.mig.repair import Movability
 from draco.mig.replay import Policy, Replay, SimulatedFleet, rule_of
 from draco.resources.api.draco import LayoutInstances
 from draco.resources.api.slices import Device
@@ -143,9 +142,7 @@ def trace(text: str) -> str:
     try:
         for event in events(lines_of(stream, LONGEST_LINE), board, "trace"):
             if isinstance(event, Arrive):
-                made.arrive(
-                    event.claim, event.profile, event.t, Movability.MOVABLE if event.movable else Movability.FIXED
-                )
+                made.arrive(event.claim, event.profile, event.t, movable=event.movable)
             else:
                 made.depart(event.claim, event.t)
     except TraceError as error:

@@ -6,7 +6,6 @@ replays. Where kube-scheduler allocates, `draco.mig_policy.releases` tries the r
 """
 
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from itertools import combinations
 from typing import NamedTuple
 
@@ -14,33 +13,21 @@ from draco.mig.board import Placement, Profile
 from draco.mig.geometry import BoardPool, Choice, Geometry, State
 
 
-class Movability(StrEnum):
-    """What repair may do with an existing instance."""
-
-    FIXED = "fixed"
-    """In use, or not ours."""
-    MOVABLE = "movable"
-    """Idle: it may be destroyed if it is created again elsewhere."""
-    SPARE = "spare"
-    """Warm, without a claim: created again elsewhere if there is room, else given up."""
-
-
 class PlacedInstance(NamedTuple):
-    """An existing instance."""
+    """An existing instance. `movable`: idle and ours, so it may be destroyed if it is created again elsewhere."""
 
     placement: Placement
-    hold: Movability
+    movable: bool
 
 
 class InstanceMove(NamedTuple):
-    """One instance destroyed and created again; `to` is None for a spare that is given up."""
+    """One instance destroyed and created again."""
 
     source: Choice
-    to: Choice | None
+    to: Choice
 
     def __str__(self) -> str:
-        to = "given up" if self.to is None else f"to GPU {self.to.gpu} start {self.to.start}"
-        return f"{self.source.placement} of GPU {self.source.gpu} {to}"
+        return f"{self.source.placement} of GPU {self.source.gpu} to GPU {self.to.gpu} start {self.to.start}"
 
 
 class RepairPlan(NamedTuple):
@@ -67,7 +54,7 @@ def plan_repair(
     if (choice := search.pool.choose(wanted)) is not None:
         return RepairPlan((), choice)
     for moves in range(1, max_moves + 1):
-        if found := min(search.plans(wanted, moves), key=lambda plan: plan[:3], default=None):
+        if found := min(search.plans(wanted, moves), key=lambda plan: plan[:2], default=None):
             return found.moves
     return None
 
@@ -82,7 +69,6 @@ class _Opened(NamedTuple):
 class _Plan(NamedTuple):
     """Fields are ordered by importance; smaller is better, as for a placement."""
 
-    given_up: int
     lost: int
     units_left: int
     moves: RepairPlan
@@ -96,10 +82,8 @@ class _Search:
         self.pool = BoardPool(geometry, [geometry.state_of(held.placement for held in gpu) for gpu in gpus])
         self.lost = 0
         """Capability lost by what is applied so far."""
-        self._hold = {Choice(gpu, held.placement): held.hold for gpu, there in enumerate(gpus) for held in there}
         self._movable = {
-            gpu: [Choice(gpu, held.placement) for held in gpus[gpu] if held.hold is not Movability.FIXED]
-            for gpu in _few_of_each(gpus)
+            gpu: [Choice(gpu, held.placement) for held in gpus[gpu] if held.movable] for gpu in _few_of_each(gpus)
         }
 
     def plans(self, wanted: Profile, moves: int) -> Iterator[_Plan]:
@@ -136,27 +120,21 @@ class _Search:
     def _finished(self, wanted: Choice, done: list[InstanceMove], out: Sequence[Choice]) -> Iterator[_Plan]:
         units_left = self.geometry.board.units - self.pool.states[wanted.gpu].mask.bit_count()
         homeless = sorted(out, key=lambda each: (-each.placement.profile.size, each.gpu, each.start))
-        spares = sum(self._hold[each] is Movability.SPARE for each in homeless)
-        for given_up in range(spares + 1):
-            if (homed := self._homes(homeless, given_up)) is not None:
-                moves, lost = homed
-                yield _Plan(given_up, lost, units_left, RepairPlan((*done, *moves), wanted))
-                return
+        if (homed := self._homes(homeless)) is not None:
+            moves, lost = homed
+            yield _Plan(lost, units_left, RepairPlan((*done, *moves), wanted))
 
-    def _homes(self, homeless: Sequence[Choice], given_up: int) -> tuple[list[InstanceMove], int] | None:
-        """Targets for all, and the total loss; at most `given_up` spares get none."""
+    def _homes(self, homeless: Sequence[Choice]) -> tuple[list[InstanceMove], int] | None:
+        """Targets for all, and the total loss."""
         if not homeless:
             return [], self.lost
         first, *rest = homeless
         for home in self._places(first.placement.profile, only_best=not rest):
             self._put(home)
-            further = self._homes(rest, given_up)
+            further = self._homes(rest)
             self._take(home)
             if further is not None:
                 return [InstanceMove(first, home), *further[0]], further[1]
-        if given_up and self._hold[first] is Movability.SPARE:
-            further = self._homes(rest, given_up - 1)
-            return None if further is None else ([InstanceMove(first, None), *further[0]], further[1])
         return None
 
     def _places(self, profile: Profile, *, only_best: bool) -> Iterator[Choice]:

@@ -12,7 +12,7 @@ import msgspec
 from draco.mig.board import Profile
 from draco.mig.geometry import BoardPool, Choice, Geometry
 from draco.mig.packing import packable
-from draco.mig.repair import Movability, PlacedInstance, plan_repair
+from draco.mig.repair import PlacedInstance, plan_repair
 
 
 class Policy(StrEnum):
@@ -114,7 +114,6 @@ class ReplayCounts(msgspec.Struct):
 
     outcomes: dict[tuple[Profile, ReplayOutcome], int] = msgspec.field(default_factory=dict)
     moves: int = 0
-    given_up: int = 0
     slice_time: float = 0.0
     """Compute slices in use, integrated over time."""
     time: float = 0.0
@@ -150,18 +149,18 @@ class Replay:
         """The current time; it may start later if nothing has happened yet."""
         self._rule = rule
         self._max_moves = max_moves
-        self._active: dict[str, tuple[Profile, Movability]] = {}
+        self._active: dict[str, tuple[Profile, bool]] = {}
         self._places: dict[str, Choice] = {}
         self._claims: dict[Choice, str] = {}
 
-    def arrive(self, claim: str, profile: Profile, at: float, hold: Movability = Movability.FIXED) -> ReplayOutcome:
-        """Add a claim, and return its outcome. `hold` says what repair may do with its instance."""
+    def arrive(self, claim: str, profile: Profile, at: float, *, movable: bool = False) -> ReplayOutcome:
+        """Add a claim, and return its outcome. `movable`: repair may move its instance."""
         self.advance(at)
         outcome = self._decide(claim, profile)
         key = (profile, outcome)
         self.results.outcomes[key] = self.results.outcomes.get(key, 0) + 1
         if outcome.accepted:
-            self._active[claim] = (profile, hold)
+            self._active[claim] = (profile, movable)
             self.counts[profile] += 1
             self.used_slices += profile.slices
             self.results.peak_slices = max(self.results.peak_slices, self.used_slices)
@@ -170,8 +169,13 @@ class Replay:
     def depart(self, claim: str, at: float) -> None:
         """Remove a claim; nothing happens if it has no instance."""
         self.advance(at)
-        if claim in self._active:
-            self._forget(claim)
+        if claim not in self._active:
+            return
+        profile, _ = self._active.pop(claim)
+        self.counts[profile] -= 1
+        self.used_slices -= profile.slices
+        if claim in self._places:
+            self._remove(claim)
 
     def holds(self, claim: str) -> bool:
         """Whether a claim has its instance."""
@@ -207,17 +211,13 @@ class Replay:
         plan = plan_repair(self.fleet.geometry, self._held(), profile, self._max_moves)
         if plan is None:
             return False
-        moved = [(self._claims[move.source], move) for move in plan.moves]
-        for name, move in moved:
+        moved = [(self._claims[move.source], move.to) for move in plan.moves]
+        for name, _ in moved:
             self._remove(name)
-            if move.to is None:
-                self._forget(name)
-        for name, move in moved:
-            if move.to is not None:
-                self._place(name, move.to)
+        for name, to in moved:
+            self._place(name, to)
         self._place(claim, plan.wanted)
-        self.results.moves += sum(move.to is not None for move in plan.moves)
-        self.results.given_up += sum(move.to is None for move in plan.moves)
+        self.results.moves += len(moved)
         return True
 
     def _held(self) -> Sequence[Sequence[PlacedInstance]]:
@@ -235,13 +235,6 @@ class Replay:
         choice = self._places.pop(claim)
         del self._claims[choice]
         self.fleet.take(choice)
-
-    def _forget(self, claim: str) -> None:
-        profile, _ = self._active.pop(claim)
-        self.counts[profile] -= 1
-        self.used_slices -= profile.slices
-        if claim in self._places:
-            self._remove(claim)
 
     def advance(self, at: float) -> None:
         """Account for the time until this moment."""

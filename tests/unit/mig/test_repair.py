@@ -9,7 +9,7 @@ import pytest
 from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import Choice, Geometry, State, geometry
 from draco.mig.known_boards import BOARDS
-from draco.mig.repair import Movability, PlacedInstance, RepairPlan, plan_repair
+from draco.mig.repair import PlacedInstance, RepairPlan, plan_repair
 from tests.unit.mig.enumerated import plain
 
 GRID = plain("H100-80GB")
@@ -23,9 +23,9 @@ def profile(name: str, board: Board = GRID) -> Profile:
 
 
 def gpu(**holds: str) -> list[PlacedInstance]:
-    """A GPU with its instances by movability, such as `movable="3g.40gb@0 1g.10gb@6"`."""
+    """A GPU with its instances, movable or fixed, such as `movable="3g.40gb@0 1g.10gb@6"`."""
     return [
-        PlacedInstance(Placement(profile(name), int(start)), Movability(hold))
+        PlacedInstance(Placement(profile(name), int(start)), hold == "movable")
         for hold, written in holds.items()
         for name, start in (each.split("@") for each in written.split())
     ]
@@ -54,14 +54,14 @@ def places(made: Geometry, now: list[State], profiles: list[Profile]) -> bool:
 
 
 def fewest_moves(made: Geometry, gpus: Gpus, wanted: Profile) -> int | None:
-    """By exhaustive search: moves out up to two instances, and checks whether the wanted one and all but spares then fit."""
-    movable = [(index, held) for index, there in enumerate(gpus) for held in there if held.hold is not Movability.FIXED]
+    """By exhaustive search: moves out up to two instances, and checks whether the wanted one and these then fit."""
+    movable = [(index, held) for index, there in enumerate(gpus) for held in there if held.movable]
     for moves in range(3):
         for out in combinations(movable, moves):
             now = states(made, gpus)
             for index, held in out:
                 now[index] = made.remove(now[index], held.placement)
-            needed = [held.placement.profile for _, held in out if held.hold is Movability.MOVABLE]
+            needed = [held.placement.profile for _, held in out]
             if places(made, now, [wanted, *needed]):
                 return moves
     return None
@@ -70,12 +70,11 @@ def fewest_moves(made: Geometry, gpus: Gpus, wanted: Profile) -> int | None:
 def carried_out(made: Geometry, gpus: Gpus, found: RepairPlan) -> list[State]:
     """The states after a plan, each step of which must be possible."""
     now = states(made, gpus)
-    holds = {Choice(index, held.placement): held.hold for index, there in enumerate(gpus) for held in there}
+    movable = {Choice(index, held.placement) for index, there in enumerate(gpus) for held in there if held.movable}
     for move in found.moves:
-        assert holds[move.source] is not Movability.FIXED
-        assert move.to is not None or holds[move.source] is Movability.SPARE
+        assert move.source in movable
         now[move.source.gpu] = made.remove(now[move.source.gpu], move.source.placement)
-    for choice in [*(move.to for move in found.moves if move.to is not None), found.wanted]:
+    for choice in [*(move.to for move in found.moves), found.wanted]:
         assert made.fits_at(now[choice.gpu], choice.placement)
         now[choice.gpu] = made.add(now[choice.gpu], choice.placement)
     return now
@@ -86,7 +85,7 @@ def crowded(board: Board, gpus: int, chance: random.Random) -> list[list[PlacedI
     there: list[list[PlacedInstance]] = [[] for _ in range(gpus)]
     for held in there:
         while chance.random() < 0.85 and (fitting := made.fits(made.state_of(each.placement for each in held))):
-            held.append(PlacedInstance(chance.choice(fitting), chance.choice(list(Movability))))
+            held.append(PlacedInstance(chance.choice(fitting), chance.random() < 0.5))
     return there
 
 
@@ -130,26 +129,7 @@ def test_one_may_make_way_for_another_that_makes_way() -> None:
     ]
     found = plan(there, "7g.80gb")
     assert found is not None
-    assert [(move.source.gpu, move.to and move.to.gpu) for move in found.moves] == [(0, 1), (1, 2)]
-
-
-def test_a_spare_is_given_up_only_where_it_finds_no_other_place() -> None:
-    full = gpu(fixed="7g.80gb@0")
-    found = plan([gpu(spare="1g.10gb@6"), full], "7g.80gb")
-    assert str(found) == "1g.10gb@6 of GPU 0 given up; then 7g.80gb@0 on GPU 0"
-    kept = plan([gpu(spare="1g.10gb@6"), gpu(fixed="4g.40gb@0")], "7g.80gb")
-    assert kept is not None
-    assert all(move.to is not None for move in kept.moves)
-
-
-def test_nothing_is_given_up_where_another_can_move() -> None:
-    """Giving up the 3g would leave more capability, but its instance would be lost."""
-    there = [gpu(spare="3g.40gb@0", fixed="3g.40gb@4"), gpu(movable="1g.10gb@0", fixed="3g.40gb@4")]
-    elsewhere = gpu(fixed="4g.40gb@0 2g.20gb@4")
-    alone = plan([there[0], elsewhere], "4g.40gb")
-    assert str(alone) == "3g.40gb@0 of GPU 0 given up; then 4g.40gb@0 on GPU 0"
-    found = plan([*there, elsewhere], "4g.40gb")
-    assert str(found) == "1g.10gb@0 of GPU 1 to GPU 2 start 6; then 4g.40gb@0 on GPU 1"
+    assert [(move.source.gpu, move.to.gpu) for move in found.moves] == [(0, 1), (1, 2)]
 
 
 def test_an_idle_instance_is_found_behind_gpus_that_look_alike_and_are_in_use() -> None:
@@ -164,7 +144,7 @@ def test_of_two_that_move_the_first_leaves_the_only_place_to_the_second() -> Non
 
     def there(**holds: str) -> list[PlacedInstance]:
         return [
-            PlacedInstance(Placement(profile(name, board), int(start)), Movability(hold))
+            PlacedInstance(Placement(profile(name, board), int(start)), hold == "movable")
             for hold, written in holds.items()
             for name, start in (each.split("@") for each in written.split())
         ]
@@ -176,13 +156,13 @@ def test_of_two_that_move_the_first_leaves_the_only_place_to_the_second() -> Non
     ]
     found = plan_repair(geometry(board), gpus, profile("3g.40gb", board), 2)
     assert found is not None
-    assert {str(move.source.placement): move.to and move.to.gpu for move in found.moves} == {
+    assert {str(move.source.placement): move.to.gpu for move in found.moves} == {
         "1g.10gb@4": 2,
         "1g.10gb+me@5": 1,
     }
 
 
-def test_an_instance_somebody_may_want_again_is_not_given_up() -> None:
+def test_an_instance_that_finds_no_other_place_stays() -> None:
     assert plan([gpu(movable="1g.10gb@6"), gpu(fixed="7g.80gb@0")], "7g.80gb") is None
 
 

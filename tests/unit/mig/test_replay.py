@@ -9,7 +9,6 @@ from draco.mig.board import Board, Profile
 from draco.mig.geometry import geometry
 from draco.mig.known_boards import BOARDS
 from draco.mig.packing import packable
-from draco.mig.repair import Movability
 from draco.mig.replay import Policy, Replay, ReplayOutcome, SimulatedFleet, rule_of, used_share
 from tests.unit.mig.enumerated import plain
 
@@ -26,8 +25,8 @@ def replay(policy: Policy, *, gpus: int = 16, per_node: int = 8, moves: int = 0,
     return Replay(SimulatedFleet(geometry(board), gpus, per_node), rule_of(policy, random.Random(1).randrange), moves)
 
 
-def arrivals(made: Replay, *names: str, hold: Movability = Movability.FIXED) -> list[ReplayOutcome]:
-    return [made.arrive(f"{name}-{index}", profile(name), 0.0, hold) for index, name in enumerate(names)]
+def arrivals(made: Replay, *names: str, movable: bool = False) -> list[ReplayOutcome]:
+    return [made.arrive(f"{name}-{index}", profile(name), 0.0, movable=movable) for index, name in enumerate(names)]
 
 
 def churn(made: Replay, seed: int, number: int = 2_000) -> Iterator[ReplayOutcome]:
@@ -39,8 +38,8 @@ def churn(made: Replay, seed: int, number: int = 2_000) -> Iterator[ReplayOutcom
         if there and chance.random() < 0.45:
             made.depart(there.pop(chance.randrange(len(there))), at)
         name = str(index)
-        hold = Movability.MOVABLE if chance.random() < 0.3 else Movability.FIXED
-        outcome = made.arrive(name, chance.choice(made.board.profiles), at, hold)
+        movable = chance.random() < 0.3
+        outcome = made.arrive(name, chance.choice(made.board.profiles), at, movable=movable)
         if outcome.accepted:
             there.append(name)
         yield outcome
@@ -99,7 +98,7 @@ def test_a_refusal_is_avoidable_only_if_all_would_have_fitted() -> None:
 
 def test_repair_moves_idle_instances_for_a_claim_and_keeps_their_claims() -> None:
     made = replay(Policy.SCHEDULER_1_36, gpus=2, per_node=1, moves=2)
-    assert arrivals(made, "1g.10gb", "1g.10gb", hold=Movability.MOVABLE) == [ReplayOutcome.ACCEPTED] * 2
+    assert arrivals(made, "1g.10gb", "1g.10gb", movable=True) == [ReplayOutcome.ACCEPTED] * 2
     assert made.arrive("big", profile("7g.80gb"), 0.0) is ReplayOutcome.REPAIRED
     assert all(made.holds(claim) for claim in ("1g.10gb-0", "1g.10gb-1", "big"))
     assert (made.results.moves, made.used_slices) == (1, 9)
@@ -107,16 +106,6 @@ def test_repair_moves_idle_instances_for_a_claim_and_keeps_their_claims() -> Non
     made.depart("1g.10gb-1", 1.0)
     made.depart("big", 1.0)
     assert [made.fleet.pool.states[gpu].mask for gpu in range(2)] == [0, 0]
-
-
-def test_a_spare_that_is_given_up_for_a_claim_is_gone() -> None:
-    made = replay(Policy.SCHEDULER_1_36, gpus=2, per_node=2, moves=1)
-    arrivals(made, "3g.40gb", "2g.20gb", "1g.10gb")
-    arrivals(made, "1g.10gb", hold=Movability.SPARE)  # alone on the second GPU, and too late for the first
-    assert not made.holds("spare")
-    assert made.arrive("big", profile("7g.80gb"), 1.0) is ReplayOutcome.REPAIRED
-    assert not made.holds("1g.10gb-0")
-    assert (made.results.given_up, made.results.moves, made.used_slices) == (1, 0, 3 + 2 + 1 + 7)
 
 
 @pytest.mark.parametrize("policy", [each for each in Policy if each is not Policy.ORACLE])

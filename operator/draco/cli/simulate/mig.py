@@ -19,7 +19,6 @@ from draco.kube.errors import NotFound
 from draco.mig.board import Board, Profile
 from draco.mig.geometry import geometry
 from draco.mig.known_boards import BOARDS
-from draco.mig.repair import Movability
 from draco.mig.replay import (
     Policy,
     Replay,
@@ -52,7 +51,7 @@ class _Run:
     def take(self, event: Arrive | Depart) -> None:
         match event:
             case Arrive(t, claim, profile, movable):
-                self.replay.arrive(claim, profile, t, Movability.MOVABLE if movable else Movability.FIXED)
+                self.replay.arrive(claim, profile, t, movable=movable)
             case Depart(t, claim):
                 self.replay.depart(claim, t)
 
