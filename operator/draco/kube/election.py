@@ -15,6 +15,7 @@ before it looks at the clock. Writes still need preconditions.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 
 import msgspec
 import structlog
@@ -48,6 +49,20 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
                 f"a lease needs duration ({self.duration_s} s) > renew deadline ({self.renew_deadline_s:g} s) "
                 f"> retry ({self.retry_s:g} s) > 0"
             )
+
+
+def held_spec(lease: Lease | None, holder: str, *, duration_s: int, now: datetime) -> LeaseSpec:
+    """The spec with which `holder` takes or renews a lease (None: missing). Each change of holder counts as a transition."""
+    old = lease.spec if lease else LeaseSpec()
+    taken_over = old.holder_identity != holder
+    return msgspec.structs.replace(
+        old,
+        holder_identity=holder,
+        lease_duration_seconds=duration_s,
+        acquire_time=micro_time(now) if taken_over else old.acquire_time,
+        renew_time=micro_time(now),
+        lease_transitions=(old.lease_transitions or 0) + (lease is not None and taken_over),
+    )
 
 
 class Observation:
@@ -228,18 +243,7 @@ class LeaderElection:
     async def _write(self, lease: Lease | None) -> None:
         """Write the lease as ours if it is still as in `lease` (None: missing)."""
         sent = self._clock.monotonic()
-        now = micro_time(self._clock.now())
-        old = lease.spec if lease else LeaseSpec()
-        taken_over = old.holder_identity != self.identity
-        transitions = old.lease_transitions or 0
-        spec = msgspec.structs.replace(
-            old,
-            holder_identity=self.identity,
-            lease_duration_seconds=self._terms.duration_s,
-            acquire_time=now if taken_over else old.acquire_time,
-            renew_time=now,
-            lease_transitions=transitions + 1 if lease and taken_over else transitions,
-        )
+        spec = held_spec(lease, self.identity, duration_s=self._terms.duration_s, now=self._clock.now())
         metadata = lease.metadata if lease else ObjectMeta(name=self._key.name, namespace=self._key.namespace)
         notes = {name: text for name, text in {**metadata.annotations, **self._notes()}.items() if text}
         ours = Lease(metadata=msgspec.structs.replace(metadata, annotations=notes), spec=spec)

@@ -18,9 +18,10 @@ from draco.agent.state.node import NodeState
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import asked_to_wait_s
+from draco.kube.election import held_spec
 from draco.kube.errors import AlreadyExists, ApiError, Conflict, NotFound
 from draco.resources.api.core import Lease, LeaseSpec
-from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference, micro_time
+from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
 from draco.resources.kinds import LEASES, NODES
 from draco.resources.names import DRACO_DOMAIN, LABEL_AGENT_LEASE, LABEL_MANAGED_BY, agent_lease_name
 
@@ -100,17 +101,7 @@ class AgentLease:
             return None
 
     async def _write(self, known: Lease | None) -> None:
-        now = micro_time(self._clock.now())
-        old = known.spec if known else LeaseSpec()
-        taken = old.holder_identity != self._holder
-        spec = msgspec.structs.replace(
-            old,
-            holder_identity=self._holder,
-            lease_duration_seconds=self._duration_s,
-            acquire_time=now if taken else old.acquire_time,
-            renew_time=now,
-            lease_transitions=(old.lease_transitions or 0) + 1 if known and taken else old.lease_transitions or 0,
-        )
+        spec = held_spec(known, self._holder, duration_s=self._duration_s, now=self._clock.now())
         if known is None:
             await self._create(spec)
             return
