@@ -249,7 +249,7 @@ def _lacks_class(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:
 def _bugs(fleet: Fleet, claims: Sequence[ResourceClaim], minor: int) -> list[str]:
     """Scheduler bugs of the release that refuse such claims on such devices although they fit."""
     used = _areas(fleet, claims)
-    return [bug.what for bug in bugs_of(minor) if bug.refuses and bug.concerns(used)]
+    return [bug.what for bug in bugs_of(minor) if bug.concerns(used)]
 
 
 def _areas(fleet: Fleet, claims: Sequence[ResourceClaim]) -> set[AffectedArea]:

@@ -1,6 +1,6 @@
-"""Known bugs of older releases of Kubernetes' allocator, each with the release that fixed it.
+"""Known bugs of Kubernetes' allocator that can refuse a pod whose claims fit, each with the release that fixed it.
 
-Draco allocates like the newest release; explanations quote the bugs that an older cluster's scheduler may have.
+Draco allocates like the newest release; explanations quote the bugs that the cluster's scheduler may have.
 """
 
 from collections.abc import Set as AbstractSet
@@ -34,12 +34,8 @@ class UpstreamBug(msgspec.Struct, frozen=True, kw_only=True):
     """Feature sets: the bug matters if all of one set are in use. An empty set always matches."""
     what: str
     """What the affected scheduler does, in one sentence."""
-    refuses: bool
-    """Whether it can refuse a pod whose claims fit; otherwise it only allocates what it must not."""
     fixed_in: int | None
     """The first minor release of Kubernetes 1 with the fix; None while it is open."""
-    backported_to: tuple[int, ...] = ()
-    """Older minor releases with the fix in a patch release."""
 
     def affects(self, minor: int) -> bool:
         """Whether some patch release of Kubernetes 1.`minor` has it."""
@@ -56,34 +52,15 @@ def _with(*areas: AffectedArea) -> frozenset[AffectedArea]:
 
 UPSTREAM_BUGS: Final = (
     UpstreamBug(
-        changes=(136269,),
-        issues=(133602,),
-        areas=(_with(),),
-        what="The scheduler gives one device to two claims when pods are scheduled in quick succession.",
-        refuses=False,
-        fixed_in=36,
-        backported_to=(32, 33, 34, 35),
-    ),
-    UpstreamBug(
         changes=(137347,),
         areas=(_with(AffectedArea.ALL_MODE),),
         what="The scheduler mistakes which devices a firstAvailable alternative with allocationMode All asks for.",
-        refuses=True,
         fixed_in=36,
     ),
     UpstreamBug(
         changes=(138885,),
         areas=(_with(AffectedArea.ALL_MODE, AffectedArea.SHARED_COUNTERS),),
         what="The scheduler panics when a request with allocationMode All meets devices that draw from shared counters.",
-        refuses=True,
-        fixed_in=37,
-    ),
-    UpstreamBug(
-        changes=(139040,),
-        issues=(139034,),
-        areas=(_with(AffectedArea.CONSUMABLE_CAPACITY, AffectedArea.SHARED_COUNTERS),),
-        what="The scheduler overlooks what shared devices already in use draw from counters, and gives it out twice.",
-        refuses=False,
         fixed_in=37,
     ),
     UpstreamBug(
@@ -91,24 +68,13 @@ UPSTREAM_BUGS: Final = (
         issues=(140434,),
         areas=(_with(AffectedArea.SHARED_COUNTERS, AffectedArea.SAME_POOL_NAMES),),
         what="The scheduler confuses the counters of two drivers whose pools have the same name, such as the node's.",
-        refuses=True,
         fixed_in=37,
-        backported_to=(36,),
     ),
     UpstreamBug(
         changes=(140431,),
         issues=(140436,),
         areas=(_with(AffectedArea.SHARED_COUNTERS), _with(AffectedArea.CONSTRAINTS)),
         what="The scheduler keeps counters and constraint values of devices it tried and dropped, and then finds no fit.",
-        refuses=True,
-        fixed_in=37,
-    ),
-    UpstreamBug(
-        changes=(140600,),
-        issues=(140438,),
-        areas=(_with(AffectedArea.CONSTRAINTS),),
-        what="The scheduler compares distinctAttribute only with the device before when one request wants three or more.",
-        refuses=False,
         fixed_in=37,
     ),
     UpstreamBug(
@@ -116,7 +82,6 @@ UPSTREAM_BUGS: Final = (
         issues=(140300,),
         areas=(_with(AffectedArea.CONSTRAINTS, AffectedArea.LIST_ATTRIBUTES),),
         what="The scheduler does not restore the common values of a list matchAttribute after dropping a device.",
-        refuses=True,
         fixed_in=37,
     ),
     UpstreamBug(
@@ -126,7 +91,6 @@ UPSTREAM_BUGS: Final = (
             "The scheduler miscalculates amounts of counters and shared capacities: overflows, a division by zero, changed "
             "objects in its cache, and partial results of allocationMode All."
         ),
-        refuses=True,
         fixed_in=37,
     ),
     UpstreamBug(
@@ -134,30 +98,19 @@ UPSTREAM_BUGS: Final = (
         issues=(139016,),
         areas=(_with(AffectedArea.SEVERAL_CLAIMS),),
         what="The scheduler fails a pod with several claims: it finds fewer allocations than there are claims.",
-        refuses=True,
         fixed_in=37,
-        backported_to=(35, 36),
     ),
     UpstreamBug(
         changes=(142202,),
         issues=(142218,),
         areas=(_with(AffectedArea.NAMES_TWICE),),
         what="The scheduler takes either value of an attribute that a device publishes with its domain and without it.",
-        refuses=True,
         fixed_in=None,
     ),
     UpstreamBug(
         changes=(140729,),
         areas=(_with(AffectedArea.ADMIN_ACCESS, AffectedArea.SHARED_COUNTERS),),
         what="The scheduler charges administrative access to shared counters, so that it can be refused for lack of them.",
-        refuses=True,
-        fixed_in=None,
-    ),
-    UpstreamBug(
-        changes=(140806,),
-        areas=(_with(AffectedArea.SHARED_COUNTERS),),
-        what="The scheduler frees the counters of a device in use when its driver stops publishing it, and gives them out again.",
-        refuses=False,
         fixed_in=None,
     ),
 )
