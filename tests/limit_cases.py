@@ -159,6 +159,9 @@ REFUSED: Final[dict[str, tuple[Json, str]]] = {
         a_toleration(operator="Exists", effect="PreferNoSchedule"),
         '"PreferNoSchedule" is unknown',
     ),
+    "request of nothing": (a_claim(requests=[{"name": "gpu"}]), "has neither exactly nor firstAvailable"),
+    "unknown mode": (an_exact(allocationMode="Some"), 'allocationMode "Some" is unknown'),
+    "selector of nothing": (an_exact(selectors=[{}]), "selectors[0].cel is missing"),
     "match of nothing": (a_claim(constraints=[{"requests": ["gpu"]}]), "must have one of matchAttribute"),
     "match without a domain": (a_claim(constraints=[{"matchAttribute": "model"}]), "has no domain"),
     "match of another request": (

@@ -273,11 +273,9 @@ class ProblemKind(StrEnum):
     UNKNOWN_CAPACITY = "UnknownCapacity"
     UNKNOWN_DOMAIN = "UnknownDomain"
     UNKNOWN_DRIVER = "UnknownDriver"
-    UNKNOWN_REQUEST = "UnknownRequest"
     TOO_MANY_DEVICES = "TooManyDevices"
     CONFIGURATION_REFUSED = "ConfigurationRefused"
     """It can be allocated, but Draco's agent refuses to prepare its configuration."""
-    INVALID = "Invalid"
 
 
 class Problem(OutputStruct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from draco.allocation.configurations import VERSION
 from draco.allocation.fleet.fleet import Fleet
 from draco.cel import compile_selector
 from draco.explanation.explain import explain
-from draco.explanation.model import Problem, ProblemKind
+from draco.explanation.model import PendingReason, Problem, ProblemKind
 from draco.explanation.problems.claims import problems_of
 from draco.resources.api.claims import (
     CapacityRequirements,
@@ -82,8 +82,14 @@ def test_a_selector_that_does_not_compile_is_told_in_the_words_of_kubernetes() -
     assert problem.text == "selector #0 of claim default/c does not compile: 1:7: undefined field 'drivers'"
 
 
+def test_an_empty_selector_is_told_without_a_syntax_error() -> None:
+    problem = the_problem(asking(""))
+    assert (problem.kind, problem.fatal) == (ProblemKind.SELECTOR_INVALID, True)
+    assert problem.text == "selector #0 of claim default/c has no CEL expression"
+
+
 def test_what_is_wrong_with_a_template_is_said_of_the_template() -> None:
-    constraint = DeviceConstraint(requests=["no"], match_attribute="a.example.com/b")
+    constraint = DeviceConstraint(match_attribute="a.example.com/b")
     spec = ResourceClaimSpec(
         devices=DeviceClaim(
             requests=[
@@ -95,7 +101,7 @@ def test_what_is_wrong_with_a_template_is_said_of_the_template() -> None:
     claim = msgspec.structs.replace(asking(), spec=spec)
     said = [each.text for each in problems_of(a_fleet(), [claim], kind="claim template")]
     assert any(each.startswith("selector #0 of claim template default/c does not compile") for each in said)
-    assert any(each.startswith("constraint #0 of claim template default/c names the request no") for each in said)
+    assert any(each.startswith("constraint #0 of claim template default/c compares the attribute a") for each in said)
     assert "of claim default/c" not in " ".join(said)
 
 
@@ -308,15 +314,35 @@ def test_constraints_on_what_no_selected_device_has_are_told() -> None:
         asking(
             constraints=[
                 DeviceConstraint(match_attribute=f"{GPU}/memory"),
-                DeviceConstraint(match_attribute=f"{GPU}/productName", requests=["gpus"]),
                 DeviceConstraint(match_attribute=f"{GPU}/productName", requests=["gpu"]),
             ]
         )
     )
     assert [(each.kind, each.remedy) for each in told] == [
-        (ProblemKind.UNKNOWN_ATTRIBUTE, f"{GPU}/memory is a capacity; constraints compare attributes only"),
-        (ProblemKind.UNKNOWN_REQUEST, "write gpu"),
+        (ProblemKind.UNKNOWN_ATTRIBUTE, f"{GPU}/memory is a capacity; constraints compare attributes only")
     ]
+
+
+@pytest.mark.parametrize(
+    ("claim", "said"),
+    [
+        (
+            msgspec.structs.replace(
+                asking(), spec=ResourceClaimSpec(devices=DeviceClaim(requests=[DeviceRequest(name="gpu")]))
+            ),
+            "asks for nothing (unsupported request type?)",
+        ),
+        (asking(allocation_mode="Some"), "unsupported count mode Some"),
+        (asking(constraints=[DeviceConstraint()]), "empty constraint (unsupported constraint type?)"),
+    ],
+)
+def test_what_only_a_newer_kubernetes_stores_is_told_as_its_scheduler_would(claim: ResourceClaim, said: str) -> None:
+    assert the_problems(claim) == []
+    told = explain(a_fleet(), [claim])
+    assert told.reason is PendingReason.INVALID
+    assert told.summary.startswith("The scheduler gives up on every node: claim default/c")
+    assert said in told.summary
+    assert "None" not in told.summary
 
 
 def test_a_constraint_on_what_some_selected_device_has_is_fine_whatever_the_first_has() -> None:

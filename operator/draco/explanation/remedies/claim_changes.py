@@ -240,7 +240,8 @@ def dropped_constraints(trials: Trials) -> Iterator[SuggestedChange]:
             claims = with_changed(trials.claims, claim, constraints=others)
             kind = "matchAttribute" if constraint.match_attribute is not None else "distinctAttribute"
             attribute = constraint.match_attribute or constraint.distinct_attribute
-            text = f"remove the constraint {kind}: {attribute} from claim {claim.metadata.key}"
+            which = f"{kind}: {attribute}" if attribute else f"#{index}"
+            text = f"remove the constraint {which} from claim {claim.metadata.key}"
             yield from _changes_on(
                 trials, nodes, ChangeKind.DROP_CONSTRAINT, claims, text=text, claim=claim, names_subject=True
             )
