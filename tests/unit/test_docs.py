@@ -8,6 +8,7 @@ import click
 import pytest
 
 from draco.cli import root
+from draco.explanation.model import PendingReason
 from draco.resources.api.health import FaultFamily
 from scripts import check_links, messages, reference
 
@@ -169,6 +170,11 @@ def test_each_family_of_faults_has_a_page_that_leads_to_its_end(family: FaultFam
     assert [part for part in parts if f"**{part}.**" not in page] == []
     for index in ("docs/README.md", "docs/runbooks/alerts.md"):
         assert f"{family}.md)" in (ROOT / index).read_text("utf-8"), index
+
+
+def test_every_reason_why_a_claim_waits_is_described() -> None:
+    page = (ROOT / "docs" / "concepts" / "explanations.md").read_text("utf-8")
+    assert [reason for reason in PendingReason if f"| `{reason}` |" not in page] == []
 
 
 @pytest.mark.parametrize(("page", "words"), [("README.md", 900), ("CONTRIBUTING.md", 1200)])
