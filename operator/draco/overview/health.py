@@ -130,7 +130,8 @@ def gpu_views(
     for node in sorted(gpu_nodes, key=lambda each: natural(each.metadata.name)):
         for gpu in sorted(node.status.gpus, key=lambda each: natural(each.device)):
             whole = DeviceKey(node.status.driver, node.metadata.name, gpu.device)
-            here = {whole, *(whole._replace(device=name) for name in hardware.of(whole).overlapping(gpu.device))}
+            overlapping = hardware.of(whole.pool_key).overlapping(gpu.device)
+            here = {whole, *(whole._replace(device=name) for name in overlapping)}
             held_by = sorted({name for device in here for name in holders.get(device, ())})
             keys: list[DeviceKey | str] = [*here, gpu.uuid]
             numbers = sorted({number for key in keys for number in about.get(key, ())})

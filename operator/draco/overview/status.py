@@ -7,7 +7,7 @@ from draco.allocation.fleet.supply import Supply, SupplyState
 from draco.limits.rules import read_amounts, use_text
 from draco.maintenance.selecting.fleet import sick_devices
 from draco.overview import status_schema as schema
-from draco.overview.hardware_use import HardwareByPool, short_of_counters
+from draco.overview.hardware_use import HardwareByPool
 from draco.overview.maintenances import OUT_OF_SERVICE, budget_view, maintenance_view, message_of, phase_of
 from draco.overview.snapshot import Snapshot, natural
 from draco.overview.status_warnings import counted_as_free, warnings_of
@@ -108,10 +108,7 @@ def _devices(
         for node in snapshot.gpu_nodes
         for gpu in node.status.gpus
     }
-    short = short_of_counters(
-        ((pool, each.slices) for pool, published in pools.items() for each in published), holders.keys()
-    )
-    by_parts, overlapped = hardware.used(holders)
+    by_parts, blocked = hardware.used(holders)
     nodes = {node.metadata.name: node for node in snapshot.nodes}
     sick = sick_devices(snapshot.gpu_nodes)
     supply = Supply(rules=snapshot.rules, claims=snapshot.claims, nodes=nodes, sick=sick)
@@ -129,7 +126,7 @@ def _devices(
                         supply=supply,
                         claims=sorted(holders.get(key, [])),
                         claims_on_parts=by_parts.get(key, []),
-                        blocked=key in short or key in overlapped,
+                        blocked=key in blocked,
                         request=maintained.get(key),
                         report=reports.get(key),
                     )

@@ -169,11 +169,10 @@ def drawing(name: str, counter_set: str = "board", **counters: int) -> Device:
     return Device(name=name, consumes_counters=[DeviceCounterConsumption(counter_set=counter_set, counters=consumed)])
 
 
-def a_pool(devices: Iterable[Device], **totals: int) -> PoolHardware:
+def a_pool(devices: Iterable[Device], *others: ResourceSlice, **totals: int) -> PoolHardware:
     sets = [CounterSet(name="board", counters={name: Counter(value=str(total)) for name, total in totals.items()})]
-    return PoolHardware(
-        [a_slice("node-0", [], name="counters", of=2, shared_counters=sets), a_slice("node-0", devices, name="d", of=2)]
-    )
+    counters = a_slice("node-0", [], name="counters", of=2, shared_counters=sets)
+    return PoolHardware([counters, a_slice("node-0", devices, name="d", of=2), *others])
 
 
 def test_counters_of_any_driver_decide_not_names() -> None:
@@ -188,6 +187,21 @@ def test_counters_of_any_driver_decide_not_names() -> None:
 def test_a_counter_without_a_published_total_pays_for_nobody_twice() -> None:
     devices = [drawing("a", core=1), drawing("b", core=1)]
     assert PoolHardware([a_slice("node-0", devices, of=2)]).overlapping("a") == {"b"}
+
+
+def test_a_device_is_short_if_those_in_use_together_leave_too_little() -> None:
+    devices = [drawing("a", core=1), drawing("b", core=1), drawing("c", core=2), drawing("dsp", dsp=1)]
+    hardware = a_pool(devices, core=3, dsp=1)
+    assert hardware.overlapping("c") == set()
+    assert hardware.short(["a"]) == set()
+    assert hardware.short(["a", "b", "gone"]) == {"c"}
+    assert hardware.short(["c"]) == set()
+
+
+def test_another_node_that_publishes_under_a_devices_name_does_not_say_what_it_draws() -> None:
+    greedy = [drawing("a", core=2), drawing("b", core=2)]
+    intruder = a_slice("node-evil", greedy, pool="node-0", name="intruder", generation=10**9)
+    assert a_pool([drawing("a", core=1), drawing("b", core=1)], intruder, core=2).short(["a"]) == set()
 
 
 NAMES = ["gpu-0", "gpu-1", "gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-1", "gpu-1-mig-3g40gb-9-0", "nic-0"]

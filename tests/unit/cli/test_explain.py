@@ -19,6 +19,7 @@ from draco.resources.api.core import Pod
 from draco.whatif.world import World
 from tests import builders
 from tests.unit.cli.test_simulate import CLUSTER, a_claim, a_class, a_pod, a_template
+from tests.unit.placing.test_place import CLASS, a_fleet
 
 Json = dict[str, Any]
 
@@ -283,3 +284,24 @@ def test_why_a_claim_is_not_made_is_told_as_kube_controller_manager_says_it() ->
         "The ResourceClaim for gpu has not been created yet from ResourceClaimTemplate default/gpu; kube-controller-manager "
         f"says: {said}."
     )
+
+
+def test_a_limit_that_forbids_what_fits_is_told_with_what_the_namespace_holds() -> None:
+    claims = [
+        builders.a_claim("holds", device_class=CLASS, on=["node-0/gpu-0"]),
+        builders.a_claim("elsewhere", namespace="ml", device_class=CLASS, on=["node-1/gpu-0"]),
+        builders.a_claim("late", device_class=CLASS),
+    ]
+    world = World(
+        fleet=a_fleet(*claims, nodes=3),
+        pods={},
+        templates={},
+        wanted=[],
+        notes=[],
+        limits=[builders.a_limit(devices=1)],
+        namespaces={"default": {}, "ml": {}},
+    )
+    subject = subjects.subject_of(world, "claim", "late", "default")
+    told = with_refusals(world, subject, explain_claims(world.fleet, subject.claims))
+    assert told.reason is PendingReason.LIMIT_REACHED
+    assert told.summary.startswith("Namespace default has 1 of 1 devices (DeviceLimit limit); this claim takes 1")

@@ -80,6 +80,20 @@ def test_a_whole_is_in_use_with_any_part_and_what_others_use_up_is_blocked(
     assert (status.devices.blocked, status.devices.in_use) == (len(blocked), len(in_use))
 
 
+def test_a_device_is_blocked_if_several_in_use_together_leave_too_little_of_a_counter() -> None:
+    def drawing(name: str, cores: int) -> Device:
+        draws = DeviceCounterConsumption(counter_set="die", counters={"cores": Counter(value=str(cores))})
+        return a_device(name, consumes_counters=[draws])
+
+    total = CounterSet(name="die", counters={"cores": Counter(value="3")})
+    slices = [
+        a_slice(devices=[drawing("a", 1), drawing("b", 1), drawing("c", 1), drawing("two", 2)], of=2),
+        a_slice(devices=[], of=2, name="counters", shared_counters=[total]),
+    ]
+    snapshot = Snapshot(nodes=[a_node()], slices=slices, claims=[a_claim(on=["node-0/a", "node-0/b"])])
+    assert (state_of(snapshot, "c"), state_of(snapshot, "two")) == (DeviceState.FREE, DeviceState.BLOCKED)
+
+
 def test_looking_at_a_partition_as_an_administrator_blocks_nobody() -> None:
     claims = [a_claim(on=["node-0/gpu-0"], admin_access=True)]
     status = status_of(Snapshot(nodes=[a_node()], slices=a_divided_gpu(), claims=claims))

@@ -1,13 +1,13 @@
 """Which devices of a pool are the same hardware: a whole GPU and its partitions, and partitions that overlap.
 
-Owns that relation, for any driver. Two devices overlap if they consume from one counter set that does not suffice for both.
-Without published counters (a cluster without partitionable devices, static layouts), a partition belongs to the GPU that its
-`parentUUID` or name gives, and partitions of one GPU that are published together do not overlap, because otherwise the scheduler
-would give away the same memory twice. Knows no claims and decides nothing.
+Owns that relation and which devices lack counters, for any driver. Two devices overlap if they consume from one counter set that
+does not suffice for both. Without published counters (a cluster without partitionable devices, static layouts), a partition
+belongs to the GPU that its `parentUUID` or name gives, and partitions of one GPU that are published together do not overlap,
+because otherwise the scheduler would give away the same memory twice. Knows no claims and decides nothing.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 
@@ -79,6 +79,20 @@ class PoolHardware:
         """What the device consumes of its counter sets, and their totals."""
         draws = self._draws(device)
         return draws, {name: self._totals.get(name, {}) for name in draws}
+
+    def short(self, held: Collection[str]) -> set[str]:
+        """The other published devices that need more of a counter than all these together leave."""
+        used: dict[str, Counter[str]] = defaultdict(Counter)
+        for device in self.published.intersection(held):
+            for counter_set, counters in self._draws(device).items():
+                used[counter_set].update(counters)
+        return {
+            device
+            for device in self.published.difference(held)
+            for counter_set, counters in self._draws(device).items()
+            for name, amount in counters.items()
+            if (taken := used[counter_set][name]) and amount + taken > self._totals.get(counter_set, {}).get(name, 0)
+        }
 
     def board(self, device: str) -> str:
         """UUID of the physical GPU of the device or partition; "" if unknown."""

@@ -1,11 +1,11 @@
 """Finds why a pod waits although devices are free: a quota refuses its claim, or a DeviceLimit refuses the allocation."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import repeat
 
 import msgspec
 
-from draco.allocation.fleet.hardware import PoolHardware
 from draco.allocation.ownership.claims import is_for_operator
 from draco.cli.explain.subjects import ExplainSubject
 from draco.explanation.model import Explanation, PendingReason
@@ -13,13 +13,13 @@ from draco.explanation.note import with_summary
 from draco.explanation.refused_creation import creation_refusal
 from draco.limits.amounts import Holdings, added, holdings_of
 from draco.limits.rules import LimitCheck, refusal_text, rule_of
+from draco.overview.hardware_use import HardwareByPool
 from draco.placing.groups.group import ClaimGroup, GroupMember, allocated
 from draco.placing.groups.place import place
 from draco.placing.search.best import BestPlacer
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import ResourceSlice
-from draco.resources.names import PoolKey
 from draco.whatif.world import World
 
 
@@ -55,31 +55,16 @@ def _limited(world: World, subject: ExplainSubject) -> str:
     if not placement.results:
         return ""
     planned = [allocated(claim, result) for claim, result in zip(mine, placement.results[0], strict=True)]
-    holdings = _ClaimsOf(world)
-    check = LimitCheck([rule_of(each) for each in world.limits], world.namespaces, holdings.of_namespace)
-    refusals = check.refusals(namespace, added(map(holdings.of, planned)))
+    entries = (entry for pool in fleet.inventory.pools for entry in pool.entries)
+    hardware = HardwareByPool(ResourceSlice(metadata=ObjectMeta(name=each.name), spec=each.spec) for each in entries)
+    by_namespace: dict[str, list[ResourceClaim]] = defaultdict(list)
+    for claim in fleet.claims.values():
+        by_namespace[claim.metadata.namespace].append(claim)
+
+    def held(claims: Iterable[ResourceClaim]) -> Holdings:
+        return added(holdings_of(each, hardware.of).holdings for each in claims)
+
+    rules = [rule_of(each) for each in world.limits]
+    check = LimitCheck(rules, world.namespaces, lambda name: held(by_namespace[name]))
+    refusals = check.refusals(namespace, held(planned))
     return refusal_text(refusals, namespace, claims=len(mine)) if refusals else ""
-
-
-class _ClaimsOf:
-    def __init__(self, world: World) -> None:
-        self._fleet = world.fleet
-        self._pools: dict[PoolKey, PoolHardware] = {}
-        self._claims: dict[str, list[ResourceClaim]] = defaultdict(list)
-        for claim in world.fleet.claims.values():
-            if claim.status.allocation is not None:
-                self._claims[claim.metadata.namespace].append(claim)
-
-    def of(self, claim: ResourceClaim) -> Holdings:
-        return holdings_of(claim, self._hardware).holdings
-
-    def of_namespace(self, namespace: str) -> Holdings:
-        return added(map(self.of, self._claims.get(namespace, ())))
-
-    def _hardware(self, key: PoolKey) -> PoolHardware:
-        if key not in self._pools:
-            pool = self._fleet.inventory.pool(key)
-            entries = pool.entries if pool is not None else ()
-            slices = [ResourceSlice(metadata=ObjectMeta(name=each.name), spec=each.spec) for each in entries]
-            self._pools[key] = PoolHardware(slices)
-        return self._pools[key]
