@@ -8,6 +8,7 @@ again.
 
 import errno
 import os
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -157,8 +158,8 @@ class Source:
         self._objects: dict[str, dict[str, Any]] = {}
         self.version = 0
         self.put(NODES, {"metadata": {"name": NODE, "uid": NODE_UID}})
-        self._applied: dict[str, set[str]] = {}
-        """The fields of the status that each field manager has applied last."""
+        self._applied: dict[tuple[str, str, str], set[str]] = {}
+        """The fields of the status of a kind's object that each field manager has applied last."""
         self._make_gpu_node()
 
     @property
@@ -202,7 +203,7 @@ class Source:
     def _make_gpu_node(self) -> None:
         metadata = {"name": NODE, "uid": f"gpunode-{self.version}", "generation": 1, "ownerReferences": OWNERS}
         self.put(GPU_NODES, {"metadata": metadata})
-        self._applied.clear()
+        self._applied = {owner: names for owner, names in self._applied.items() if owner[0] != GPU_NODES.plural}
 
     def publish(self, devices: list[Any], counters: list[Any]) -> None:
         """Store all devices of the node in one slice."""
@@ -220,6 +221,11 @@ class Source:
         self._reach()
         return list(self._objects.get(kind.plural, {}).values())
 
+    async def pages(self, _kind: Kind[Any], **_options: Any) -> AsyncGenerator[Any, None]:
+        """Lists of watches are out of reach: `driven` tells the agent of its GpuNode."""
+        raise Unreachable("out of reach in this test")
+        yield
+
     async def create(self, kind: Kind[Any], _body: Any, **_options: Any) -> Any:
         """Create the agent's GpuNode with an empty spec. No other kind can be created."""
         self._reach()
@@ -234,8 +240,9 @@ class Source:
         """Replace the given fields of the status, and remove those that the manager applied before and gives no more."""
         self._reach()
         known = msgspec.to_builtins(self._found(kind, key))
-        applied = self._applied.get(manager, set())
-        self._applied[manager] = set(body["status"])
+        owner = kind.plural, str(key), manager
+        applied = self._applied.get(owner, set())
+        self._applied[owner] = set(body["status"])
         stays = {name: value for name, value in known.get("status", {}).items() if name not in applied}
         self.put(kind, known | {"status": stays | body["status"]})
         return self._found(kind, key)

@@ -171,7 +171,7 @@ async def test_nobody_else_allocates_what_is_dracos_and_draco_nothing_else(
                 await allocate(operator, "sim-1", reserved_for=[pod])
         await allocate(handed_over, "sim-0")
         async with await connect(guarded.kubeconfig) as connection:
-            with pytest.raises(Invalid, match="Draco takes back only allocations of GPUs that were handed over to it"):
+            with pytest.raises(Invalid, match="Draco may remove only allocations of GPUs that were handed over to it"):
                 await Client(connection).patch(CLAIMS, key, {"status": {"allocation": None}}, subresource="status")
         for toleration in (
             {"operator": "Exists"},

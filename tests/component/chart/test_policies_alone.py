@@ -89,7 +89,12 @@ REFUSED = [
     Theft("homeless", "a slice of no node", publish("x", allNodes=True, pool="x"), NO_NODE),
     Theft("homeless", "a status", status_of("here", devices=[report()]), NO_NODE),
     Theft("agent", "no node's slice of my pool", publish("x", allNodes=True, pool=MINE), "for that node alone"),
-    Theft("agent", "another pool", publish("x", nodeName=MINE, pool=OTHER), "not named after that node"),
+    Theft(
+        "agent",
+        "another pool",
+        publish("x", nodeName=MINE, pool=OTHER),
+        "only slices of the pool named after that node",
+    ),
     Theft("agent", "another driver", publish("x", nodeName=MINE, pool=MINE, driver=OTHER_DRIVER), "a driver other"),
     Theft("agent", "taken over", lambda c: rewritten(c, "others", driver=DRIVER), "a driver other|immutable"),
     Theft("agent", "a slice deleted", lambda c: c.delete(SLICES, named("others")), "a driver other"),

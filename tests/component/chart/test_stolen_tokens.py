@@ -323,7 +323,7 @@ THEFTS = [
                 token,
                 "a GpuNode's state",
                 lambda client: client.patch(GPU_NODES, named(MINE), {"status": {"driver": "x"}}, subresource="status"),
-                "only that its agent is lost",
+                "status that its agent is lost",
             ),
             Theft(
                 token,
@@ -334,7 +334,7 @@ THEFTS = [
                     {"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "AgentLost"}]}},
                     subresource="status",
                 ),
-                "only that its agent is lost",
+                "status that its agent is lost",
             ),
         )
     ),
