@@ -1,12 +1,11 @@
-"""Evicts pods by the Eviction API, and reads the PodDisruptionBudgets that it applies.
+"""Evicts pods by the Eviction API.
 
 Owns the request, the interpretation of its answer, and whether Draco has the right at all. Every eviction names the UID of the
 pod seen, so that a newer pod of the same name is not affected. Callers decide whom to evict and when to retry.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -26,8 +25,8 @@ from draco.kube.errors import (
     TooManyRequests,
     Unreachable,
 )
-from draco.resources.api.core import Pod, PodDisruptionBudget
-from draco.resources.kinds import POD_DISRUPTION_BUDGETS, PODS
+from draco.resources.api.core import Pod
+from draco.resources.kinds import PODS
 from draco.resources.names import ANNOTATION_LEADER_ONLY
 from draco.resources.texts import reason_of
 
@@ -39,8 +38,6 @@ NOT_PERMITTED: Final = (
 _FORBIDDEN_LONGEST_S: Final = 60.0
 """Maximum backoff for all evictions after the API server denied the right."""
 _AT_ONCE: Final = 4
-_KEPT_FOR: Final = 60
-"""Cached budgets are dropped after this multiple of their validity."""
 
 
 class Eviction(StrEnum):
@@ -127,56 +124,6 @@ class PodEvictions:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(each), name=f"evict {each.metadata.key}") for each in pods]
         return [task.result() for task in tasks]
-
-
-class DisruptionBudgets:
-    """Budgets by namespace. Not watched: a namespace is read again after `every_s` at the earliest."""
-
-    def __init__(self, client: Client, *, clock: Clock, every_s: float = 10.0) -> None:
-        self._client = client
-        self._clock = clock
-        self._every_s = every_s
-        self._read: dict[str, tuple[float, list[PodDisruptionBudget]]] = {}
-
-    def of(self, namespaces: Iterable[str]) -> list[PodDisruptionBudget]:
-        """The budgets last read of these namespaces."""
-        return [each for name in namespaces for each in self._read.get(name, (0.0, []))[1]]
-
-    async def read(self, namespaces: Iterable[str]) -> bool:
-        """Read namespaces that were not read recently. Return whether any was read."""
-        found = False
-        for namespace in self._due(namespaces):
-            try:
-                await self._read_again(namespace)
-            except (ApiError, msgspec.ValidationError) as error:
-                # The API server applies them, whatever is known here.
-                log.info("eviction.budgets_not_read", namespace=namespace, error=str(error))
-                continue
-            found = True
-        return found
-
-    async def current(self, namespaces: Iterable[str]) -> list[PodDisruptionBudget]:
-        """Recent budgets, for reports: none where reading is forbidden. Raises ApiError: a read error must not look like none."""
-        names = sorted(namespaces)
-        with suppress(Forbidden):  # an older chart's role
-            for namespace in self._due(names):
-                await self._read_again(namespace)
-        return self.of(names)
-
-    def _due(self, namespaces: Iterable[str]) -> list[str]:
-        now_s = self._clock.monotonic()
-        return [
-            each
-            for each in sorted(namespaces)
-            if each not in self._read or now_s - self._read[each][0] >= self._every_s
-        ]
-
-    async def _read_again(self, namespace: str) -> None:
-        budgets = await self._client.list(POD_DISRUPTION_BUDGETS, namespace=namespace)
-        now_s = self._clock.monotonic()
-        kept_s = _KEPT_FOR * self._every_s
-        self._read = {name: each for name, each in self._read.items() if now_s - each[0] < kept_s}
-        self._read[namespace] = (now_s, budgets)
 
 
 def refused(pods: Sequence[Pod], answers: Sequence[EvictionAnswer]) -> list[tuple[Pod, EvictionAnswer]]:

@@ -184,7 +184,6 @@ class Reconcilers:
         admission = MaintenanceAdmission(client, view, fleet)
         self.eviction_requests = self._eviction_requests(fleet, admission)
         drains = PodDrains(
-            client,
             view,
             self.events,
             evictions=self._evictions,
@@ -222,9 +221,7 @@ class Reconcilers:
     def _tainting(self) -> None:
         client, view = self._client, self._view
         self.reach = RuleReach(view)
-        self._reports = TaintRuleReports(
-            client, view, self.reach, self._notes(reports.EVENT_REASON, reports.EVENT_ACTION)
-        )
+        self._reports = TaintRuleReports(view, self.reach, self._notes(reports.EVENT_REASON, reports.EVENT_ACTION))
         self.agent_leases = AgentLeases(client, view, namespace=self._settings.namespace)
         share = self._settings.mass_outage_percent / 100
         self.fences = FencingReconciler(client, view, self.agent_leases, self.events, terms=FencingTerms(share=share))

@@ -58,6 +58,11 @@ class SelfReport:
                 f"The agents' leases in namespace {self._settings.namespace} cannot be read, so the GPUs of a lost agent are not "
                 "fenced. See informer.interrupted in the operator's log; its Role must let it get, list and watch leases there."
             )
+        if self._view.disruption_budgets.forbidden:
+            found.append(
+                "PodDisruptionBudgets cannot be watched, so Draco evicts no pod for others, and does not show which budgets are "
+                "violated. Draco's ClusterRole must let the operator list and watch poddisruptionbudgets: upgrade the chart."
+            )
         if unwatched:
             found.append(
                 f"Kopf does not run: {listed(unwatched)} objects are listed every few seconds instead of watched. See kopf.ended "

@@ -33,7 +33,7 @@ from draco.maintenance.rules import (
 )
 from draco.reservations.claims import reserved_by
 from draco.resources.api.claims import DeviceClass, ResourceClaim
-from draco.resources.api.core import Node, Pod
+from draco.resources.api.core import Node, Pod, PodDisruptionBudget
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.limits import DeviceLimit, Namespace
@@ -55,6 +55,7 @@ from draco.resources.kinds import (
     MIG_POLICIES,
     NAMESPACES,
     NODES,
+    POD_DISRUPTION_BUDGETS,
     POD_GROUPS,
     PODS,
     SLICES,
@@ -105,6 +106,7 @@ BY_RULED_POOL = "ruled pool"
 """All taint rules, likewise."""
 WIDE = "wide"
 _REMEMBERED_POOLS = 512
+BY_NAMESPACE = "namespace"
 IDLE = "idle"
 """Allocated claims that are reserved for nobody, all under one value."""
 
@@ -128,8 +130,8 @@ class ClusterView:
         self.own_kinds: dict[Kind[Any], OwnKind[Any]] = {}
         """Kinds that people write: Kopf watches these, informers the others."""
 
-        def follow(kind: Kind[Any]) -> Informer[Any]:
-            informer: Informer[Any] = Informer(client, kind, clock=clock, keep=shared.of)
+        def follow(kind: Kind[Any], *, optional: bool = False) -> Informer[Any]:
+            informer: Informer[Any] = Informer(client, kind, clock=clock, keep=shared.of, optional=optional)
             self.collections[kind.kind] = informer
             return informer
 
@@ -146,6 +148,8 @@ class ClusterView:
         self.classes: Informer[DeviceClass] = follow(DEVICE_CLASSES)
         self.gpu_nodes: Informer[GpuNode] = follow(GPU_NODES)
         self.namespaces: Informer[Namespace] = follow(NAMESPACES)
+        self.disruption_budgets: Informer[PodDisruptionBudget] = follow(POD_DISRUPTION_BUDGETS, optional=True)
+        """An older chart grants no right to watch them."""
         self.maintenances: OwnKind[DeviceMaintenance] = own(DEVICE_MAINTENANCES)
         self.budgets: OwnKind[MaintenanceBudget] = own(MAINTENANCE_BUDGETS)
         self.health_policies: OwnKind[HealthPolicy] = own(HEALTH_POLICIES)
@@ -207,6 +211,7 @@ class ClusterView:
             TAKING_OVER, lambda each: [True] if any(one.allocation for one in each.status.takeovers) else []
         )
         self.slices.store.add_index(BY_POOL, lambda item: [item.pool])
+        self.disruption_budgets.store.add_index(BY_NAMESPACE, lambda budget: [budget.metadata.namespace])
         self.pods.store.add_index(BY_CLAIM, lambda pod: pod.claims)
         self.pods.store.add_index(BY_GANG, lambda pod: [gang] if (gang := gang_of(pod)) else [])
         for each in (*self.own_kinds.values(), self.rules):
@@ -341,6 +346,12 @@ class ClusterView:
     def pods_of_gang(self, gang: GangKey) -> list[Pod]:
         """Pods of the group."""
         return self.pods.store.by_index(BY_GANG, gang)
+
+    def budgets_in(self, namespaces: Iterable[str]) -> list[PodDisruptionBudget]:
+        """The PodDisruptionBudgets of these namespaces; none if they may not be watched."""
+        store = self.disruption_budgets.store
+        known = () if self.disruption_budgets.forbidden else sorted(set(namespaces))
+        return [each for name in known for each in store.by_index(BY_NAMESPACE, name)]
 
     def pending_pods(self, claim: ObjectKey) -> list[Pod]:
         """Pods that use the claim and have not started."""

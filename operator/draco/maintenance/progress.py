@@ -18,14 +18,12 @@ class RefusedEviction(msgspec.Struct, frozen=True, order=True):
 class DrainPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a drain.
 
-    `evict` are pods to evict now, `request` those to create EvictionRequests for. `entrusted` are pods with an accepted
-    EvictionRequest, each also in `leaving` or `refused`. `leaving` were asked to leave or are terminating. `no_execute`: the
-    taint has, or gets, the effect NoExecute. `waits_for` is how long pods may still finish.
+    `evict` are pods to evict now, `request` those to create EvictionRequests for. `leaving` were asked to leave or are
+    terminating. `no_execute`: the taint has, or gets, the effect NoExecute. `waits_for` is how long pods may still finish.
     """
 
     evict: tuple[ObjectKey, ...] = ()
     request: tuple[ObjectKey, ...] = ()
-    entrusted: tuple[ObjectKey, ...] = ()
     leaving: tuple[ObjectKey, ...] = ()
     refused: tuple[RefusedEviction, ...] = ()
     no_execute: bool = False

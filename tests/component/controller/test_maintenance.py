@@ -263,7 +263,7 @@ def a_reconciler(client: Client, view: ClusterView) -> MaintenanceReconciler:
         settle_s=0.1,
         fleet=fleet,
         admission=MaintenanceAdmission(client, view, fleet),
-        drains=PodDrains(client, view, events, evictions=evictions, count=count),
+        drains=PodDrains(view, events, evictions=evictions, count=count),
         jobs=MaintenanceJobs(client, view, fleet, namespace="draco-system", permitted=False),
         events=events,
     )

@@ -573,3 +573,17 @@ async def test_under_any_sequence_of_faults_the_store_ends_as_the_server_is(
     assert recorder.objects == truth
     assert len(used) > len(FAULTS) / 2
     assert informer.counts.failures > 10
+
+
+@pytest.mark.parametrize("refused", [anything, watches], ids=["all", "the watch"])
+async def test_a_kind_that_need_not_be_readable_counts_as_synced_and_says_whether_it_is_read(
+    client: Client, through: Client, proxy: FaultProxy, namespace: str, refused: Callable[[Any], bool]
+) -> None:
+    is_permitted = False
+    proxy.fault(lambda request: not is_permitted and refused(request), answer(403, "Forbidden"), times=1000)
+    informer = an_informer(through, namespace, optional=True)
+    async with following(informer):
+        await eventually(lambda: informer.forbidden, "the right is missing")
+        await client.create(CONFIG_MAPS, a_config_map(namespace, "a"))
+        is_permitted = True
+        await eventually(lambda: not informer.forbidden and names(informer) == ["a"], "it is read")

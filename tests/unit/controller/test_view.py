@@ -18,7 +18,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import TAINT_RULES, Kind
 from draco.resources.names import NVIDIA_DRIVER
-from tests.builders import MOMENT, a_claim, a_device_key, a_maintenance, a_node, a_pod, a_rule, a_slice
+from tests.builders import MOMENT, a_budget, a_claim, a_device_key, a_maintenance, a_node, a_pod, a_rule, a_slice
 from tests.doubles.clock import ManualClock
 
 
@@ -169,3 +169,12 @@ def test_claims_and_requests_are_counted_by_state() -> None:
     assert sample("draco_maintenance_requests", {"phase": "Completed"}) == 1
     assert sample("draco_informer_objects", {"kind": "ResourceClaim"}) == 4
     assert sample("draco_informer_synced", {"kind": "Pod"}) == 0
+
+
+def test_budgets_are_found_by_namespace_and_unknown_ones_are_not_told_as_they_once_were() -> None:
+    view = a_view()
+    for namespace, name in (("b", "one"), ("a", "two"), ("c", "three")):
+        view.disruption_budgets.store.put(a_budget(name, namespace=namespace))
+    assert [str(each.metadata.key) for each in view.budgets_in(["b", "a", "b"])] == ["a/two", "b/one"]
+    view.disruption_budgets.forbidden = True
+    assert view.budgets_in(["a"]) == []

@@ -107,7 +107,7 @@ def test_a_request_that_was_given_up_is_followed_by_an_eviction_at_once() -> Non
 def test_a_pod_that_the_cluster_makes_leave_is_left_to_it_for_as_long_as_that_takes() -> None:
     state = look(runs(), requested=asked_for(RequestStanding.TAKEN_ON), after=timedelta(hours=5))
     key = runs().metadata.key
-    assert (state.request, state.evict, state.leaving, state.entrusted) == ((), (), (key,), (key,))
+    assert (state.request, state.evict, state.leaving) == ((), (), (key,))
     assert state.look_again == timedelta(seconds=10)
 
 
@@ -123,7 +123,6 @@ def test_a_budget_that_holds_up_the_cluster_is_named_too() -> None:
     state = look(pod, requested=asked_for(RequestStanding.TAKEN_ON), budgets=[a_budget("keep", app="web", allows=0)])
     (refused,) = state.refused
     assert refused.pod == pod.metadata.key
-    assert state.entrusted == (pod.metadata.key,)
     assert "PodDisruptionBudget default/keep allows no eviction now" in state.message
     free = look(pod, requested=asked_for(RequestStanding.TAKEN_ON), budgets=[a_budget("keep", app="web", allows=1)])
     assert (free.refused, free.leaving) == ((), (pod.metadata.key,))

@@ -105,7 +105,7 @@ class ClaimAllocations:
         self._returns = AllocationReturns(client, view, events)
         self._refusals = NodeRefusals(view, events, returned=self._returns.__contains__)
         self.gangs = Gangs(client, view)
-        self.preemptions = Preemptions(client, view, handover, workers, self.gangs)
+        self.preemptions = Preemptions(view, handover, workers, self.gangs)
         self._waiting = WaitingGroups(view, self.gangs, self._refusals, self._is_in_flight)
         self._useless = UselessAllocations(
             view, self.gangs, in_flight=self._is_in_flight, refused=self.writes.is_refused

@@ -11,10 +11,9 @@ from datetime import datetime
 import structlog
 from prometheus_client import Counter
 
-from draco.controller.evictions import NOT_PERMITTED, DisruptionBudgets, Eviction, PodEvictions
+from draco.controller.evictions import NOT_PERMITTED, Eviction, PodEvictions
 from draco.controller.maintenance.eviction_requests import EvictionRequests
 from draco.controller.view import ClusterView
-from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.shares import EventType
@@ -47,7 +46,6 @@ class PodDrains:
 
     def __init__(
         self,
-        client: Client,
         view: ClusterView,
         events: EventRecorder,
         *,
@@ -60,7 +58,6 @@ class PodDrains:
         self._events = events
         self._count = count
         self._evictions = evictions
-        self._budgets = DisruptionBudgets(client, clock=view.clock)
         self._requests = requests
         self._asked: dict[str, AskedPod] = {}  # by pod UID
         self._asked_by: dict[str, set[str]] = {}  # by request UID
@@ -73,6 +70,11 @@ class PodDrains:
             wake,
             lambda pod: self._holding(pod.claims),
             reads=lambda pod: (pod.claims, pod.is_over, pod.spec.node_name, pod.metadata.finalizers),
+        )
+        self._view.disruption_budgets.subscribe_keys(
+            wake,
+            lambda _: self._refused_by_budgets(),
+            reads=lambda budget: (budget.spec, budget.status.disruptions_allowed > 0),
         )
         if self._requests:
             self._requests.informer.subscribe_keys(wake, self._concerned)
@@ -98,7 +100,7 @@ class PodDrains:
             claims=claims,
             pods=list(pods.values()),
             rules=rules,
-            budgets=self._budgets.of(namespaces),
+            budgets=self._view.budgets_in(namespaces),
             asked=self._asked,
             requested=self._requests.of(pods.values()) if self._requests else None,
             paused=paused,
@@ -117,13 +119,12 @@ class PodDrains:
         Returns seconds until the next look. Raises ApiError if the request itself cannot be read (then nobody is evicted), or if
         the cluster did not answer and must be asked again.
         """
-        read = await self._budgets.read({key.namespace for key in plan.entrusted})
         pause_s = self._evictions.left_s if plan.evict else 0.0
         keys = (*(() if pause_s else plan.evict), *plan.request)
         pods = [pod for key in keys if (pod := self._view.pods.store.get(key)) is not None]
         pods = [pod for pod in pods if pod.metadata.uid not in self._in_flight and not pod.is_over]
         if not pods or not await self._view.maintenances.is_current(request):
-            return 0.1 if read else pause_s or None
+            return pause_s or None
         self._in_flight |= {pod.metadata.uid for pod in pods}
         limit = asyncio.Semaphore(_AT_ONCE)
         try:
@@ -140,7 +141,6 @@ class PodDrains:
         for again in (task.result() for task in tasks):
             if again is not None:
                 raise again
-        await self._budgets.read({pod.metadata.namespace for pod in pods if self._was_refused_by_budget(pod)})
         return 1.0
 
     def forget(self, uid: str) -> None:
@@ -197,10 +197,6 @@ class PodDrains:
         )
         self._asked_by.setdefault(request.metadata.uid, set()).add(uid)
 
-    def _was_refused_by_budget(self, pod: Pod) -> bool:
-        asked = self._asked.get(pod.metadata.uid)
-        return asked is not None and asked.by_budget
-
     def _announce_eviction(self, request: DeviceMaintenance, pod: Pod) -> None:
         meta, held = request.metadata, self._what_it_holds(request, pod)
         self._record(
@@ -215,6 +211,12 @@ class PodDrains:
 
     def _record(self, regarding: ObjectReference, type_: EventType, note: str, *, reason: str = EVICTED_REASON) -> None:
         self._events.record(regarding, type=type_, reason=reason, action=EVENT_ACTION, note=note)
+
+    def _refused_by_budgets(self) -> Iterator[str]:
+        """The UIDs of requests with a pod whose eviction a budget refused."""
+        for uid, pods in self._asked_by.items():
+            if any(asked.by_budget for pod in pods if (asked := self._asked.get(pod))):
+                yield uid
 
     def _concerned(self, asked: EvictionRequest) -> Iterator[str]:
         target = asked.spec.target.pod

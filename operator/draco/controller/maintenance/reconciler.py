@@ -68,7 +68,7 @@ class MaintenanceReconciler:
         self._view = view
         self._fleet = fleet
         self._admission = admission
-        self._rehearsals = Rehearsals(client, view, fleet)
+        self._rehearsals = Rehearsals(view, fleet)
         self._drains = drains
         self._jobs = jobs
         self._snapshots = SnapshotReader(

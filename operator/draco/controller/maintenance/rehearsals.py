@@ -4,20 +4,21 @@ Owns the reading for that, which yields the event loop.
 """
 
 import msgspec
+from cachetools import TTLCache
 
-from draco.controller.evictions import DisruptionBudgets
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.maintenance.fleet import MaintenanceFleet
 from draco.controller.view import ClusterView
-from draco.kube.connect.client import Client
 from draco.maintenance.gate import SelectionProblem
 from draco.maintenance.selecting.fleet import takes_most
 from draco.maintenance.selecting.matching import MaintenanceSelection, is_exact, scope_of
 from draco.maintenance.selecting.rehearsal import rehearsal_of, scope_devices
+from draco.resources.api.core import PodDisruptionBudget
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceRehearsal
 from draco.resources.names import DeviceKey, PoolKey
 
 _BUDGETS_FOR_S = 30.0
+"""Their status changes with every pod; a waiting request must not be written as often."""
 
 
 class Rehearsed(msgspec.Struct, frozen=True):
@@ -31,10 +32,12 @@ class Rehearsed(msgspec.Struct, frozen=True):
 class Rehearsals:
     """Rehearses one request at a time."""
 
-    def __init__(self, client: Client, view: ClusterView, fleet: MaintenanceFleet) -> None:
+    def __init__(self, view: ClusterView, fleet: MaintenanceFleet) -> None:
         self._view = view
         self._fleet = fleet
-        self._budgets = DisruptionBudgets(client, clock=view.clock, every_s=_BUDGETS_FOR_S)
+        self._budgets: TTLCache[frozenset[str], list[PodDisruptionBudget]] = TTLCache(
+            512, _BUDGETS_FOR_S, timer=view.clock.monotonic
+        )
 
     async def of(self, request: DeviceMaintenance) -> Rehearsed:
         """Rehearse the request with the current state."""
@@ -56,12 +59,13 @@ class Rehearsals:
             if not devices.isdisjoint(claim.devices_held)
             for pod in self._view.pods_of(claim.metadata.key)
         }
+        namespaces = frozenset(key.namespace for key in pods)
         summary = rehearsal_of(
             devices,
             gpus,
             claims=claims.values(),
             pods=pods.values(),
-            disruption_budgets=await self._budgets.current({key.namespace for key in pods}),
+            disruption_budgets=self._budgets.setdefault(namespaces, self._view.budgets_in(namespaces)),
             classes=classes,
         )
         problem = takes_most(request, gpus, classes)

@@ -8,10 +8,8 @@ block the loop. Keys are UIDs of rules, including deleted ones. Writes no rule.
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 
-from draco.controller.evictions import DisruptionBudgets
 from draco.controller.taints.reach import RuleReach
 from draco.controller.view import BY_TAINTED_POOL, BY_UID, WIDE, ClusterView
-from draco.kube.connect.client import Client
 from draco.kube.connect.retry import attempted
 from draco.kube.events.notes import Notes, NotesByKey
 from draco.maintenance.rules import extended_device, extends, is_draco_own, means
@@ -24,14 +22,13 @@ from draco.resources.names import DeviceKey, PoolKey
 EVENT_REASON = "TaintImpact"
 EVENT_ACTION = "ReportTaint"
 _BUDGETS_EVERY_S = 300.0
-"""How often to check PodDisruptionBudgets, which are not watched."""
+"""How often to check PodDisruptionBudgets: their status changes too often to write an Event each time."""
 
 
 class TaintRuleReports:
     """Reconciles one rule at a time."""
 
-    def __init__(self, client: Client, view: ClusterView, reach: RuleReach, notes: Notes) -> None:
-        self._budgets = DisruptionBudgets(client, clock=view.clock, every_s=0.0)
+    def __init__(self, view: ClusterView, reach: RuleReach, notes: Notes) -> None:
         self._view = view
         self._reach = reach
         self._notes = NotesByKey(notes, lambda each: each.uid)
@@ -67,7 +64,7 @@ class TaintRuleReports:
         if rule is None or kind is None:
             await self._notes.withdraw(uid)
             return None
-        impact = await self._impact(rule)
+        impact = self._impact(rule)
         if impact is None:
             return None  # the next counting round wakes us
         again_s = await self._notes.say(
@@ -77,7 +74,7 @@ class TaintRuleReports:
         )
         return min(again_s, _BUDGETS_EVERY_S) if impact.evicted and rule.spec.taint.effect != "NoSchedule" else again_s
 
-    async def _impact(self, rule: DeviceTaintRule) -> TaintImpact | None:
+    def _impact(self, rule: DeviceTaintRule) -> TaintImpact | None:
         """What the rule affects: by name if it names one pool, else as counts; None if not counted yet."""
         selector = rule.spec.device_selector
         if selector is None or not (selector.driver and selector.pool):
@@ -97,7 +94,7 @@ class TaintRuleReports:
         )
         if rule.spec.taint.effect == "NoSchedule" or not impact.evicted:
             return impact
-        budgets = await self._budgets.current({each.key.namespace for each in impact.evicted})
+        budgets = self._view.budgets_in({each.key.namespace for each in impact.evicted})
         return with_budgets(impact, budgets, pods.values())
 
     def _concerned(self, pod: Pod) -> list[str]:

@@ -52,6 +52,8 @@ class Collection(Generic[T]):
         self._keep = keep
         self._subscribers: list[Subscriber[T]] = []
         self._unserved_since: float | None = None
+        self.forbidden = False
+        """Whether the right to list or watch was missing, and nothing was heard since: the store may be outdated for good."""
         self.steady_since: float | None = None
         """Monotonic time since which the connection was uninterrupted, or None. Silence before it proves nothing."""
         self._log = log.bind(kind=kind.kind)
@@ -96,7 +98,7 @@ class Collection(Generic[T]):
     def heard(self) -> None:
         """Record a sign of life from the server."""
         self.counts.last_heard = self._clock.monotonic()
-        self._unserved_since = None
+        self._unserved_since, self.forbidden = None, False
         if self.steady_since is None:
             self.steady_since = self.counts.last_heard
 

@@ -19,7 +19,7 @@ import msgspec
 from draco.kube.clock import Clock
 from draco.kube.connect.client import PAGE_SIZE, Client, Undecodable, selectors
 from draco.kube.connect.retry import Backoff, asked_to_wait_s
-from draco.kube.errors import ApiError, Expired, NotFound
+from draco.kube.errors import ApiError, Expired, Forbidden, NotFound
 from draco.kube.watch import watching
 from draco.kube.watch.collection import Collection
 from draco.kube.watch.store import ApiObject
@@ -58,9 +58,11 @@ class Informer(Collection[T]):
         clock: Clock,
         settings: InformerSettings | None = None,
         keep: Callable[[T], T] = lambda obj: obj,
+        optional: bool = False,
     ) -> None:
-        """`keep` transforms each object before it is stored; the result must be equal to the object."""
+        """`keep` as in `Collection`. `optional`: if the right to read is missing, it counts as synced."""
         super().__init__(kind, clock=clock, keep=keep)
+        self._optional = optional
         self._client = client
         self._namespace = namespace
         self._params = selectors(label_selector, field_selector)
@@ -87,6 +89,10 @@ class Informer(Collection[T]):
                 self.absent()
             except ApiError as failure:
                 error = failure  # the known version is still good
+                if isinstance(failure, Forbidden):
+                    self.forbidden = True
+                    if self._optional:
+                        self.synced.set()
             except Exception as fault:  # noqa: BLE001 - the outermost loop; a bug of ours must not leave the store outdated
                 error, self._version = fault, ""
                 self._log.exception("informer.fault")

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from draco.maintenance.draining.disruption import ENDS_BY_ITSELF, what_blocks, why_refused
+from draco.maintenance.draining.disruption import ENDS_BY_ITSELF, covering, what_blocks, why_refused
 from draco.maintenance.draining.eviction_requests import RequestedEviction, RequestStanding, asks_by_request
 from draco.maintenance.progress import DrainPlan, RefusedEviction
 from draco.maintenance.taint_impact import reserved_pods, tolerated_for
@@ -112,7 +112,6 @@ def plan_drain(request: DeviceMaintenance, snapshot: DrainInput) -> DrainPlan | 
     state = DrainPlan(
         evict=tuple(finding.evict),
         request=tuple(finding.request),
-        entrusted=tuple(finding.entrusted),
         leaving=tuple(sorted(finding.leaving)),
         refused=tuple(sorted(finding.refused)),
         no_execute=no_execute,
@@ -192,7 +191,11 @@ class _Finding:
     def _ask(self, pod: Pod, asked: AskedPod | None, now: datetime) -> None:
         key = pod.metadata.key
         if asked is not None:
-            pause = _ACCEPTED if not asked.refusal else _PAUSES[min(asked.tries, len(_PAUSES)) - 1]
+            pause = _PAUSES[min(asked.tries, len(_PAUSES)) - 1]
+            if not asked.refusal:
+                pause = _ACCEPTED
+            elif asked.by_budget and (found := covering(pod, self._snapshot.budgets)) and not what_blocks(pod, found):
+                pause = _PAUSES[0]
             rest = asked.at + pause - now
             if asked.refusal:
                 self.refused.append(self._refusal(pod, asked))

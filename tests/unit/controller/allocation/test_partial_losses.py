@@ -21,7 +21,7 @@ from draco.resources.api.core import ObjectReference, Pod, PodStatus
 from draco.resources.api.draco import Allocator, MigGangs, MigMode, PartialLoss
 from draco.resources.api.jobs import Job, JobSpec
 from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
-from draco.resources.kinds import JOBS, POD_DISRUPTION_BUDGETS, PODS, Kind
+from draco.resources.kinds import JOBS, PODS, Kind
 from tests.builders import a_claim, a_device, a_device_class, a_mig_node, a_mig_policy, a_node, a_pod, a_slice
 from tests.doubles.clock import ManualClock
 from tests.unit.controller.watching import collection_of
@@ -101,8 +101,6 @@ class World:
 
     async def list(self, kind: Kind[Any], *, namespace: str, label_selector: str = "") -> list[Any]:
         assert namespace == "default"
-        if kind is POD_DISRUPTION_BUDGETS:
-            return []
         if kind is JOBS:
             assert label_selector == "jobset.sigs.k8s.io/jobset-name=train"
             return [Job(metadata=ObjectMeta(name="job", uid="job"), spec=JobSpec(parallelism=self.parallelism))]
@@ -299,3 +297,14 @@ async def test_a_job_set_that_lacks_more_pods_than_wait_is_looked_at_again_since
     await world.losses.reconcile(JOB_SET)
     assert await world.gangs.read()
     assert await world.losses.reconcile(JOB_SET) == AFTER_S
+
+
+async def test_nobody_is_evicted_while_budgets_are_unknown() -> None:
+    world = World()
+    await world.look()
+    world.view.disruption_budgets.forbidden = True
+    assert await world.look(AFTER_S) == 10
+    assert world.asked == []
+    world.view.disruption_budgets.heard()
+    await world.look()
+    assert world.asked == ["a", "b"]

@@ -14,10 +14,10 @@ from draco.kube.errors import ApiError, Conflict, DisruptionRefused, Forbidden, 
 from draco.kube.events.events import EventRecorder
 from draco.maintenance.draining.drain import plan_drain
 from draco.maintenance.progress import DrainPlan
-from draco.resources.api.core import Pod, PodDisruptionBudget, PodStatus
+from draco.resources.api.core import Pod, PodDisruptionBudgetStatus, PodStatus
 from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy, MaintenanceDrain, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
-from tests.builders import MOMENT, a_claim, a_device_key, a_maintenance, a_pod
+from tests.builders import MOMENT, a_budget, a_claim, a_device_key, a_maintenance, a_pod
 from tests.doubles.clock import ManualClock
 from tests.unit.controller.watching import collection_of, tell
 
@@ -41,10 +41,6 @@ class Server:
             raise self.refuses
         self.evicted += 1
 
-    async def list(self, _: Any, *, namespace: str) -> list[PodDisruptionBudget]:
-        assert namespace
-        return []
-
     def record(self, *_: Any, **__: Any) -> None:
         """Record an Event."""
 
@@ -66,13 +62,13 @@ class World:
         client = cast("Client", self.server)
         self.view = ClusterView(client, None, clock=self.clock)
         self.drains = PodDrains(
-            client,
             self.view,
             cast("EventRecorder", self.server),
             evictions=PodEvictions(client, clock=self.clock),
             count=Counter("evicted", "Evicted.", ["outcome"], registry=CollectorRegistry()),
         )
-        self.drains.subscribe(lambda _: None)
+        self.woken: list[str] = []
+        self.drains.subscribe(self.woken.append)
         self.claim = a_claim("claim", on=["node-0/gpu-0"], reserved_for=["pod"])
         self.pod: Pod = a_pod("pod", node="node-0", claims=["claim"], status=PodStatus(phase="Running"))
         tell(self.view, self.request, self.claim, self.pod)
@@ -151,3 +147,26 @@ async def test_an_api_server_that_does_not_answer_shows_nothing_of_the_right() -
     await world.carry_out()
     await world.clock.advance(3600.0)
     assert NOT_PERMITTED in world.plan().message
+
+
+async def test_a_budget_that_allows_evictions_again_ends_the_backoff_and_its_other_changes_do_not_wake() -> None:
+    world = World()
+    world.server.refuses = DisruptionRefused(429, "TooManyRequests", "a budget is in the way.")
+    tell(world.view, a_budget(allows=0))
+    for pause_s in (0, 5, 10, 20):
+        await world.clock.advance(pause_s)
+        await world.carry_out()
+    await world.clock.advance(6)
+    assert world.plan().evict == ()
+    world.woken.clear()
+    stricter = a_budget(allows=0)
+    tell(world.view, msgspec.structs.replace(stricter, status=PodDisruptionBudgetStatus(desired_healthy=2)))
+    assert world.woken == []
+    tell(world.view, a_budget(allows=1))
+    assert world.woken == [world.request.metadata.uid]
+    world.server.refuses = None
+    await world.carry_out()
+    assert world.server.evicted == 1
+    world.woken.clear()
+    tell(world.view, a_budget(allows=0))
+    assert world.woken == [], "no eviction is refused"

@@ -123,7 +123,6 @@ class Lab:
             fleet=fleet,
             admission=self.admission,
             drains=PodDrains(
-                client,
                 view,
                 events,
                 evictions=PodEvictions(client, clock=clock),

@@ -16,7 +16,7 @@ from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gan
 from draco.allocation.ownership.losses import GroupStanding, is_made_for_a_pod, releases, standing
 from draco.controller.allocation.gang_reading import Gangs
 from draco.controller.allocation.preempting.preemption import Preemptions
-from draco.controller.evictions import NOT_PERMITTED, DisruptionBudgets, PodEvictions, refused
+from draco.controller.evictions import NOT_PERMITTED, PodEvictions, refused
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
@@ -81,7 +81,6 @@ class PartialLosses:
         self._gangs = gangs
         self._preemptions = preemptions
         self._evictions = evictions
-        self._budgets = DisruptionBudgets(client, clock=view.clock)
         self._events = events
         self._count = count
         self._short: dict[GangKey, _Shortage] = {}
@@ -134,8 +133,8 @@ class PartialLosses:
             return _again_s(gang, found)
         if shortage.due_s > now_s:
             return shortage.due_s - now_s
-        if self._preemptions.of(str(gang)) is not None:
-            return _AGAIN_S  # others may be leaving for it
+        if self._preemptions.of(str(gang)) is not None or self._view.disruption_budgets.forbidden:
+            return _AGAIN_S  # others may be leaving for it, or evictions be refused halfway
         await self._release(gang, shortage)
         return max(0.0, shortage.due_s - self._view.clock.monotonic())
 
@@ -156,7 +155,6 @@ class PartialLosses:
         known = await self._client.list(PODS, namespace=gang.namespace)
         claims = {each.metadata.key: each for each in await self._client.list(CLAIMS, namespace=gang.namespace)}
         pods = [pod for pod in known if gang_of(pod) == gang]
-        await self._budgets.read({gang.namespace})
         shortage.due_s = self._view.clock.monotonic() + _AGAIN_S
         found = self._standing(gang, pods, claims.get)
         if found is None or not shortage.is_of(found) or not self._may_be_released(found.held):
@@ -175,7 +173,7 @@ class PartialLosses:
         """Evict all running pods of the group, or none. Return those that leave, and those that stay with the reason."""
         pods = [pod for pod in known if gang_of(pod) == gang]
         running = [pod for pod in pods if pod.spec.node_name and not pod.is_over]
-        budgets = self._budgets.of([gang.namespace])
+        budgets = self._view.budgets_in([gang.namespace])
         asked = self._victims(gang, known, found, ())
         if not asked:
             return [], [(running[0], _STAYS)]

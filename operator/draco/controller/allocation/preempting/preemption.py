@@ -17,12 +17,10 @@ from draco.allocation.ownership.handover import GpuPlace
 from draco.controller.allocation.gang_reading import Gangs
 from draco.controller.allocation.ownership.handover import HandoverReconciler
 from draco.controller.allocation.waiting_group import WaitingGroup
-from draco.controller.evictions import DisruptionBudgets
 from draco.controller.view import BY_TAKER, ClusterView
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import PlanPreemption, PreemptionAnswer
 from draco.controller.workers.pool import Workers
-from draco.kube.connect.client import Client
 from draco.kube.connect.retry import doubling_s
 from draco.kube.listeners import Listeners
 from draco.placing.groups.group import placeholder
@@ -78,14 +76,11 @@ class Nomination(msgspec.Struct):
 class Preemptions:
     """Nominations by group. A group whose evictions fail is retried with backoff."""
 
-    def __init__(
-        self, client: Client, view: ClusterView, handover: HandoverReconciler, workers: Workers, gangs: Gangs
-    ) -> None:
+    def __init__(self, view: ClusterView, handover: HandoverReconciler, workers: Workers, gangs: Gangs) -> None:
         self._view = view
         self._handover = handover
         self._workers = workers
         self._gangs = gangs
-        self._budgets = DisruptionBudgets(client, clock=view.clock)
         self._nominations: dict[str, Nomination] = {}
         self._next_s: dict[str, float] = {}
         self._timed: set[str] = set()  # planned for again even if nothing changes
@@ -186,7 +181,7 @@ class Preemptions:
             self.drop(uid)
             return False
         holding = {pod.metadata.uid: key for key in lower if (pod := self._view.pods.store.get(key)) is not None}
-        found = await self._evictable(waiting, priority, {key.namespace for key in lower})
+        found = self._evictable(waiting, priority, holding)
         leaving = found.leaving_for(priority)
         plan = await self._planned(waiting, priority, found, held) if leaving or found.victims else None
         if plan is None or not permitted(plan.results):
@@ -269,7 +264,7 @@ class Preemptions:
         self, waiting: WaitingGroup, priority: int, found: Evictable, held: Sequence[ResourceClaim]
     ) -> PreemptionPlan | None:
         names = {key.namespace for each in found.victims for key in each.pods}
-        allowed = [(each.metadata.key, each.status.disruptions_allowed) for each in self._budgets.of(names)]
+        allowed = [(each.metadata.key, each.status.disruptions_allowed) for each in self._view.budgets_in(names)]
         group = msgspec.structs.replace(waiting.group, is_overdue=False)
         wanted = PreemptionInput(group, priority, found.leaving_for(priority), found.victims, allowed)
         question = PlanPreemption(wanted, [*held], sorted(self._handover.spread))
@@ -281,12 +276,12 @@ class Preemptions:
                 log.info("preemption.not_found", group=waiting.called, why=type(cause).__name__)
                 return None
 
-    async def _evictable(self, waiting: WaitingGroup, priority: int, names: set[str]) -> Evictable:
-        """What may become free for the group, given the budgets of these namespaces."""
-        await self._budgets.read(names)
-        now_s = self._view.clock.monotonic()
-        spared = {uid for uid, until_s in self._spared_until_s.items() if until_s > now_s}
-        found = evictable(self._seen(self._budgets.of(names), spared))
+    def _evictable(self, waiting: WaitingGroup, priority: int, holding: Mapping[str, ObjectKey]) -> Evictable:
+        """What may become free for the group. No pods while budgets are unknown: an eviction could be refused after others."""
+        now_s, unknown = self._view.clock.monotonic(), self._view.disruption_budgets.forbidden
+        spared = {uid for uid in holding if unknown or self._spared_until_s.get(uid, now_s) > now_s}
+        budgets = self._view.budgets_in({key.namespace for key in holding.values()})
+        found = evictable(self._seen(budgets, spared))
         own = {each.metadata.key for each in waiting.group.placed}
         own |= {each.metadata.key for member in waiting.group.members for each in member.beside}
         victims = [each for each in found.victims if each.priority < priority and not own.intersection(each.claims)]
