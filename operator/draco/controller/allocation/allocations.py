@@ -218,7 +218,7 @@ class ClaimAllocations:
             limits=limits,
             may_get=self._may_get,
             is_alone=self._schedule.is_alone,
-            may_preempt=self.preemptions.may_plan,
+            may_preempt=self.preemptions.is_entitled,
         )
 
     def _may_get(self, waiting: WaitingGroup, devices: frozenset[DeviceKey]) -> bool:

@@ -53,7 +53,7 @@ class Lab:
     async def plan(self, after_s: float = 0.0) -> list[list[str]]:
         """The questions that planning for the group asks after this time."""
         await self.clock.advance(after_s)
-        assert self.preemptions.may_plan(self.waiting)
+        assert self.preemptions.is_entitled(self.waiting)
         assert not await self.preemptions.plan(self.waiting, [], lambda _: True)
         asked, self.asked = self.asked, []
         return asked
@@ -78,3 +78,16 @@ async def test_a_pod_whose_eviction_was_refused_is_spared_for_a_minute() -> None
     assert await lab.plan() == []
     assert await lab.plan(59) == []
     assert await lab.plan(10) == [["low"]]
+
+
+async def test_a_pod_that_becomes_a_victim_within_the_pause_after_a_plan_is_evicted_when_it_ends() -> None:
+    """What wakes the round then, wakes none later: without a timer the group would wait beside it."""
+    lab = Lab()
+    equal = msgspec.structs.replace(lab.low, spec=msgspec.structs.replace(lab.low.spec, priority=100))
+    tell(lab.view, equal)
+    assert await lab.plan() == []
+    assert lab.preemptions.due_s(lab.waiting) == float("inf"), "only a change can give it a victim"
+    tell(lab.view, lab.low)
+    assert await lab.plan(0.25) == []
+    assert lab.preemptions.due_s(lab.waiting) == 0.75
+    assert await lab.plan(0.75) == [["low"]]

@@ -140,16 +140,13 @@ class Preemptions:
         """Whether any policy permits evictions."""
         return bool(self._handover.preemptible)
 
-    def may_plan(self, waiting: WaitingGroup) -> bool:
-        """Whether to plan victims now for a group without a place."""
-        return self._is_entitled(waiting) and self._rest_s(waiting.uid) <= 0.0
-
     def due_s(self, waiting: WaitingGroup) -> float:
         """Seconds until the group is due without a change. Infinite if nobody can leave for it: asking would delay all others."""
-        is_due = waiting.uid in self._timed and self._is_entitled(waiting)
+        is_due = waiting.uid in self._timed and self.is_entitled(waiting)
         return max(0.0, self._rest_s(waiting.uid)) if is_due else float("inf")
 
-    def _is_entitled(self, waiting: WaitingGroup) -> bool:
+    def is_entitled(self, waiting: WaitingGroup) -> bool:
+        """Whether pods may be evicted for the group."""
         # If its pods were refused on the nodes they got, they do not lack devices.
         is_refused = any(member.without for member in waiting.group.members)
         return self.permitted and waiting.may_preempt and not is_refused
@@ -164,11 +161,14 @@ class Preemptions:
         held: Sequence[ResourceClaim],
         permitted: Callable[[list[list[AllocationResult]]], bool],
     ) -> bool:
-        """Find victims for a group without a place. Return whether it is nominated now.
+        """Find victims for a group without a place, unless it was planned for just now. Return whether it is nominated now.
 
         `held` are claims to count in addition to the cluster's; `permitted` tells whether limits allow the place.
         """
         uid, priority = waiting.uid, waiting.priority
+        if self._rest_s(uid) > 0.0:
+            self._timed.add(uid)  # the change that woke this round may let pods leave: look when the pause ends
+            return False
         if priority is None or self.pending - {uid}:
             self._wait(uid, _AGAIN_S)
             return False
