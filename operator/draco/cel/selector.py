@@ -9,7 +9,6 @@ from draco.cel.checking.cost import estimated_cost, is_surely_cheap
 from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment
 from draco.cel.checking.validate import validate
 from draco.cel.errors import Abort, CompileError, EvaluationAborted, EvaluationError, one_line
-from draco.cel.evaluation.charges import Meter, Metered, Unmetered
 from draco.cel.evaluation.code import Run, Slots
 from draco.cel.evaluation.compile import Compiler
 from draco.cel.paths import AttributePath, reads
@@ -31,11 +30,10 @@ class Selector:
 
     def __init__(self, checked: CheckedExpression, environment: Environment) -> None:
         is_cheap = is_surely_cheap(checked.ast)
-        meter: Meter = Unmetered() if is_cheap else Metered()
         self.expression: Final = checked.ast.expression
         self._checked = checked
         self._environment = environment
-        compiler = Compiler(meter, checked.overloads)
+        compiler = Compiler(checked.overloads)
         self._run = compiler.compile(checked.ast.root)
         self._slots: Slots = [0] * compiler.slots
         read = reads(checked.ast.root)
@@ -58,11 +56,9 @@ class Selector:
         return estimated_cost(self._checked, self._environment)
 
     def cost(self, device: DeviceVariable) -> int:
-        """Return Kubernetes' charge on this device (limit: 1,000,000). Slow, compiles again. Raises EvaluationError."""
-        compiler = Compiler(Metered(), self._checked.overloads)
-        run = compiler.compile(self._checked.ast.root)
-        slots: Slots = [0] * compiler.slots
-        _evaluated(run, device, slots)
+        """Return Kubernetes' charge on this device (limit: 1,000,000). Raises EvaluationError."""
+        slots = self._slots.copy()
+        _evaluated(self._run, device, slots)
         return int(slots[0])
 
 

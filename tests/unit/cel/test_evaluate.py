@@ -16,9 +16,6 @@ import pytest
 
 from draco.cel import CompileError, DeviceVariable, EvaluationAborted, EvaluationError, compile_selector, device_view
 from draco.cel.checking.cost import is_surely_cheap
-from draco.cel.errors import Abort
-from draco.cel.evaluation.charges import Metered, Unmetered
-from draco.cel.evaluation.compile import Compiler
 from draco.cel.syntax.parse import parse
 from draco.resources.api.slices import Device, DeviceAttribute
 from tests.unit.cel.devices import DRIVER, a_device
@@ -42,24 +39,6 @@ def test_an_expression_answers_as_kubernetes_does(recorded: dict[str, Any]) -> N
     assert selector.matches(a_device()) is recorded["match"]
     if "cost" in recorded:
         assert selector.cost(a_device()) == recorded["cost"]
-
-
-def outcome(expression: str, meter: Unmetered | Metered) -> Any:
-    try:
-        compiler = Compiler(meter, {})
-        run = compiler.compile(parse(expression).root)
-        value = run(a_device(), [0] * compiler.slots)
-    except (Abort, EvaluationError, CompileError) as error:
-        return type(error).__name__, str(error)
-    return value if isinstance(value, bool) else type(value)
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [one["expression"] for one in RECORDED if "cost limit" not in one.get("error", "")],
-)
-def test_counting_costs_changes_no_answer(expression: str) -> None:
-    assert outcome(expression, Unmetered()) == outcome(expression, Metered())
 
 
 def test_ten_million_steps_are_stopped() -> None:
@@ -228,7 +207,7 @@ def test_a_device_that_kubernetes_cannot_read_is_an_error(attribute: DeviceAttri
         ("true" + " || true" * 200, False),
     ],
 )
-def test_only_what_stays_far_below_the_limit_is_not_counted(expression: str, cheap: bool) -> None:
+def test_only_what_stays_far_below_the_limit_is_surely_cheap(expression: str, cheap: bool) -> None:
     assert is_surely_cheap(parse(expression)) is cheap
 
 

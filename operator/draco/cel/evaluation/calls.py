@@ -1,30 +1,26 @@
-"""Closures for function calls: constant arguments are processed once, the rest at each evaluation. The meter charges."""
+"""Closures for function calls: constant arguments are processed once, the rest at each evaluation."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
 from draco.cel.errors import CompileError, EvaluationError
-from draco.cel.evaluation.charges import Meter, Unmetered
-from draco.cel.evaluation.code import Code, Run, Slots, constant, failing
+from draco.cel.evaluation.charges import call, call_in_order
+from draco.cel.evaluation.code import Code, Run, constant
 from draco.cel.functions import bound
 from draco.cel.functions.costs import MATCHING
 from draco.cel.functions.operators import membership
-from draco.cel.functions.overloads import Binding
+from draco.cel.functions.overloads import Binding, Function
 from draco.cel.functions.standard import CONVERSIONS
 from draco.cel.values.bounds import toil_of_finding
-from draco.cel.values.device import DeviceVariable
 from draco.cel.values.regex import compile_pattern, finder, found, matcher
 from draco.cel.values.values import Value
 
 _PARSERS: Final = frozenset({"quantity", "semver", "ip", "cidr", "url"})
 _PATTERN_FUNCTIONS: Final = frozenset({"matches", "find", "findAll"})
-_COMPARISONS: Final = {
-    "_==_": "__eq__", "_!=_": "__ne__", "_<_": "__lt__", "_<=_": "__le__", "_>_": "__gt__", "_>=_": "__ge__",
-}  # fmt: skip
 
 
-def compile_call(meter: Meter, name: str, overload: str | None, codes: Sequence[Code]) -> Code:
+def compile_call(name: str, overload: str | None, codes: Sequence[Code]) -> Code:
     """Compile a call by full name; `overload` is set if only one is possible. Raises CompileError, also for invalid constants."""
     binding = bound(name, len(codes), overload)
     if binding is None:
@@ -33,29 +29,27 @@ def compile_call(meter: Meter, name: str, overload: str | None, codes: Sequence[
     runs = tuple(code.run for code in codes)
     if name in CONVERSIONS and len(codes) == 1 and codes[0].is_constant:
         return constant(_at_once(partial(function, codes[0].value)))
-    if name in _PARSERS and isinstance(meter, Unmetered) and all(code.is_constant for code in codes):
-        return Code(_computed_once(partial(function, *(code.value for code in codes))))
+    if name in _PARSERS and all(code.is_constant for code in codes):
+        parsed = _computed_once(partial(function, *(code.value for code in codes)))
+        return Code(call(binding._replace(run=parsed), runs))
     if overload == "in_list" and codes[1].is_constant:
-        return _membership(meter, binding, runs, codes[1].value)
+        return _membership(binding, runs, codes[1].value)
     if len(codes) >= 2 and name in _PATTERN_FUNCTIONS and codes[1].is_constant and type(codes[1].value) is str:
         with_pattern = _with_pattern(name, codes[1].value)
         toil = toil_of_finding if name == "findAll" else None
-        return Code(meter.call_in_order(Binding(with_pattern, MATCHING.charge, toil), runs))
-    if name in _COMPARISONS and isinstance(meter, Unmetered) and codes[1].is_constant:
-        return Code(_with_constant(name, runs[0], codes[1].value, function))
+        return Code(call_in_order(Binding(with_pattern, MATCHING.charge, toil), runs))
     stops = name == "format" or (overload is None and name[0].isalpha())
-    call = meter.call_in_order if stops else meter.call
-    return Code(call(binding, runs))
+    return Code((call_in_order if stops else call)(binding, runs))
 
 
-def _membership(meter: Meter, binding: Binding, runs: tuple[Run, ...], items: list[Value]) -> Code:
+def _membership(binding: Binding, runs: tuple[Run, ...], items: list[Value]) -> Code:
     if not items:
         return constant(value=False)
     test = membership(items)
     if test is None:
-        return Code(meter.call(binding, runs))
+        return Code(call(binding, runs))
     run = runs[0]
-    return Code(meter.fixed(lambda device, slots: test(run(device, slots)), 0))
+    return Code(lambda device, slots: test(run(device, slots)))
 
 
 def _at_once(compute: Callable[[], Value]) -> Value:
@@ -66,13 +60,17 @@ def _at_once(compute: Callable[[], Value]) -> Value:
         raise CompileError(f"program instantiation failed: {error}") from None
 
 
-def _computed_once(compute: Callable[[], Value]) -> Run:
-    """A function's result for constants; if it fails, each evaluation that reaches it fails the same way."""
+def _computed_once(compute: Callable[[], Value]) -> Function:
+    """A function that gives the same result for all arguments; if `compute` fails, each call fails the same way."""
     try:
         value = compute()
     except EvaluationError as error:
-        return failing(str(error))
-    return lambda _device, _slots: value
+        return partial(_fail, str(error))
+    return lambda *_arguments: value
+
+
+def _fail(message: str, *_arguments: Value) -> Value:
+    raise EvaluationError(message)
 
 
 def _with_pattern(name: str, pattern: str) -> Callable[..., Value]:
@@ -84,35 +82,9 @@ def _with_pattern(name: str, pattern: str) -> Callable[..., Value]:
     else:
         run = finder(pattern)
 
-    def call(text: Value, _pattern: Value, limit: Value = -1) -> Value:
+    def run_pattern(text: Value, _pattern: Value, limit: Value = -1) -> Value:
         if type(text) is not str or type(limit) is not int:
             raise EvaluationError("no such overload")
         return run(text, limit) if name == "findAll" else run(text)
 
-    return call
-
-
-def _with_constant(name: str, left: Run, value: Value, function: Callable[[Value, Value], Value]) -> Run:
-    """A comparison with a constant; uses Python's own if both sides have the same plain type."""
-    kind = type(value)
-    if kind is str and name == "_==_":
-
-        def equals(device: DeviceVariable, slots: Slots) -> Value:
-            one = left(device, slots)
-            return one == value if type(one) is str else function(one, value)
-
-        return equals
-    if kind in {str, int}:
-        # Both sides have the same type, so the method never returns NotImplemented.
-        return _ordered(name, kind, left, value, function)
-    return lambda device, slots: function(left(device, slots), value)
-
-
-def _ordered(name: str, kind: type, left: Run, value: Value, function: Callable[[Value, Value], Value]) -> Run:
-    method = getattr(kind, _COMPARISONS[name])
-
-    def run(device: DeviceVariable, slots: Slots) -> Value:
-        one = left(device, slots)
-        return method(one, value) if type(one) is kind else function(one, value)
-
-    return run
+    return run_pattern

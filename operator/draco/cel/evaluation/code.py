@@ -8,7 +8,7 @@ from draco.cel.values.device import DeviceVariable
 from draco.cel.values.values import Value
 
 Slots: TypeAlias = list[Value]
-"""The variables of one evaluation by number. If metered, number 0 is the cost so far and number 1 the toil (see `bounds`)."""
+"""The variables of one evaluation by number. Number 0 is the cost so far and number 1 the toil (see `bounds`)."""
 Run: TypeAlias = Callable[[DeviceVariable, Slots], Value]
 
 
@@ -29,8 +29,6 @@ class Code(NamedTuple):
     """The path if this is a part of the device known at compile time: `("attributes", "dra.example.com", "model")`."""
     bare: Run | None = None
     """For a variable or a read: the same without the charge for reading it."""
-    optional_of: Run | None = None
-    """For an optional read (`a.?b`): gives the bare value, or UNSET if absent."""
 
 
 class Variable(NamedTuple):
@@ -40,8 +38,6 @@ class Variable(NamedTuple):
     init: Code | None = None
     fails: bool = False
     """Whether the slot may hold an error instead of a value (the running value of a loop)."""
-    is_alias: bool = False
-    """Whether the name only stands for `init`."""
 
 
 Scope: TypeAlias = Mapping[str, Variable]

@@ -1,7 +1,7 @@
 """Compiles the tree of an expression to one closure per node.
 
 Owns what each kind of node does: laziness, error absorption, reads of the device, variables. `calls` compiles function calls,
-`loops` loops; the meter charges. Generators replace recursion, so a deep tree never overflows Python's stack.
+`loops` loops; `charges` adds the cost. Generators replace recursion, so a deep tree never overflows Python's stack.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Final
 
 from draco.cel.errors import CompileError, EvaluationError
 from draco.cel.evaluation.calls import compile_call
-from draco.cel.evaluation.charges import READ, Meter, Unmetered
+from draco.cel.evaluation.charges import READ, call, charged, optional_part, part
 from draco.cel.evaluation.code import UNSET, Code, Run, Scope, Slots, Step, Variable, constant
 from draco.cel.evaluation.logic import both, either, not_strictly_false, or_optional, or_value
 from draco.cel.evaluation.loops import compile_loop
@@ -39,8 +39,7 @@ class Compiler:
     refuses values of other types, as in Kubernetes: the sum of an empty list then has the type of its elements.
     """
 
-    def __init__(self, meter: Meter, overloads: Mapping[Call, tuple[str, ...]]) -> None:
-        self.meter = meter
+    def __init__(self, overloads: Mapping[Call, tuple[str, ...]]) -> None:
         self.slots = 2
         self._overloads = overloads
 
@@ -81,8 +80,6 @@ class Compiler:
     def _identifier(self, node: Identifier, scope: Scope) -> Step:
         variable = scope.get(node.name)
         if variable is not None:
-            if variable.is_alias and variable.init is not None:
-                return variable.init
             return self._read(_variable(variable))
         name = node.name.removeprefix(".")
         if name == "device":
@@ -93,7 +90,7 @@ class Compiler:
         yield
 
     def _read(self, bare: Code) -> Code:
-        return bare._replace(run=self.meter.fixed(bare.run, READ), bare=bare.run)
+        return bare._replace(run=charged(bare.run, READ), bare=bare.run)
 
     def _select(self, node: Select, scope: Scope) -> Step:
         name = dotted(node)
@@ -111,15 +108,15 @@ class Compiler:
         if path is not None and len(path) == 2 and path[0] in {"attributes", "capacity"}:
             kind, domain = path
             if kind == "attributes":
-                return Code(self.meter.fixed(lambda device, _slots: field in device.attributes[domain], len(path) + 1))
-            return Code(self.meter.fixed(lambda device, _slots: field in device.capacity[domain], len(path) + 1))
+                return Code(charged(lambda device, _slots: field in device.attributes[domain], len(path) + 1))
+            return Code(charged(lambda device, _slots: field in device.capacity[domain], len(path) + 1))
 
         def present(value: Value, at: Value) -> Value:
             if type(value) is Optional:
                 return look_up(value.value, at)[0] or NONE
             return look_up(value, at)[0]
 
-        test = self.meter.part(run, constant(field), present)
+        test = part(run, constant(field), present)
 
         def is_present(device: DeviceVariable, slots: Slots) -> Value:
             found = test(device, slots)
@@ -130,41 +127,17 @@ class Compiler:
     def _part(self, operand: Code, key: Code, *, is_optional: bool) -> Code:
         """`operand[key]`, `operand.key` and their optional forms."""
         path = operand.path
-        if path is not None and key.is_constant and type(key.value) is str and len(path) < 3:
-            if is_optional and len(path) == 2:
-                return self._optional_leaf(*path, key.value)
-            if not is_optional:
-                return self._device_part((*path, key.value))
+        if path is not None and key.is_constant and type(key.value) is str and len(path) < 3 and not is_optional:
+            return self._device_part((*path, key.value))
         if key.is_constant and type(key.value) not in KEYS:
             raise CompileError(f"program instantiation failed: invalid qualifier type: {go_type(key.value)}")
-        part, take = self.meter.part, taken
-        if is_optional:
-            part, take = self.meter.optional_part, taken_optionally
-        bare = part(operand.bare or operand.run, key, take if key.is_constant else with_checked_key(take))
-        return Code(self.meter.fixed(bare, READ), bare=bare)
+        read, take = (optional_part, taken_optionally) if is_optional else (part, taken)
+        bare = read(operand.bare or operand.run, key, take if key.is_constant else with_checked_key(take))
+        return Code(charged(bare, READ), bare=bare)
 
     def _device_part(self, path: tuple[str, ...]) -> Code:
         read = DEVICE_READS[len(path)](*path)
-        bare = self.meter.fixed(read, len(path))
-        return Code(self.meter.fixed(bare, READ), path=path, bare=bare)
-
-    def _optional_leaf(self, kind: str, domain: str, identifier: str) -> Code:
-        """`device.attributes["domain"].?identifier`."""
-        if kind == "attributes":
-
-            def value(device: DeviceVariable, _slots: Slots) -> Value:
-                return device.attributes[domain].get(identifier, UNSET)
-        else:
-
-            def value(device: DeviceVariable, _slots: Slots) -> Value:
-                return device.capacity[domain].get(identifier, UNSET)
-
-        def optional(found: Value, _key: Value) -> Value:
-            return NONE if found is UNSET else Optional(found)
-
-        bare = self.meter.optional_part(self.meter.fixed(value, 2), constant(identifier), optional)
-        is_free = isinstance(self.meter, Unmetered)
-        return Code(self.meter.fixed(bare, READ), bare=bare, optional_of=value if is_free else None)
+        return Code(charged(read, len(path) + READ), path=path, bare=charged(read, len(path)))
 
     def _list(self, node: ListExpr, scope: Scope) -> Step:
         codes = []
@@ -188,7 +161,7 @@ class Compiler:
                 items.append(value)
             return items
 
-        return Code(self.meter.fixed(build, NEW_LIST))
+        return Code(charged(build, NEW_LIST))
 
     def _map(self, node: MapExpr, scope: Scope) -> Step:
         parts = []
@@ -216,7 +189,7 @@ class Compiler:
                 entries[key_of(key)] = value
             return entries
 
-        return Code(self.meter.fixed(build, NEW_MAP))
+        return Code(charged(build, NEW_MAP))
 
     def _call(self, node: Call, scope: Scope) -> Step:  # noqa: PLR0911 - one per form that is no function
         name = _full_name(node)
@@ -236,11 +209,11 @@ class Compiler:
             case "_[?_]" | "_?._":
                 return self._part(codes[0], codes[1], is_optional=True)
             case "@not_strictly_false":
-                return Code(self.meter.fixed(not_strictly_false(codes[0].run), 1))
+                return Code(charged(not_strictly_false(codes[0].run), 1))
             case "or" if len(codes) == 2:
                 return Code(or_optional(codes[0].run, codes[1].run))
             case "orValue" if len(codes) == 2:
-                return Code(or_value(codes[0], codes[1].run))
+                return Code(or_value(codes[0].run, codes[1].run))
         return self._function(node, name, codes, scope)
 
     def _conditional(self, test: Code, then: Code, otherwise: Code) -> Code:
@@ -258,13 +231,13 @@ class Compiler:
 
     def _function(self, node: Call, name: str, codes: list[Code], scope: Scope) -> Code:
         if name == "_+_" and _is_appending(node, scope):
-            return Code(self.meter.call(Binding(_append), tuple(code.run for code in codes)))
+            return Code(call(Binding(_append), tuple(code.run for code in codes)))
         possible = self._overloads.get(node, ())
-        return compile_call(self.meter, name, possible[0] if len(possible) == 1 else None, codes)
+        return compile_call(name, possible[0] if len(possible) == 1 else None, codes)
 
 
 def _variable(variable: Variable) -> Code:
-    slot, init, fails, _ = variable
+    slot, init, fails = variable
     if init is not None:
         compute = init.run
 

@@ -1,7 +1,7 @@
 """`&&`, `||`, `or` and similar: which errors they absorb, and their order of evaluation."""
 
 from draco.cel.errors import EvaluationError
-from draco.cel.evaluation.code import UNSET, Code, Run, Slots
+from draco.cel.evaluation.code import Run, Slots
 from draco.cel.values.device import DeviceVariable
 from draco.cel.values.values import Optional, Value
 
@@ -23,13 +23,13 @@ def _absorbing(left: Run, right: Run, *, decisive: bool) -> Run:
         try:
             one = left(device, slots)
         except EvaluationError as error:
-            if outcome(right, device, slots) is decisive:
+            if _outcome(right, device, slots) is decisive:
                 return decisive
             raise error from None
         if one is decisive:
             return decisive
         if one is not True and one is not False:
-            if outcome(right, device, slots) is decisive:
+            if _outcome(right, device, slots) is decisive:
                 return decisive
             raise EvaluationError("no such overload")
         other = right(device, slots)
@@ -40,7 +40,7 @@ def _absorbing(left: Run, right: Run, *, decisive: bool) -> Run:
     return run
 
 
-def outcome(run: Run, device: DeviceVariable, slots: Slots) -> Value:
+def _outcome(run: Run, device: DeviceVariable, slots: Slots) -> Value:
     """Return the value of the right side after the left side failed; None if it fails too."""
     try:
         return run(device, slots)
@@ -72,20 +72,11 @@ def or_optional(left: Run, right: Run) -> Run:
     return run
 
 
-def or_value(left: Code, right: Run) -> Run:
+def or_value(left: Run, right: Run) -> Run:
     """`left.orValue(right)`: evaluates the right side only if the left one is empty."""
-    if left.optional_of is not None:
-        inner = left.optional_of
-
-        def direct(device: DeviceVariable, slots: Slots) -> Value:
-            value = inner(device, slots)
-            return right(device, slots) if value is UNSET else value
-
-        return direct
-    optional = left.run
 
     def run(device: DeviceVariable, slots: Slots) -> Value:
-        value = optional(device, slots)
+        value = left(device, slots)
         if type(value) is not Optional:
             raise EvaluationError("no such overload")
         return value.value if value.present else right(device, slots)

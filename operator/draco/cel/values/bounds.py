@@ -33,7 +33,7 @@ _PER_ENTRY: Final = 8
 
 def toil_of_all(values: Sequence[Value]) -> int:
     """Toil of processing every argument."""
-    return sum(_size(value) for value in values)
+    return sum(map(_size, values))
 
 
 def _size(value: Value) -> int:
