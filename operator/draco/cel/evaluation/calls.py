@@ -13,7 +13,7 @@ from draco.cel.functions.operators import membership
 from draco.cel.functions.overloads import Binding, Function
 from draco.cel.functions.standard import CONVERSIONS
 from draco.cel.values.bounds import toil_of_finding
-from draco.cel.values.regex import compile_pattern, finder, found, matcher
+from draco.cel.values.regex import compile_pattern, every_match, found, matcher
 from draco.cel.values.values import Value
 
 _PARSERS: Final = frozenset({"quantity", "semver", "ip", "cidr", "url"})
@@ -76,11 +76,11 @@ def _fail(message: str, *_arguments: Value) -> Value:
 def _with_pattern(name: str, pattern: str) -> Callable[..., Value]:
     compiled = _at_once(partial(compile_pattern, pattern))
     if name == "matches":
-        run: Callable[..., Value] = matcher(pattern)
+        run: Callable[..., Value] = matcher(compiled)
     elif name == "find":
         run = partial(found, compiled)
     else:
-        run = finder(pattern)
+        run = partial(every_match, compiled)
 
     def run_pattern(text: Value, _pattern: Value, limit: Value = -1) -> Value:
         if type(text) is not str or type(limit) is not int:

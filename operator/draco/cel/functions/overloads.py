@@ -9,7 +9,7 @@ function's rows matters: if an argument's type is still unknown, the first overl
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
 
@@ -233,49 +233,7 @@ def _parameter(of: Type) -> _Parameter:
 def _dispatcher(name: str, overloads: Sequence[Overload]) -> Function:
     """A function that runs the first overload that fits, or raises EvaluationError with Kubernetes' text."""
     forms = [(tuple(map(_parameter, overload.parameters)), overload.row.run) for overload in overloads]
-    [(parameters, run), *others] = forms
-    if run is not None and not others:
-        if not any(parameter.types for parameter in parameters):
-            return run
-        if not any(parameter.elements for parameter in parameters):
-            if len(parameters) == 1:
-                return _unary(name, parameters[0].types, run)
-            if len(parameters) == 2 and all(parameter.types for parameter in parameters):
-                return _binary(name, parameters[0].types, parameters[1].types, run)
-    if all(len(parameters) == 1 and not parameters[0].elements for parameters, _ in forms):
-        return _by_type(name, {kind: run for (parameter,), run in forms for kind in parameter.types})
-    return _general(name, forms)
 
-
-def _unary(name: str, accepted: frozenset[type], run: Function) -> Function:
-    def call(argument: Value) -> Value:
-        if type(argument) in accepted:
-            return run(argument)
-        raise no_such_overload(name, argument)
-
-    return call
-
-
-def _binary(name: str, first: frozenset[type], second: frozenset[type], run: Function) -> Function:
-    def call(left: Value, right: Value) -> Value:
-        if type(left) in first and type(right) in second:
-            return run(left, right)
-        raise no_such_overload(name, left, right)
-
-    return call
-
-
-def _by_type(name: str, runs: Mapping[type, Function | None]) -> Function:
-    def call(argument: Value) -> Value:
-        run = runs.get(type(argument))
-        if run is not None:
-            return run(argument)
-        raise no_such_overload(name, argument)
-
-    return call
-
-
-def _general(name: str, forms: Sequence[tuple[tuple[_Parameter, ...], Function | None]]) -> Function:
     def call(*arguments: Value) -> Value:
         for parameters, run in forms:
             if run is not None and all(map(_Parameter.accepts, parameters, arguments)):

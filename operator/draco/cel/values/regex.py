@@ -58,9 +58,8 @@ def go_sentence(error: Exception) -> str:
     return f"error parsing regexp: {_GO_REASONS.get(kind, kind)}" + (f": `{part}`" if separator else "")
 
 
-def matcher(pattern: str) -> Callable[[str], bool]:
+def matcher(compiled: re.Pattern[str]) -> Callable[[str], bool]:
     """Return a cached test for a match: a call of RE2 takes microseconds, and devices share most of their texts."""
-    compiled = compile_pattern(pattern)
 
     @lru_cache(maxsize=_KEPT_TEXTS)
     def remembered(text: str) -> bool:
@@ -81,20 +80,6 @@ def found(compiled: re.Pattern[str], text: str) -> str:
 def every_match(compiled: re.Pattern[str], text: str, limit: int) -> list[str]:
     """Return the non-overlapping matches, at most `limit`, or all if negative."""
     return list(islice(_matches(compiled, text), limit if limit >= 0 else None))
-
-
-def finder(pattern: str) -> Callable[[str, int], list[str]]:
-    """Return `every_match` for one pattern, with a cache of recent texts."""
-    compiled = compile_pattern(pattern)
-
-    @lru_cache(maxsize=_KEPT_TEXTS)
-    def remembered(text: str, limit: int) -> tuple[str, ...]:
-        return tuple(every_match(compiled, text, limit))
-
-    def find_all(text: str, limit: int) -> list[str]:
-        return list(remembered(text, limit)) if len(text) <= _LONGEST_KEPT else every_match(compiled, text, limit)
-
-    return find_all
 
 
 def _matches(compiled: re.Pattern[str], text: str) -> Iterator[str]:
