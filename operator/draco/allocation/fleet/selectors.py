@@ -2,9 +2,9 @@
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from draco.allocation.fleet.columns import DRIVER, Column, Columns
 from draco.allocation.fleet.rowwise import BYTES, Combined, combine, number, packed, places
@@ -15,7 +15,7 @@ MAX_SELECTORS: Final = 4096
 MAX_CHARACTERS: Final = 2**20
 """Of all selectors together: a compiled character takes some 75 bytes, and one selector may have 10,000 characters."""
 MAX_SCANS: Final = 64
-"""A scan of 100,000 devices takes some 400 kB."""
+"""A scan of 100,000 devices takes some 300 kB."""
 MAX_UNPUBLISHED: Final = 64
 """Columns that nobody publishes, some 500 kB each; anyone who may write claims can name any number of attributes."""
 MAX_REMEMBERED: Final = 2**18
@@ -29,15 +29,6 @@ _ALONE: Final = 2
 _Outcome: TypeAlias = bool | EvaluationError
 
 
-class Case(NamedTuple):
-    """Devices that a selector cannot tell apart: the outcome, one of their rows, and their number."""
-
-    outcome: int
-    error: EvaluationError | None
-    row: int
-    devices: int
-
-
 class Scan:
     """The outcome of a selector for every device.
 
@@ -45,13 +36,8 @@ class Scan:
     changes. Combine it with other columns by `rowwise.combine`.
     """
 
-    def __init__(
-        self, outcomes: bytes, combined: Combined, said: Sequence[_Outcome | None], alone: Mapping[int, _Outcome]
-    ) -> None:
+    def __init__(self, outcomes: bytes) -> None:
         self.outcomes: Final = outcomes
-        self._combined = combined
-        self._said = said
-        self._alone = alone
 
     @cached_property
     def selected(self) -> int:
@@ -62,17 +48,6 @@ class Scan:
     def failing(self) -> int:
         """The rows with FAILS, packed."""
         return packed(self.outcomes.translate(_FAILS)) if FAILS in self.outcomes else 0
-
-    @cached_property
-    def cases(self) -> Sequence[Case]:
-        """Every combination of the values it reads, in the order of rows; together they cover all devices."""
-        counts = self._combined.counts()
-        cases = [
-            _case(said, row, count)
-            for said, row, count in zip(self._said, self._combined.rows, counts, strict=True)
-            if said is not None
-        ]
-        return sorted([*cases, *(_case(said, row, 1) for row, said in self._alone.items())], key=lambda case: case.row)
 
 
 class _Entry:
@@ -134,21 +109,20 @@ class Selectors:
         read = [(path, column) for path, column in entry.read or () if alone or path != DRIVER]
         used = number(live, range(_ALONE + 1)) if alone else columns.driver.numbered()  # every device has a driver
         combined = combine([used, *(entry.numbered(path, column) for path, column in read)])
-        said = [self._say(entry, row) if live[row] == 1 else None for row in combined.rows]
-        outcomes = combined.paint([NO if each is None else _outcome(each) for each in said])
+        outcomes = combined.paint([self._outcome(entry, row) if live[row] == 1 else NO for row in combined.rows])
         if not alone:
-            return Scan(outcomes, combined, said, {})
-        said_alone = {row: self._say(entry, row) for row in alone}
+            return Scan(outcomes)
         patched = bytearray(outcomes)
-        for row, each in said_alone.items():
-            patched[row] = _outcome(each)
-        return Scan(bytes(patched), combined, said, said_alone)
+        for row in alone:
+            patched[row] = self._outcome(entry, row)
+        return Scan(bytes(patched))
 
-    def _say(self, entry: _Entry, row: int) -> _Outcome:
+    def _outcome(self, entry: _Entry, row: int) -> int:
         device = self._columns.devices[row]
         if device is None:
             raise LookupError(f"row {row} has no device")
-        return self._said(entry, self._columns.drivers[row], device, row)
+        said = self._said(entry, self._columns.drivers[row], device, row)
+        return FAILS if isinstance(said, EvaluationError) else int(said)
 
     def _entry(self, expression: str) -> _Entry:
         entry = self._entries.get(expression)
@@ -212,14 +186,6 @@ class Selectors:
                 return None
             read.append((each, column))
         return read
-
-
-def _outcome(said: _Outcome) -> int:
-    return FAILS if isinstance(said, EvaluationError) else int(said)
-
-
-def _case(said: _Outcome, row: int, count: int) -> Case:
-    return Case(_outcome(said), said if isinstance(said, EvaluationError) else None, row, count)
 
 
 def _reduced(device: Device, driver: str, read: Sequence[tuple[AttributePath, Column]]) -> Device:
