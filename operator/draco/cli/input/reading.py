@@ -28,13 +28,16 @@ from draco.overview.status_schema import MissingView
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.meta import ObjectKey
-from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.slices import ResourceSlice, publications
 from draco.resources.kinds import LEASES, POD_DISRUPTION_BUDGETS, PODS, SLICES, Kind
 
 T = TypeVar("T")
 NO_OPERATOR: Final = (
     "No operator of Draco leads in this cluster, so nothing happens until one does: `draco check` says what is wrong."
 )
+
+_READ_AGAIN, _READ_AGAIN_AFTER_S = 4, 0.5
+"""How often, and after how long, slices are read again while some of a pool are missing."""
 
 
 def without_dra(client: Client) -> CommandError:
@@ -110,11 +113,20 @@ class Reader:
             ) from error
 
     async def slices(self) -> list[ResourceSlice]:
-        """All ResourceSlices. Raises CommandError if the cluster does not serve DRA."""
+        """All ResourceSlices. Raises CommandError if the cluster does not serve DRA.
+
+        If slices of a pool are missing, they are read again for a moment: mostly its driver is writing them.
+        """
         try:
-            return await self.all(SLICES)
+            slices = await self.all(SLICES)
+            for _ in range(_READ_AGAIN):
+                if all(each.complete for found in publications(slices).values() for each in found):
+                    break
+                await asyncio.sleep(_READ_AGAIN_AFTER_S)
+                slices = await self.all(SLICES)
         except NotFound:
             raise without_dra(self._client) from None
+        return slices
 
     async def all_if_allowed(
         self, kind: Kind[T], consequence: str, params: Mapping[str, str] | None = None, *, namespace: str = ""
