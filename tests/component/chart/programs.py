@@ -15,7 +15,7 @@ from draco.agent.settings import AgentSettings
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
-from draco.kube.errors import NotFound
+from draco.kube.errors import Invalid, NotFound
 from draco.kube.events.events import EventRecorder
 from draco.options import MetricsSettings
 from draco.resources.api.meta import ObjectKey
@@ -150,7 +150,18 @@ class Cluster:
             exactly |= {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": cel}]}
         request = {"name": "gpu", "exactly": exactly}
         body = {"metadata": {"name": name, "namespace": TENANT}, "spec": {"devices": {"requests": [request]}}}
-        await self.client.create(CLAIMS, body)
+
+        async def accepted() -> bool:
+            try:
+                await self.client.create(CLAIMS, body)
+            except Invalid as error:
+                if "not yet synced" not in str(error):
+                    raise
+                return False
+            return True
+
+        # Just after the chart's installation the API server has not read the parameters of its admission policies.
+        await until(accepted, what=f"claim {name} past the admission policies")
 
     async def pod(self, name: str, claim: str, *, node: str = "") -> None:
         spec = {

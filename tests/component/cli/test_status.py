@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -173,10 +174,15 @@ def test_an_unknown_context_is_one_sentence(api_server: ControlPlane) -> None:
     assert "elsewhere" in one_sentence(result)
 
 
-def test_missing_permissions_are_one_sentence(api_server: ControlPlane, tmp_path: Path) -> None:
+def test_missing_permissions_are_named_in_a_sentence_each(api_server: ControlPlane, tmp_path: Path) -> None:
+    """The lists are read at the same time, and the first refusal ends those that have no answer yet."""
     kubeconfig = tmp_path / "kubeconfig"
     api_server.write_kubeconfig(kubeconfig, "somebody")
-    assert "may not list" in one_sentence(draco_status("--kubeconfig", kubeconfig))
+    result = draco_status("--kubeconfig", kubeconfig)
+    assert result.exit_code == 1
+    lines = result.stderr.strip().splitlines()
+    assert lines
+    assert all(re.match("Error: These credentials may not list [a-z]+ in the whole cluster", each) for each in lines)
 
 
 async def test_a_cluster_without_dra_is_one_sentence(through_proxy: tuple[FaultProxy, Path]) -> None:
