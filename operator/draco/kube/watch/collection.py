@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from draco.kube.clock import Clock
-from draco.kube.connect.client import Undecodable
+from draco.kube.connect.client import Undecodable, collector_at_rest
 from draco.kube.watch.store import ApiObject, Change, Store
 from draco.kube.watch.watching import Bookmark, ListedCollection, Removal, Upsert, WatchEvent
 from draco.resources.kinds import Kind
@@ -113,7 +113,8 @@ class Collection(Generic[T]):
             known = self.store.get(what.key)
             if self._left_out(what) and known is not None:
                 listed.objects[what.key] = known
-        changes = self.store.swap(listed.objects)
+        with collector_at_rest():
+            changes = self.store.swap(listed.objects)
         self.heard()
         self._log.debug("informer.listed", objects=len(self.store), changes=len(changes))
         self._publish(changes)

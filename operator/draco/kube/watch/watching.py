@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from draco.kube.connect.client import PAGE_SIZE, Client, Undecodable, decode, identify
+from draco.kube.connect.client import PAGE_SIZE, Client, Undecodable, collector_at_rest, decode, identify
 from draco.kube.errors import ApiError, ApiStatus, Expired, TooManyRequests, from_status
 from draco.kube.watch.store import ApiObject
 from draco.resources.api.foreign import read
@@ -100,7 +100,8 @@ async def list_all(
         async for page in pages:
             # Every page carries the version of the first: together they are one snapshot.
             listed.version = listed.version or page.resource_version
-            listed.objects.update((obj.metadata.key, keep(obj)) for obj in page.items)
+            with collector_at_rest():
+                listed.objects.update((obj.metadata.key, keep(obj)) for obj in page.items)
             listed.undecodable += page.undecodable
     return listed
 

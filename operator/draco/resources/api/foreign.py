@@ -72,16 +72,16 @@ def is_cut(value: Any, deepest: int = DEEPEST_OPAQUE) -> bool:
 
 
 def _reaches(value: Any, depth: int) -> bool:
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(depth - 1):
-        if not level:
-            return False
-        level = [inner for each in level for inner in _inner(each)]
-    return bool(level)
-
-
-def _inner(value: dict[str, Any] | list[Any]) -> list[Any]:
-    return [each for each in (value.values() if isinstance(value, dict) else value) if isinstance(each, dict | list)]
+    if not isinstance(value, (dict, list)):
+        return False
+    if depth <= 1:
+        return True
+    for each in (
+        value.values() if isinstance(value, dict) else value
+    ):  # no generator: this runs for each claim that is read
+        if isinstance(each, (dict, list)) and _reaches(each, depth - 1):
+            return True
+    return False
 
 
 def _cut(value: Any, deepest: int) -> Any:
