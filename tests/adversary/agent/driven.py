@@ -24,6 +24,7 @@ from draco.agent.report.node_status import ABSENT_S
 from draco.agent.settings import AgentSettings
 from draco.kube.queue import WorkQueue
 from draco.kube.watch.watching import ListedCollection
+from draco.resources.names import ClaimUid
 from draco_local.simulator.gpus import procfs
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.adversary.agent import observer
@@ -129,6 +130,8 @@ class Driven:
             )
         self._calls = services[0].behaviours()
         self._task: asyncio.Task[None] | None = None
+        self._asked: set[ClaimRef] = set()  # the claims of kubelet's calls
+        self._has_read = False  # the GPUs, in this turn
 
     def _step(self, point: str) -> None:
         self.threads.step(point)
@@ -179,6 +182,7 @@ class Driven:
     def turn(self, seconds: float) -> None:
         """Let this many seconds pass for the agent."""
         self.listen()
+        self._has_read = seconds > RESCAN_S
         self._run(self.clock.advance(seconds))
 
     def end(self) -> None:
@@ -239,6 +243,7 @@ class Driven:
     def ask(self, name: str, uid: str, *, gives_up: bool) -> "asyncio.Task[Any]":
         """Start a call without waiting for its answer."""
         asked = dra_v1_pb2.Claim(namespace="default", name=name, uid=uid)
+        self._asked.add(ClaimRef("default", name, ClaimUid(uid)))
         if gives_up:
             call = self._calls["NodeUnprepareResources"](dra_v1_pb2.NodeUnprepareResourcesRequest(claims=[asked]), None)
         else:
@@ -253,6 +258,7 @@ class Driven:
 
     def _call(self, method: str, request: Any, name: str, uid: str) -> Any:
         asked = request(claims=[dra_v1_pb2.Claim(namespace="default", name=name, uid=uid)])
+        self._asked.add(ClaimRef("default", name, ClaimUid(uid)))
         answer = self._run(self._answered(self._calls[method](asked, None)))
         return answer.claims[uid]
 
@@ -289,10 +295,14 @@ class Driven:
         parts = self.agent.parts
         if parts.state.facts.gives_way_to or self.threads.hangs:
             return
-        reconciles: list[tuple[str, Any, Any]] = [("offers", parts.offers, ""), ("report", parts.node_reporter, NODE)]
-        claims = [ClaimRef(each.namespace, each.name, each.uid) for each in parts.checkpoint.claims.values()]
-        reconciles += [("claim status", parts.claim_reporter, ref) for ref in claims]
-        reconciles += [("MIG layout", parts.keeper, uuid) for uuid in parts.inventory.divisions]
+        reconciles: list[tuple[str, Any, Any]] = [("offers", parts.offers, "")]
+        if not self.source.mute:  # else nothing tells that the GpuNode is gone
+            reconciles.append(("report", parts.node_reporter, NODE))
+        claims = {ClaimRef(each.namespace, each.name, each.uid) for each in parts.checkpoint.claims.values()}
+        reconciles += [("claim status", parts.claim_reporter, ref) for ref in sorted(claims | self._asked)]
+        if self._has_read:  # only then: a layout reads the GPU itself, and might find what has changed since
+            reconciles += [("MIG layout", parts.keeper, uuid) for uuid in parts.inventory.divisions]
+        self._has_read = False
         for what, reconciler, key in reconciles:
             if self._is_woken(reconciler._queue, key) or self.source.gone:
                 continue

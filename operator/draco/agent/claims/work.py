@@ -100,26 +100,24 @@ class ClaimWork:
         return await self._threads.on_record(lambda: self._preparer.prepare_unasked(claim, self._gpus(claim)), names)
 
     async def unprepare(self, uid: ClaimUid) -> PreparedClaim | None:
-        """Unprepare a claim; returns it, None if it was unknown. Raises PrepareError if it cannot be done now.
-
-        Tells of the claim even then, if some of it was released.
-        """
-        known = self._record.claims.get(uid)
-        try:
-            return await self._unprepare(uid)
-        finally:
-            if known is not None and self._record.claims.get(uid) != known:
-                self._state.claim_changed(known)
-
-    async def _unprepare(self, uid: ClaimUid) -> PreparedClaim | None:
+        """Unprepare a claim; returns it, None if it was unknown. Raises PrepareError if it cannot be done now."""
         if self._has_parts(uid):
             self._refuse_parts(str(self._record.claims[uid]), "unprepared")
-            return await self._threads.with_driver(lambda: self._preparer.unprepare(uid), {uid})
+            return await self._threads.with_driver(lambda: self._release(uid), {uid})
         await self._take({uid}, str(self._record.claims.get(uid) or uid), "unprepared")
         if self._has_parts(uid):  # prepared just now
             self._threads.give_back({uid})
-            return await self._unprepare(uid)
-        return await self._threads.on_record(lambda: self._preparer.unprepare(uid), {uid})
+            return await self.unprepare(uid)
+        return await self._threads.on_record(lambda: self._release(uid), {uid})
+
+    def _release(self, uid: ClaimUid) -> PreparedClaim | None:
+        """Unprepare the claim in this thread, and tell of it: it may be released in part, or after the caller gave up waiting."""
+        known = self._record.claims.get(uid)
+        try:
+            return self._preparer.unprepare(uid)
+        finally:
+            if known is not None and self._record.claims.get(uid) != known:
+                self._state.claim_changed(known)
 
     async def running(self, claim: PreparedClaim) -> Sequence[HoldingProcess] | None:
         """The processes on a claim's devices; None while NVML does not answer."""

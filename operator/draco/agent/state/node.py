@@ -68,13 +68,17 @@ class NodeState:
             self._loop.call_soon_threadsafe(partial(self.learn, **facts))
 
     def claim_changed(self, claim: PreparedClaim) -> None:
-        """Tell of a settled claim after SETTLE_S: kubelet and the runtime are about to start or end the pod."""
-        self._claims[claim.uid] = claim
-        self._settling.add_after(claim.uid, SETTLE_S)
+        """Tell of a settled claim after SETTLE_S: kubelet and the runtime start or end the pod meanwhile. From any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._settle, claim)
 
     async def run(self) -> None:
         """Tell of claims as they settle, until cancelled."""
         await run_workers(self._settling, self._settled, workers=1, log=log)
+
+    def _settle(self, claim: PreparedClaim) -> None:
+        self._claims[claim.uid] = claim
+        self._settling.add_after(claim.uid, SETTLE_S)
 
     async def _settled(self, uid: ClaimUid) -> None:
         self.tell(ClaimSettled(self._claims[uid]))

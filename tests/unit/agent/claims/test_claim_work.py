@@ -262,3 +262,24 @@ async def test_a_claim_is_told_once_if_its_release_begins_and_fails(
         with pytest.raises(PrepareError):
             await node.work.unprepare(uid)
     assert told == [known]
+
+
+async def test_a_claim_that_is_released_after_its_caller_gave_up_is_told_then(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML answers only after kubelet's deadline, and kubelet's next call finds no such claim."""
+    uid, told, hanging = uid_of(DIVIDED), list[PreparedClaim](), list[Callable[[], Any]]()
+    known = node.record[uid] = prepared(DIVIDED)
+
+    async def hang(work: Callable[[], Any], _names: Collection[str] = ()) -> Any:
+        hanging.append(work)
+        raise TimeoutError
+
+    monkeypatch.setattr(node, "with_driver", hang)
+    monkeypatch.setattr(node.work._preparer, "unprepare", node.record.pop)
+    monkeypatch.setattr(node.state, "claim_changed", told.append)
+    with pytest.raises(TimeoutError):
+        await node.work.unprepare(uid)
+    assert told == []
+    hanging[0]()
+    assert told == [known]

@@ -64,6 +64,7 @@ async def test_what_a_thread_learns_is_told_in_the_event_loop() -> None:
 async def test_a_claim_that_changes_twice_in_a_moment_is_told_once_as_it_settled() -> None:
     clock, told = ManualClock(), list[tuple[float, PreparationState]]()
     state = NodeState(clock)
+    state.begin()
     state.on(ClaimSettled, lambda change: told.append((clock.monotonic(), change.claim.state)))
     running = asyncio.create_task(state.run())
     prepared = PreparedClaim(uid=ClaimUid("1"), namespace="n", name="c", state=PreparationState.PREPARED, devices=[])
