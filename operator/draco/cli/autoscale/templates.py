@@ -15,7 +15,7 @@ from draco.agent.publish.slices import split
 from draco.mig.known_boards import BOARDS, MODELS
 from draco.mig_policy.decide import wanted_of
 from draco.resources.api.draco import Allocator, GpuMig, MigMode, MigPolicy, WantedGpu
-from draco.resources.api.slices import CounterSet, Device, DeviceAttribute, ResourceSlice, by_pool
+from draco.resources.api.slices import CounterSet, Device, DeviceAttribute, ResourceSlice, publications
 from draco.resources.errors import DracoError
 from draco.resources.names import (
     ATTRIBUTE_CLIQUE_ID,
@@ -50,21 +50,18 @@ class SliceTemplate(msgspec.Struct, frozen=True, omit_defaults=True, rename="cam
 
 def of_node(node: str, slices: Iterable[ResourceSlice]) -> list[SliceTemplate]:
     """Templates of what a live node publishes, for all its drivers. Raises NoTemplate."""
-    here = by_pool(one for one in slices if one.spec.node_name == node)
+    here = publications(one for one in slices if one.spec.node_name == node)
     if not here:
         raise NoTemplate(f"Node {node} publishes no devices; name a node whose drivers run, or use --board.")
     templates = []
-    for key, of_pool in sorted(here.items()):
-        generation = max(one.spec.pool.generation for one in of_pool)
-        newest = [one for one in of_pool if one.spec.pool.generation == generation]
-        if len(newest) != newest[0].spec.pool.resource_slice_count:
+    for key, [newest] in sorted(here.items()):  # slices of one node alone are used together
+        if not newest.complete:
             raise NoTemplate(
                 f"Pool {key} of node {node} is incomplete; try again when its driver has published all slices."
             )
         name = POOL if key.pool == node else key.pool
-        newest.sort(key=lambda one: one.metadata.name)
         templates += [
-            SliceTemplate(key.driver, name, like(one.spec.devices), one.spec.shared_counters) for one in newest
+            SliceTemplate(key.driver, name, like(one.spec.devices), one.spec.shared_counters) for one in newest.slices
         ]
     return templates
 

@@ -122,7 +122,7 @@ class Reader:
             for _ in range(_READ_AGAIN):
                 if all(each.complete for found in publications(slices).values() for each in found):
                     break
-                await asyncio.sleep(_READ_AGAIN_AFTER_S)
+                await asyncio.sleep(_READ_AGAIN_AFTER_S)  # its driver writes the other slices meanwhile
                 slices = await self.all(SLICES)
         except NotFound:
             raise without_dra(self._client) from None
