@@ -32,13 +32,13 @@ PHASES: Final = (
     _row(
         None,
         "StoppingJobs",
-        "finished or cancelled, and a Job of the request still runs",
+        "finished or cancelled, and a Job of the request still runs (Verifying if finished)",
         "the status, then its Jobs are deleted",
     ),
     _row(
         None,
         REASON_RETURNING,
-        "cancelled; or past a deadline with action Cancel; or finished and verified; and a taint is left",
+        "cancelled; or past a deadline with action Cancel; or finished and verified (then Verifying); and a taint is left",
         "first the status, then the rules are deleted; never called off",
     ),
     _row(_P.COMPLETED, "Finished", "finished and verified, and no taint is left"),
