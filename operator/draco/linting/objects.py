@@ -10,24 +10,14 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from draco.linting.model import Json, Manifest, TreePath
+from draco.resources.written.conversion import GROUP, OF_A_REQUEST
+from draco.resources.written.manifests import WORKLOADS, copies
 from draco.selectors.known_names import CLASSES
 
-GROUP: Final = "resource.k8s.io"
-WORKLOADS: Final[Mapping[str, TreePath]] = MappingProxyType(
-    {
-        "Pod": ("spec",),
-        "CronJob": ("spec", "jobTemplate", "spec", "template", "spec"),
-        **dict.fromkeys(
-            ("DaemonSet", "Deployment", "Job", "ReplicaSet", "ReplicationController", "StatefulSet"),
-            ("spec", "template", "spec"),
-        ),
-    }
+_POD_SPECS: Final[Mapping[str, TreePath]] = MappingProxyType(
+    {"Pod": ("spec",), **{kind: (*path, "spec") for (_, kind), path in WORKLOADS.items()}}
 )
-"""Path to the pod spec in each kind."""
-OF_A_REQUEST: Final = (
-    "deviceClassName", "selectors", "allocationMode", "count", "adminAccess", "tolerations", "capacity", "derivedAttributes",
-)  # fmt: skip
-"""Fields of a request: under `exactly` in v1, beside its name in v1beta1."""
+"""Path to the pod spec in each kind, whatever its version."""
 NAMING: Final[Mapping[str, bool]] = MappingProxyType({"resourceClaimName": False, "resourceClaimTemplateName": True})
 """Fields of a pod's resourceClaims entry that name a claim, and whether they name a template."""
 CONTAINERS: Final = ("initContainers", "containers")
@@ -252,13 +242,11 @@ def pods(manifests: Sequence[Manifest]) -> Iterator[WrittenPodSpec]:
     """Yield the pod spec of every pod and workload."""
     for index, manifest in enumerate(manifests):
         kind = kind_of(manifest)
-        path = WORKLOADS.get(kind)
+        path = _POD_SPECS.get(kind)
         if path is None or not isinstance(spec := at(manifest.tree, path), dict):
             continue
-        own = mapping(manifest.tree.get("spec"))
-        replicas = own.get("parallelism" if kind == "Job" else "replicas", 1)
-        count = replicas if isinstance(replicas, int) and kind != "Pod" else 1
-        yield WrittenPodSpec(index, path, spec, kind, name_of(manifest.tree), namespace_of(manifest.tree), count)
+        name, namespace = name_of(manifest.tree), namespace_of(manifest.tree)
+        yield WrittenPodSpec(index, path, spec, kind, name, namespace, copies(manifest.tree))
 
 
 def containers(pod: WrittenPodSpec) -> Iterator[WrittenRequest]:

@@ -444,6 +444,16 @@ def test_replicas_that_name_one_claim_are_questioned_unless_they_share_it_knowin
     assert rules(CLAIM, "# the replicas share it\n" + deployment) == set()
 
 
+def test_the_pods_of_a_cron_job_that_run_in_parallel_are_replicas_too() -> None:
+    pod = "{resourceClaims: [{name: gpu, resourceClaimName: gpu}], containers: [{name: c, resources: {claims: [{name: gpu}]}}]}"
+    cron_job = (
+        "apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: a}\nspec:\n  jobTemplate:\n    spec:\n      parallelism: 3\n"
+        f"      template: {{spec: {pod}}}\n"
+    )
+    assert rules(CLAIM, cron_job) == {"claim-of-replicas"}
+    assert rules(CLAIM, cron_job.replace("parallelism: 3", "parallelism: 1")) == set()
+
+
 def test_the_selector_of_a_taint_rule_is_exact() -> None:
     by_class = RULE.replace("device: gpu-0}", "device: gpu-0, deviceClassName: gpu.nvidia.com}")
     assert rules(by_class) == {"taint-rule-selector"}

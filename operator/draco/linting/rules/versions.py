@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from draco.linting import objects
 from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, SetField, TreePath, finding
 from draco.resources.texts import agreeing
+from draco.resources.written.conversion import GROUP, OF_A_REQUEST
 from draco.selectors.corrections import Severity
 
 _CLASSIC: Final = {
@@ -76,7 +77,7 @@ def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[F
         group, slash, version = objects.text(manifest.tree.get("apiVersion")).partition("/")
         if kind in VERSIONS and not slash:
             yield from _of_group(index, kind, newest(kind, kubernetes))
-        elif group != objects.GROUP or not slash:
+        elif group != GROUP or not slash:
             continue
         elif kind in _CLASSIC:
             yield finding("classic-dra", f"{kind} belongs to a removed API: {_CLASSIC[kind]}", index, ("kind",))
@@ -88,8 +89,8 @@ def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[F
 
 def _of_group(index: int, kind: str, wanted: str) -> Iterator[Finding]:
     if wanted:
-        message = f"the apiVersion of a {kind} is {objects.GROUP}/{wanted}"
-        edit = SetField(("apiVersion",), f"{objects.GROUP}/{wanted}")
+        message = f"the apiVersion of a {kind} is {GROUP}/{wanted}"
+        edit = SetField(("apiVersion",), f"{GROUP}/{wanted}")
         yield finding("api-version", message, index, ("apiVersion",), edit)
 
 
@@ -100,21 +101,21 @@ def _of_version(index: int, kind: str, version: str, kubernetes: int) -> Iterato
     if version == wanted:
         return
     if served is None:
-        why = f"{kind} was never served as {objects.GROUP}/{version}"
+        why = f"{kind} was never served as {GROUP}/{version}"
     elif is_served:
-        why = f"{objects.GROUP}/{version} is deprecated and not served by default"
+        why = f"{GROUP}/{version} is deprecated and not served by default"
     elif kubernetes < served.since:
-        why = f"{kind} is served as {objects.GROUP}/{version} since Kubernetes 1.{served.since}, not by 1.{kubernetes}"
+        why = f"{kind} is served as {GROUP}/{version} since Kubernetes 1.{served.since}, not by 1.{kubernetes}"
     else:
-        why = f"{objects.GROUP}/{version} is not served since Kubernetes 1.{served.until}"
+        why = f"{GROUP}/{version} is not served since Kubernetes 1.{served.until}"
     severity: Severity = "warning" if is_served else "error"
     if not wanted:
         newer = min(each.since for each in VERSIONS[kind].values())
         message = f"{why}: Kubernetes 1.{kubernetes} has no {kind}, 1.{newer} is the first that does"
         yield finding("api-version", message, index, ("apiVersion",), severity=severity)
         return
-    message = f"{why}: write {objects.GROUP}/{wanted}, served since Kubernetes 1.{VERSIONS[kind][wanted].since}"
-    edit = SetField(("apiVersion",), f"{objects.GROUP}/{wanted}")
+    message = f"{why}: write {GROUP}/{wanted}, served since Kubernetes 1.{VERSIONS[kind][wanted].since}"
+    edit = SetField(("apiVersion",), f"{GROUP}/{wanted}")
     yield finding("api-version", message, index, ("apiVersion",), edit, severity=severity)
 
 
@@ -122,7 +123,7 @@ def _of_resource_class(index: int, tree: Json) -> Finding:
     driver = objects.text(tree.get("driverName")) or "gpu.nvidia.com"
     selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
     edits: list[Edit] = [
-        SetField(("apiVersion",), f"{objects.GROUP}/v1"),
+        SetField(("apiVersion",), f"{GROUP}/v1"),
         SetField(("kind",), "DeviceClass"),
         *(DropField((field,)) for field in ("driverName", "structuredParameters") if field in tree),
         SetField(("spec", "selectors"), [selector]),
@@ -169,7 +170,7 @@ def check_requests_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -
     """v1 has request fields under `exactly`; v1beta1 had them beside the name."""
     for claim in objects.claims(manifests):
         for request in objects.requests(claim):
-            beside = [field for field in request.fields if field in objects.OF_A_REQUEST]
+            beside = [field for field in request.fields if field in OF_A_REQUEST]
             if not beside:
                 continue
             moved = [MoveField((*request.path, field), (*request.path, "exactly", field)) for field in beside]
@@ -267,7 +268,7 @@ def check_fragments(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator
             message = f"{' and '.join(missing)} missing: this is not a manifest, or only part of one"
             yield finding("fragment", message, index, ())
             continue
-        version = "v1" if kind == "Pod" else f"{objects.GROUP}/v1"
+        version = "v1" if kind == "Pod" else f"{GROUP}/v1"
         message = f"{' and '.join(missing)} missing: this is part of a {kind}, {version}"
         edits: list[Edit] = [SetField(("apiVersion",), version), SetField(("kind",), kind)]
         if not objects.name_of(manifest.tree):

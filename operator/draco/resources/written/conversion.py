@@ -23,7 +23,7 @@ VERSIONS: Final[Mapping[str, frozenset[str]]] = {
 }
 """The readable versions of each kind. In older ones claims, classes and slices meant something else."""
 
-_OF_THE_REQUEST: Final = (
+OF_A_REQUEST: Final = (
     "deviceClassName", "selectors", "allocationMode", "count", "adminAccess", "tolerations", "capacity", "derivedAttributes",
 )  # fmt: skip
 """Fields beside a request's name in v1beta1, and under `exactly` since."""
@@ -49,10 +49,10 @@ def _claim_spec(spec: Json) -> Json:
 
 def _request(request: Json) -> Json:
     """v1beta1 has these fields beside the request's name; they go under `exactly`, even next to a list."""
-    fields = {name: request[name] for name in _OF_THE_REQUEST if request.get(name) is not None}
+    fields = {name: request[name] for name in OF_A_REQUEST if request.get(name) is not None}
     if not fields:
         return request
-    rest = {name: value for name, value in request.items() if name not in _OF_THE_REQUEST}
+    rest = {name: value for name, value in request.items() if name not in OF_A_REQUEST}
     if "exactly" in rest:  # already v1: people change the fields and forget the version
         return request
     return {**rest, "exactly": fields}

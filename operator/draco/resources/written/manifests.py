@@ -38,7 +38,7 @@ _DRA: Final[Mapping[str, type[Object]]] = {
 _CORE: Final[Mapping[str, type[Object]]] = {"Node": Node, "Pod": Pod}
 OWN_API_VERSION: Final = "draco.dev/v1alpha1"
 _OWN: Final[Mapping[str, type[OwnObject]]] = {"GpuNode": GpuNode, "MigPolicy": MigPolicy}
-_WORKLOADS: Final[Mapping[tuple[str, str], Sequence[str]]] = {
+WORKLOADS: Final[Mapping[tuple[str, str], Sequence[str]]] = {
     ("apps/v1", "DaemonSet"): ("spec", "template"),
     ("apps/v1", "Deployment"): ("spec", "template"),
     ("apps/v1", "ReplicaSet"): ("spec", "template"),
@@ -47,6 +47,7 @@ _WORKLOADS: Final[Mapping[tuple[str, str], Sequence[str]]] = {
     ("batch/v1", "Job"): ("spec", "template"),
     ("v1", "ReplicationController"): ("spec", "template"),
 }
+"""The path to the pod template in each workload."""
 _COPIES: Final[Mapping[str, Sequence[str]]] = {
     **dict.fromkeys(("Deployment", "ReplicaSet", "ReplicationController", "StatefulSet"), ("spec", "replicas")),
     "CronJob": ("spec", "jobTemplate", "spec", "parallelism"),
@@ -81,8 +82,8 @@ def decode(document: object, *, source: str, namespace: str = "default") -> Obje
     manifest = _mapping(document, source)
     kind, api_version = _text(manifest, "kind", source), _text(manifest, "apiVersion", source)
     group, _, version = api_version.rpartition("/")
-    if (api_version, kind) in _WORKLOADS:
-        return _convert(Pod, "Pod", _pod_of(manifest, _WORKLOADS[api_version, kind], source), source, namespace)
+    if (api_version, kind) in WORKLOADS:
+        return _convert(Pod, "Pod", _pod_of(manifest, WORKLOADS[api_version, kind], source), source, namespace)
     if group == conversion.GROUP and kind in _DRA:
         if version not in conversion.VERSIONS[kind]:
             raise ManifestError(f"{source}: {_no_version(kind, api_version)}")
@@ -288,7 +289,7 @@ def _unknown(kind: str, api_version: str, source: str) -> ManifestError:
     places = {
         **dict.fromkeys(_DRA, f"{conversion.GROUP}/v1"),
         **dict.fromkeys(_CORE, "v1"),
-        **{workload: version for version, workload in _WORKLOADS},
+        **{workload: version for version, workload in WORKLOADS},
     }
     if kind in places:
         return ManifestError(
