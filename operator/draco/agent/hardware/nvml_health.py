@@ -83,6 +83,8 @@ class HealthReader:
             unasked.add(FaultFamily.NVLINK)
         else:
             links = self._link_reading(uuid, values)
+            if links is None:
+                unasked.add(FaultFamily.NVLINK)
         return GpuReading(
             gpu=uuid, signs=tuple(signs), unasked=frozenset(unasked), hidden=frozenset(hidden), links=links
         )
@@ -117,13 +119,15 @@ class HealthReader:
             what = "memory error" if errors == 1 else "memory errors"
             sentence = f"{errors} {what} could not be corrected since the driver was loaded; {_AT_NEXT_RESET}."
             signs.append(Sign(faults.ECC_UNCORRECTED, sentence, errors))
+        if errors is None:
+            unasked.add(FaultFamily.ECC)
         status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
         try:
             status.version = pynvml.nvmlEccSramErrorStatus_v1
             self._call("nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status))
         except CallError as error:
             _unless_faulty(error)
-            if errors is None or not isinstance(error, NotSupported):  # older boards have no such counters
+            if not isinstance(error, NotSupported):  # older boards have no such counters
                 unasked.add(FaultFamily.ECC)
             return _unless_lacking(error)
         if status.bThresholdExceeded:

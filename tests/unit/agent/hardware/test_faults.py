@@ -336,6 +336,23 @@ def test_memory_errors_are_announced_and_too_many_of_sram_end_the_gpu(tmp_path: 
     assert node.faults() == ["EccThreshold", ""]
 
 
+def test_counters_and_links_that_nvml_does_not_answer_for_a_while_end_no_fault(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.look()
+    faults.ecc_errors(node.path, 0, uncorrected=2)
+    faults.nvlink(node.path, 0, 3, down=True)
+    open_faults = {"EccUncorrected": "Announce", "NvLinkDown": "NoSchedule"}
+    assert node.ledger() == open_faults
+    faults.fail(node.path, "nvmlDeviceGetFieldValues", pynvml.NVML_ERROR_NO_PERMISSION)
+    node.faults(2 * CLEAN)
+    assert node.ledger() == open_faults
+    faults.stop_failing(node.path)
+    faults.reset(node.path, 0)
+    faults.nvlink(node.path, 0, 3, down=False)
+    node.faults(CLEAN)
+    assert node.ledger() == {}
+
+
 def test_heat_is_a_fault_until_the_gpu_is_some_degrees_cooler_than_where_it_begins(tmp_path: Path) -> None:
     node = Node(tmp_path)
     limit = SimulatedNvml(node.path)
