@@ -208,6 +208,8 @@ class _NodeDecision:
 
     def _ask(self, asked: Sequence[tuple[ReadyPolicy, bool]], fault: GpuFaultStatus, sick: SickGpu) -> None:
         for index, (each, is_selected) in enumerate(asked):
+            if each.problem and each.policy.spec.dry_run:
+                continue
             if each.problem:
                 for behind, _ in asked[index + 1 :]:
                     self.withheld.setdefault(behind.uid, each.name)

@@ -159,6 +159,16 @@ def test_a_policy_that_cannot_be_understood_is_not_accepted_and_keeps_its_gpus_f
     assert "HealthPolicy broken comes first there, and is not accepted" in status(behind, health).message
 
 
+def test_an_invalid_dry_run_keeps_no_gpu_from_others() -> None:
+    broken = a_health_policy("broken", a_health_rule("fault.xidd == 1"), priority=1, dry_run=True)
+    behind = a_health_policy("behind", a_health_rule(XID, "Record"))
+
+    health = decided(a_sick_node("n", [a_fault()]), broken, behind)
+
+    assert said(health) == [("Xid79", "Record", "behind")]
+    assert "comes first" not in status(behind, health).message
+
+
 def test_a_rule_without_an_answer_matches_nothing_and_is_said() -> None:
     policy = a_health_policy(
         "p", a_health_rule("79 / fault.xid == 1", "Record", name="odd"), a_health_rule("true", "Announce")
