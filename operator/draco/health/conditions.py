@@ -95,6 +95,7 @@ _VALUES: Final[Mapping[str, frozenset[str]]] = {
 _FUNCTIONS: Final = frozenset(
     {"size", "int", "double", "string", "bool", "contains", "startsWith", "endsWith", "matches"}
 )
+_ORDERINGS: Final = frozenset({"_<_", "_<=_", "_>_", "_>=_"})
 _LOOPS: Final = frozenset({"all", "exists", "existsOne"})
 _MOST_FAULTS: Final = 64
 """The most fault names of a GPU that conditions see."""
@@ -194,6 +195,10 @@ def _not_plain(checked: CheckedExpression) -> Iterator[Issue]:
                 if name[0].isalpha() and name not in _FUNCTIONS:
                     known = nearest(name, _FUNCTIONS)
                     yield Issue(node.position, f"a condition cannot call '{name}'{known.rstrip('.')}")
+                elif name in _ORDERINGS and len({checked.types[each] for each in node.arguments}) > 1:
+                    # Kubernetes permits it, cel-python does not.
+                    kinds = " with ".join(runtime_name(checked.types[each]) for each in node.arguments)
+                    yield Issue(node.position, f"a condition cannot compare {kinds}; convert one with double() or int()")
                 elif name in {"_?._", "_[?_]"}:
                     yield Issue(node.position, "a condition needs no '?': every field has a value")
             case ListExpr() if node.optional:
