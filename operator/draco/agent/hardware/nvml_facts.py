@@ -2,8 +2,8 @@
 
 Owns which facts a GPU needs. Without its UUID, minor number and PCI address it cannot be given to a container, and the caller
 gets the error. All other facts are read separately: one that the board or the driver lacks is left out, and nothing is wrong with
-the GPU; one that cannot be read now keeps its last value. Both are noted. `nvml_calls` lists every call, and the meaning of
-refusals.
+the GPU; one that cannot be read now keeps its last value. Both are noted. `docs/reference/nvml.md` lists every call, and the
+meaning of refusals.
 """
 
 from collections.abc import Callable
