@@ -11,7 +11,7 @@ EXPRESSIONS = [
     "true",
     "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type in ['gpu', \"mig\"]",
     "a.?b.orValue(1u) >= -2.5e3 || !(c ? d : e[?0]) // why",
-    'r"\\d" + b"\\x00" + """x""" == f(.g(h), [?i, j], {k: l, ?m: n}) ? Type{a: 1, `b-c`: null} : 0x1F % 2 - inner',
+    'r"\\d" + b"\\x00" + """x""" == f(.g(h), [?i, j], {k: l, ?m: n}) ? Type.`b-c` != null : 0x1F % 2 - inner',
     "",
     "a +",
     "a b",

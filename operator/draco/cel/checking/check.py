@@ -13,19 +13,7 @@ from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment
 from draco.cel.errors import CompileError, Issue, refusal
 from draco.cel.functions import table
 from draco.cel.functions.overloads import Overload
-from draco.cel.syntax.ast import (
-    Ast,
-    Call,
-    Comprehension,
-    Expr,
-    Identifier,
-    ListExpr,
-    Literal,
-    MapExpr,
-    MessageExpr,
-    Select,
-    dotted,
-)
+from draco.cel.syntax.ast import Ast, Call, Comprehension, Expr, Identifier, ListExpr, Literal, MapExpr, Select, dotted
 from draco.cel.syntax.steps import Steps, run
 from draco.cel.values import types
 from draco.cel.values.types import Bindings, Type
@@ -129,8 +117,6 @@ class _Checker:
                 yield from self._check_list(node)
             case MapExpr():
                 yield from self._check_map(node)
-            case MessageExpr():
-                yield from self._check_message(node)
             case Comprehension():
                 yield from self._check_comprehension(node)
 
@@ -297,26 +283,6 @@ class _Checker:
         if self.bindings.fits(before, of):
             return types.more_general(before, of)
         return types.DYN  # `validate` reports it later, as in Kubernetes
-
-    def _check_message(self, node: MessageExpr) -> Steps:
-        """Check a message. None can be built in a selector, but Kubernetes accepts the device's own type here."""
-        name = node.type_name.removeprefix(".")
-        of = _TYPE_NAMES.get(name)
-        if of is None:
-            self._undeclared(node, node.type_name)
-            return
-        self.types[node] = of if of.kind in {"object", "time", "null"} else types.ERROR
-        if of.kind not in {"object", "time", "null"}:
-            self._report(node.position, f"'{runtime_name(of)}' is not a message type")
-        for field in node.fields:
-            yield self.check(field.value)
-            declared = (self.environment.fields(of) or {}).get(field.name)
-            given = self._element(field.value, is_optional=field.is_optional)
-            if declared is None:
-                self._report(field.position, f"undefined field '{field.name}'")
-            elif not self.bindings.fits(declared, given):
-                sentence = f"expected type of field '{field.name}' is '{declared}' but provided type is '{given}'"
-                self._report(field.position, sentence)
 
     def _check_comprehension(self, node: Comprehension) -> Steps:
         yield self.check(node.range)

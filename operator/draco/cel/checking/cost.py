@@ -36,7 +36,6 @@ from draco.cel.syntax.ast import (
     ListExpr,
     Literal,
     MapExpr,
-    MessageExpr,
     Select,
     children,
 )
@@ -45,7 +44,6 @@ from draco.cel.values.types import unwrapped
 
 _LIST: Final = fixed(NEW_LIST)
 _MAP: Final = fixed(NEW_MAP)
-_MESSAGE: Final = fixed(40)
 _SCALARS: Final = frozenset({"bool", "double", "duration", "int", "timestamp", "uint"})
 
 
@@ -95,12 +93,6 @@ class _Estimate:
                 yield from self._visit_list(node)
             case MapExpr():
                 yield from self._visit_map(node)
-            case MessageExpr():
-                total = _MESSAGE
-                for field in node.fields:
-                    yield self.visit(field.value)
-                    total += self.costs[field.value]
-                self.costs[node] = total
             case Comprehension():
                 yield from self._visit_comprehension(node)
 

@@ -70,7 +70,6 @@ class Compiler:
                 return self._map(node, scope)
             case Comprehension():
                 return compile_loop(self, node, scope)
-        raise CompileError(f"compilation failed: a message of type {node.type_name} cannot be made in a selector")
 
     def _literal(self, node: Literal) -> Step:
         value = node.value

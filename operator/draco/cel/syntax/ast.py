@@ -76,23 +76,6 @@ class MapExpr(msgspec.Struct, frozen=True, eq=False):
     entries: tuple[MapEntry, ...]
 
 
-class Field(msgspec.Struct, frozen=True, eq=False):
-    """`name: value` or `?name: value` of a message."""
-
-    position: int
-    name: str
-    value: "Expr"
-    is_optional: bool = False
-
-
-class MessageExpr(msgspec.Struct, frozen=True, eq=False):
-    """`type_name{fields}`."""
-
-    position: int
-    type_name: str
-    fields: tuple[Field, ...]
-
-
 class Comprehension(msgspec.Struct, frozen=True, eq=False):
     """The loop that every iterating macro and `cel.bind` stands for.
 
@@ -117,7 +100,7 @@ class Comprehension(msgspec.Struct, frozen=True, eq=False):
     filter: "Expr | None" = None
 
 
-Expr: TypeAlias = Literal | Identifier | Select | Call | ListExpr | MapExpr | MessageExpr | Comprehension
+Expr: TypeAlias = Literal | Identifier | Select | Call | ListExpr | MapExpr | Comprehension
 
 
 class Ast(msgspec.Struct, frozen=True, eq=False):
@@ -128,7 +111,7 @@ class Ast(msgspec.Struct, frozen=True, eq=False):
     depth: int
 
 
-def children(node: Expr) -> tuple[Expr, ...]:  # noqa: PLR0911 - one per kind of node
+def children(node: Expr) -> tuple[Expr, ...]:
     """Return the children of a node, in Kubernetes' order of evaluation."""
     match node:
         case Literal() | Identifier():
@@ -141,8 +124,6 @@ def children(node: Expr) -> tuple[Expr, ...]:  # noqa: PLR0911 - one per kind of
             return node.elements
         case MapExpr():
             return tuple(part for entry in node.entries for part in (entry.key, entry.value))
-        case MessageExpr():
-            return tuple(field.value for field in node.fields)
         case Comprehension():
             return (node.range, node.init, node.condition, node.step, node.result)
 

@@ -12,21 +12,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 
 from draco.cel.errors import CompileError, Issue, refusal
 from draco.cel.syntax import literals, macros, tables
-from draco.cel.syntax.ast import (
-    Ast,
-    Call,
-    Expr,
-    Field,
-    Identifier,
-    ListExpr,
-    Literal,
-    LiteralKind,
-    MapEntry,
-    MapExpr,
-    MessageExpr,
-    Select,
-    dotted,
-)
+from draco.cel.syntax.ast import Ast, Call, Expr, Identifier, ListExpr, Literal, LiteralKind, MapEntry, MapExpr, Select
 from draco.cel.syntax.measure import depth, nesting, size, visits
 
 MAX_LENGTH: Final = 10 * 1024
@@ -193,13 +179,6 @@ class _Builder:
 
     member_index_optional = member_index
 
-    def member_object(self, parts: _Parts) -> Expr:
-        operand, opening, fields = parts
-        name = dotted(operand)
-        if name is None:
-            raise _Refused(_at(opening), "Syntax error: mismatched input '{' expecting <EOF>")
-        return MessageExpr(_at(opening), name, tuple(fields or ()))
-
     def ident_arg(self, parts: _Parts) -> Expr:
         *dot, name, opening, arguments = parts
         _check_reserved(name, _at(parts[0]))
@@ -216,19 +195,15 @@ class _Builder:
     def paren_expr(self, parts: _Parts) -> Expr:
         return cast("Expr", parts[0])
 
-    def fieldinits(self, parts: _Parts) -> _Parts:
-        """Append an element; also for lists and maps."""
+    def listinits(self, parts: _Parts) -> _Parts:
+        """Append an element; also for maps."""
         if len(parts) == 1:
             return parts
         before, last = parts
         before.append(last)
         return cast("_Parts", before)
 
-    listinits = mapinits = fieldinits
-
-    def fieldinit(self, parts: _Parts) -> Field:
-        question, name, colon, value = parts
-        return Field(_at(colon), _name(name), value, question is not None)
+    mapinits = listinits
 
     def mapinit(self, parts: _Parts) -> MapEntry:
         question, key, colon, value = parts
@@ -287,6 +262,8 @@ def _syntax_error(expression: str, problem: UnexpectedInput) -> Issue:
         found = found[:_LONGEST_QUOTED] + "…"
     position = len(expression) if at_end else _at(problem.token)
     expected = problem.accepts or problem.expected
+    if problem.token.type == "LBRACE" and "LPAR" in expected:  # after a name: the grammar has no messages
+        return Issue(position, "message literals are not supported; a selector can call timestamp() or duration()")
     before = expression[:position].rstrip()[-1:]
     if before in {"-", "!"} or (before == "." and "IDENT" in expected):
         return Issue(position, f"Syntax error: no viable alternative at input '{before}{'' if at_end else found}'")
