@@ -192,31 +192,18 @@ class _Builder:
 
     dot_ident = ident
 
-    def paren_expr(self, parts: _Parts) -> Expr:
-        return cast("Expr", parts[0])
-
-    def listinits(self, parts: _Parts) -> _Parts:
-        """Append an element; also for maps."""
-        if len(parts) == 1:
-            return parts
-        before, last = parts
-        before.append(last)
-        return cast("_Parts", before)
-
-    mapinits = listinits
-
     def mapinit(self, parts: _Parts) -> MapEntry:
         question, key, colon, value = parts
         return MapEntry(_at(colon), key, value, question is not None)
 
     def list_lit(self, parts: _Parts) -> Expr:
-        opening, elements = parts
-        optional = frozenset(index for index, (question, _) in enumerate(elements or ()) if question is not None)
-        return ListExpr(_at(opening), tuple(element for _, element in elements or ()), optional)
+        opening, *elements = parts
+        optional = frozenset(index for index, (question, _) in enumerate(elements) if question is not None)
+        return ListExpr(_at(opening), tuple(element for _, element in elements), optional)
 
     def map_lit(self, parts: _Parts) -> Expr:
-        opening, entries = parts
-        return MapExpr(_at(opening), tuple(entries or ()))
+        opening, *entries = parts
+        return MapExpr(_at(opening), tuple(entries))
 
     def literal(self, parts: _Parts) -> Expr:
         sign, token = parts if len(parts) == 2 else (None, parts[0])
