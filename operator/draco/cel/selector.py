@@ -33,7 +33,7 @@ class Selector:
         self.expression: Final = checked.ast.expression
         self._checked = checked
         self._environment = environment
-        compiler = Compiler(checked.overloads)
+        compiler = Compiler(checked.overloads, checked.functions, checked.names)
         self._run = compiler.compile(checked.ast.root)
         self._slots: Slots = [0] * compiler.slots
         read = reads(checked.ast.root)

@@ -14,34 +14,35 @@ from draco.cel.evaluation.code import UNSET, Code, Run, Scope, Slots, Step, Vari
 from draco.cel.evaluation.logic import both, either, not_strictly_false, or_optional, or_value
 from draco.cel.evaluation.loops import compile_loop
 from draco.cel.evaluation.reads import DEVICE_READS, KEYS, taken, taken_optionally, with_checked_key
-from draco.cel.functions import is_function
 from draco.cel.functions.costs import NEW_LIST, NEW_MAP
 from draco.cel.functions.operators import look_up
 from draco.cel.functions.overloads import Binding
-from draco.cel.syntax.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, MapExpr, Select, dotted
+from draco.cel.syntax.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, MapExpr, Select
 from draco.cel.syntax.steps import run
 from draco.cel.values.device import DeviceVariable
 from draco.cel.values.texts import shown
 from draco.cel.values.values import NONE, Key, Optional, TypeValue, UInt, Value, go_type, key_of
 
 _TYPES: Final = frozenset(
-    {
-        "bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint", "optional_type",
-        "google.protobuf.Duration", "google.protobuf.Timestamp", "net.IP", "net.CIDR",
-    }
-)  # fmt: skip
+    {"bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint", "optional_type"}
+)
 
 
 class Compiler:
     """Compiles one expression.
 
     `overloads` has the ids of the overloads that the checker left for a call. If it is only one, the call runs that one and
-    refuses values of other types, as in Kubernetes: the sum of an empty list then has the type of its elements.
+    refuses values of other types, as in Kubernetes: the sum of an empty list then has the type of its elements. `functions` and
+    `names` are the checker's, too: calls of a function with a dot in its name, and selections that spell a type.
     """
 
-    def __init__(self, overloads: Mapping[Call, tuple[str, ...]]) -> None:
+    def __init__(
+        self, overloads: Mapping[Call, tuple[str, ...]], functions: Mapping[Call, str], names: Mapping[Select, str]
+    ) -> None:
         self.slots = 2
         self._overloads = overloads
+        self._functions = functions
+        self._names = names
 
     def compile(self, root: Expr) -> Run:
         """Compile a whole expression. Raises CompileError if a constant part has no value."""
@@ -92,9 +93,8 @@ class Compiler:
         return bare._replace(run=charged(bare.run, READ), bare=bare.run)
 
     def _select(self, node: Select, scope: Scope) -> Step:
-        name = dotted(node)
-        if name is not None and name.removeprefix(".") in _TYPES and name.partition(".")[0] not in scope:
-            return constant(TypeValue(name.removeprefix(".")))
+        if node in self._names:
+            return constant(TypeValue(self._names[node]))
         operand = yield self.step(node.operand, scope)
         if node.is_test:
             return self._test(operand, node.field)
@@ -191,8 +191,8 @@ class Compiler:
         return Code(charged(build, NEW_MAP))
 
     def _call(self, node: Call, scope: Scope) -> Step:  # noqa: PLR0911 - one per form that is no function
-        name = _full_name(node)
-        operands = node.arguments if name != node.function or node.target is None else (node.target, *node.arguments)
+        name = self._functions.get(node, node.function.removeprefix("."))
+        operands = node.arguments if node in self._functions or node.target is None else (node.target, *node.arguments)
         codes = []
         for operand in operands:
             codes.append((yield self.step(operand, scope)))  # noqa: PERF401 - as above
@@ -263,12 +263,6 @@ def _variable(variable: Variable) -> Code:
         return value
 
     return Code(running)
-
-
-def _full_name(node: Call) -> str:
-    prefix = dotted(node.target) if node.target is not None else None
-    full = f"{prefix}.{node.function}".removeprefix(".")
-    return full if prefix is not None and is_function(full) else node.function.removeprefix(".")
 
 
 def _is_appending(node: Call, scope: Scope) -> bool:

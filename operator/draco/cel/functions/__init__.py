@@ -85,8 +85,3 @@ def bound(function: str, arguments: int, overload: str | None) -> Binding | None
     if overload is not None:
         return by_id()[overload].binding
     return binding([one for one in _everything().get(function, ()) if len(one.parameters) == arguments])
-
-
-def is_function(name: str) -> bool:
-    """Whether a function with this full name exists."""
-    return name in _everything()
