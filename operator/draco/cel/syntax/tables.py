@@ -5,13 +5,10 @@
 
 import json
 import pkgutil
-from hashlib import sha256
 from typing import Any, Final
 
 import lark
 from lark import Lark
-from lark.grammar import Rule
-from lark.lexer import TerminalDef
 
 GRAMMAR: Final = "cel.lark"
 TABLES: Final = "cel.tables.json"
@@ -19,10 +16,10 @@ TABLES: Final = "cel.tables.json"
 
 def parser(builder: object) -> Lark:
     """The parser of `cel.lark`; it calls a method of `builder` for each rule."""
-    found = json.loads(content(TABLES))
+    found = json.loads(content(TABLES), object_hook=_with_numbers)
     if found["lark"] != lark.__version__:
         return from_grammar(builder)
-    tables: dict[str, Any] = _with_numbers(found["tables"])
+    tables: dict[str, Any] = found["tables"]
     tables["data"]["options"]["transformer"] = builder
     return Lark.load(tables)
 
@@ -39,26 +36,11 @@ def from_grammar(builder: object) -> Lark:
     )
 
 
-def written() -> str:
-    """The content of `cel.tables.json`. The order of states differs from run to run and has no meaning."""
-    data, memo = from_grammar(None).memo_serialize([TerminalDef, Rule])
-    return json.dumps({"lark": lark.__version__, "grammar": digest(), "tables": {"data": data, "memo": memo}}) + "\n"
-
-
-def digest() -> str:
-    """Digest of the grammar: tables with another digest are out of date."""
-    return sha256(content(GRAMMAR)).hexdigest()
-
-
 def content(name: str) -> bytes:
     """A file of this package."""
     return pkgutil.get_data(__package__, name) or b""
 
 
-def _with_numbers(found: Any) -> Any:
+def _with_numbers(entries: dict[str, Any]) -> dict[Any, Any]:
     """Restore the numeric keys of states, rules and terminals, which JSON keeps as texts."""
-    if isinstance(found, list):
-        return [_with_numbers(each) for each in found]
-    if isinstance(found, dict):
-        return {int(key) if key.isdigit() else key: _with_numbers(value) for key, value in found.items()}
-    return found
+    return {int(key) if key.isdigit() else key: value for key, value in entries.items()}
