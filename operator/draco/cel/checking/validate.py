@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from draco.cel.checking.check import CheckedExpression, runtime_name
 from draco.cel.errors import CompileError, EvaluationError, Issue, refusal
-from draco.cel.functions.format import INT64_DIGITS, too_precise
+from draco.cel.functions.format import CLAUSES, INT64_DIGITS, too_precise
 from draco.cel.functions.operators import FIRST_SECOND, LAST_SECOND
 from draco.cel.functions.standard import parse_duration, parse_timestamp
 from draco.cel.syntax.ast import Call, Expr, Identifier, ListExpr, Literal, MapExpr, Select, children, walk
@@ -108,20 +108,6 @@ def _mixed(parts: tuple[Expr, ...], kinds: list[Type], *, stops: bool) -> Iterat
                 return
 
 
-_INTEGERS: Final = frozenset({"int", "uint"})
-_CLAUSES: Final[dict[str, tuple[frozenset[str], str]]] = {
-    "d": (_INTEGERS, "decimal clause can only be used on integers"),
-    "f": (frozenset({"double", "string"}), "fixed-point clause can only be used on doubles"),
-    "e": (frozenset({"double", "string"}), "scientific clause can only be used on doubles"),
-    "b": (_INTEGERS | {"bool"}, "only integers and bools can be formatted as binary"),
-    "x": (_INTEGERS | {"string", "bytes"}, "only integers, byte buffers, and strings can be formatted as hex"),
-    "X": (_INTEGERS | {"string", "bytes"}, "only integers, byte buffers, and strings can be formatted as hex"),
-    "o": (_INTEGERS, "octal clause can only be used on integers"),
-    "s": (
-        _INTEGERS | {"list", "map", "double", "bool", "string", "timestamp", "bytes", "duration", "type", "null"},
-        "string clause can only be used on strings, bools, bytes, ints, doubles, maps, lists, types, durations, and timestamps",
-    ),
-}
 _UNPARSED: Final = "could not parse formatting clause"
 _CLAUSE: Final = re.compile(r"%(?:(?P<percent>%)|(?:\.(?P<precision>[0-9]*))?(?P<letter>.?))", re.DOTALL)
 
@@ -144,7 +130,7 @@ def _format(node: Call, checked: CheckedExpression) -> Iterator[Issue]:
         if len(digits.lstrip("0")) > INT64_DIGITS or int(digits or 0) > MAX_INT:
             yield Issue(node.position, f"{_UNPARSED}: error while parsing precision: {too_precise(digits)}")
             return
-        known = _CLAUSES.get(letter)
+        known = CLAUSES.get(letter)
         if known is None:
             if clause.end() == len(text.value) and clause[0] == "%":
                 sentence = "unexpected end of string"
@@ -155,15 +141,19 @@ def _format(node: Call, checked: CheckedExpression) -> Iterator[Issue]:
             yield Issue(node.position, sentence)
             return
         part = given.elements[used]
-        wrong = _unfit(part, known[0], checked, deep=letter == "s")
+        wrong = _unfit(part, known.kinds, checked, deep=letter == "s")
         if wrong is not None:
-            was = runtime_name(Type("", checked.types[wrong].name))
-            yield Issue(wrong.position, f"error during formatting: {known[1]}, was given {was}")
+            was = _name(checked.types[wrong])
+            yield Issue(wrong.position, f"error during formatting: {known.complaint}, was given {was}")
             return
         used += 1
     if len(given.elements) > used:
         sentence = f"too many arguments supplied to string.format (expected {used}, got {len(given.elements)})"
         yield Issue(node.position, sentence)
+
+
+def _name(of: Type) -> str:
+    return runtime_name(Type("", of.name))
 
 
 def _unfit(node: Expr, kinds: frozenset[str], checked: CheckedExpression, *, deep: bool) -> Expr | None:
@@ -172,7 +162,7 @@ def _unfit(node: Expr, kinds: frozenset[str], checked: CheckedExpression, *, dee
     while waiting:
         part = waiting.pop()
         of = checked.types[part]
-        if of.kind != "dyn" and of.name not in kinds:
+        if of.kind != "dyn" and _name(of) not in kinds:
             return part
         if deep and isinstance(part, ListExpr):
             waiting.extend(reversed(part.elements))

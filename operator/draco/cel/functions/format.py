@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from decimal import Decimal
-from typing import Final
+from typing import Final, NamedTuple
 
 from draco.cel.errors import EvaluationError
 from draco.cel.functions.costs import FORMATTING
@@ -28,7 +28,20 @@ _DIGITS: Final = re.compile(r"[0-9]*")
 _SUPERSCRIPT: Final = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 _DOUBLE_WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
-Clause = Callable[[Value], str]
+
+class Clause(NamedTuple):
+    """What a letter prints: values of the types named `kinds`, if `write` does not return None; otherwise it complains."""
+
+    kinds: frozenset[str]
+    complaint: str
+    write: Callable[[Value, int], str | None]
+
+    def fill(self, value: Value, precision: int) -> str:
+        """Print a value. Raises EvaluationError."""
+        text = self.write(value, precision) if type_name(value) in self.kinds else None
+        if text is None:
+            raise EvaluationError(f"{self.complaint}, was given {type_name(value)}")
+        return text
 
 
 def format_text(template: str, values: list[Value]) -> str:
@@ -48,9 +61,9 @@ def format_text(template: str, values: list[Value]) -> str:
             raise EvaluationError(f"index {used} out of range")
         if percent + 1 >= len(template):
             raise EvaluationError("unexpected end of string")
-        position, clause = _read_clause(template, percent + 1)
+        position, clause, precision = _read_clause(template, percent + 1)
         try:
-            out.append(clause(values[used]))
+            out.append(clause.fill(values[used], precision))
             length += len(out[-1])
             check_text(length)
         except EvaluationError as error:
@@ -58,7 +71,7 @@ def format_text(template: str, values: list[Value]) -> str:
         used += 1
 
 
-def _read_clause(template: str, position: int) -> tuple[int, Clause]:
+def _read_clause(template: str, position: int) -> tuple[int, Clause, int]:
     precision = _PRECISION
     if template[position] == ".":
         match = _DIGITS.match(template, position + 1)
@@ -68,10 +81,10 @@ def _read_clause(template: str, position: int) -> tuple[int, Clause]:
             raise _bad_clause("error while parsing precision: could not find end of precision specifier")
         precision = _precision(digits)
     letter = template[position]
-    make = _CLAUSES.get(letter)
-    if make is None:
+    clause = CLAUSES.get(letter)
+    if clause is None:
         raise _bad_clause(f'unrecognized formatting clause "{letter}"')
-    return position + 1, lambda value: make(value, precision)
+    return position + 1, clause, precision
 
 
 def _precision(digits: str) -> int:
@@ -90,15 +103,6 @@ def too_precise(digits: str) -> str:
 
 def _bad_clause(reason: str) -> EvaluationError:
     return EvaluationError(f"could not parse formatting clause: {reason}")
-
-
-def _string(value: Value, _precision: int) -> str:
-    if type(value) in _STRINGS:
-        return _STRINGS[type(value)](value)
-    raise EvaluationError(
-        "string clause can only be used on strings, bools, bytes, ints, doubles, maps, lists, types, durations, and "
-        f"timestamps, was given {type_name(value)}"
-    )
 
 
 def _text_of_bytes(data: bytes) -> str:
@@ -126,13 +130,13 @@ def _joined(parts: Iterable[str]) -> str:
     return text
 
 
-_STRINGS: Final[dict[type, Clause]] = {
+_STRINGS: Final[dict[type, Callable[[Value], str]]] = {
     **PLAIN_TEXTS,
     **dict.fromkeys((list, *MAPS), _nested),
     type(None): lambda _: "null",
     bytes: _text_of_bytes,
 }
-_ELEMENTS: Final[dict[type, Clause]] = {
+_ELEMENTS: Final[dict[type, Callable[[Value], str]]] = {
     **_STRINGS,
     str: quoted,
     bytes: lambda value: f"b{quoted(_text_of_bytes(value))}",
@@ -154,25 +158,15 @@ def _key(value: Value) -> str:
     raise EvaluationError(f"no formatting function for map key of type {type_name(value)}")
 
 
-def _integer(clause: str, form: str) -> Callable[[Value, int], str]:
-    def write(value: Value, _precision: int) -> str:
-        if type(value) in {int, UInt}:
-            return f"{int(value):{form}}"
-        raise EvaluationError(f"{clause} clause can only be used on integers, was given {type_name(value)}")
+def _of_double(write: Callable[[float, int], str]) -> Callable[[Value, int], str | None]:
+    def of_value(value: Value, precision: int) -> str | None:
+        number = _DOUBLE_WORDS.get(value) if type(value) is str else value
+        return None if number is None else write(number, precision)
 
-    return write
-
-
-def _double(value: Value, clause: str) -> float:
-    if type(value) is str and value in _DOUBLE_WORDS:
-        return _DOUBLE_WORDS[value]
-    if type(value) is float:
-        return float(value)
-    raise EvaluationError(f"{clause} clause can only be used on doubles, was given {type_name(value)}")
+    return of_value
 
 
-def _fixed(value: Value, precision: int) -> str:
-    number = _double(value, "fixed-point")
+def _fixed(number: float, precision: int) -> str:
     special = _special(number)
     if special is not None:
         return special
@@ -200,9 +194,8 @@ def _special(number: float) -> str | None:
     return None
 
 
-def _scientific(value: Value, precision: int) -> str:
+def _scientific(number: float, precision: int) -> str:
     """Always six decimals: the precision is the minimum width instead, in Kubernetes too."""
-    number = _double(value, "scientific")
     text = _special(number)
     if text is None:
         digits, _, exponent = f"{number:.{_PRECISION}e}".partition("e")
@@ -211,36 +204,35 @@ def _scientific(value: Value, precision: int) -> str:
     return _TOO_PRECISE if precision > _LARGEST_PRECISION else text.rjust(precision % 2**16)
 
 
-def _binary(value: Value, _precision: int) -> str:
-    if type(value) is bool:
-        return "1" if value else "0"
-    if type(value) in {int, UInt}:
-        return f"{int(value):b}"
-    raise EvaluationError(f"only integers and bools can be formatted as binary, was given {type_name(value)}")
-
-
 def _hex(value: Value, _precision: int) -> str:
     if type(value) is str:
         return value.encode("utf-8", "surrogatepass").hex()
-    if type(value) is bytes:
-        return value.hex()
-    if type(value) in {int, UInt}:
-        return f"{int(value):x}"
-    raise EvaluationError(
-        f"only integers, byte buffers, and strings can be formatted as hex, was given {type_name(value)}"
-    )
+    return value.hex() if type(value) is bytes else f"{int(value):x}"
 
 
-_CLAUSES: Final[dict[str, Callable[[Value, int], str]]] = {
-    "s": _string,
-    "d": _integer("decimal", "d"),
-    "f": _fixed,
-    "e": _scientific,
-    "b": _binary,
-    "x": _hex,
-    "X": lambda value, precision: _hex(value, precision).upper(),
-    "o": _integer("octal", "o"),
+_INTEGERS: Final = frozenset({"int", "uint"})
+_DOUBLES: Final = frozenset({"double", "string"})
+_MOMENTS: Final = frozenset({"google.protobuf.Duration", "google.protobuf.Timestamp"})
+_HEX: Final = Clause(
+    _INTEGERS | {"string", "bytes"}, "only integers, byte buffers, and strings can be formatted as hex", _hex
+)
+CLAUSES: Final = {
+    "s": Clause(
+        _INTEGERS | _DOUBLES | _MOMENTS | {"bool", "bytes", "list", "map", "null_type", "type"},
+        "string clause can only be used on strings, bools, bytes, ints, doubles, maps, lists, types, durations, and timestamps",
+        lambda value, _: _STRINGS[type(value)](value),
+    ),
+    "d": Clause(_INTEGERS, "decimal clause can only be used on integers", lambda value, _: f"{int(value):d}"),
+    "f": Clause(_DOUBLES, "fixed-point clause can only be used on doubles", _of_double(_fixed)),
+    "e": Clause(_DOUBLES, "scientific clause can only be used on doubles", _of_double(_scientific)),
+    "b": Clause(
+        _INTEGERS | {"bool"}, "only integers and bools can be formatted as binary", lambda value, _: f"{int(value):b}"
+    ),
+    "x": _HEX,
+    "X": _HEX._replace(write=lambda value, precision: _hex(value, precision).upper()),
+    "o": Clause(_INTEGERS, "octal clause can only be used on integers", lambda value, _: f"{int(value):o}"),
 }
+"""By letter; the checker reads the kinds and complaints, too."""
 OVERLOADS: Final = {
     "standard": (
         row("string_format", "string.format(list(dyn)) -> string", format_text, cost=FORMATTING, toil=toil_of_formatting),
