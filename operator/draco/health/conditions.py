@@ -198,7 +198,9 @@ def _not_plain(checked: CheckedExpression) -> Iterator[Issue]:
                 elif name in _ORDERINGS and len({checked.types[each] for each in node.arguments}) > 1:
                     # Kubernetes permits it, cel-python does not.
                     kinds = " with ".join(runtime_name(checked.types[each]) for each in node.arguments)
-                    yield Issue(node.position, f"a condition cannot compare {kinds}; convert one with double() or int()")
+                    yield Issue(
+                        node.position, f"a condition cannot compare {kinds}; convert one with double() or int()"
+                    )
                 elif name in {"_?._", "_[?_]"}:
                     yield Issue(node.position, "a condition needs no '?': every field has a value")
             case ListExpr() if node.optional:

@@ -95,8 +95,8 @@ _MISSING = (
         "DeviceTaintRule",
         "A DeviceMaintenance isolates only devices that Draco's agents publish, by taints in their ResourceSlices, and nothing "
         "keeps new claims off the GPUs of an agent that is lost.",
-        "Enable the feature gates DRADeviceTaints and DRADeviceTaintRules and, before Kubernetes 1.37, serve the API with the "
-        "API server's --runtime-config=resource.k8s.io/v1beta2=true (1.34 and 1.35: resource.k8s.io/v1alpha3=true).",
+        "Enable the feature gates DRADeviceTaints and, since Kubernetes 1.35, DRADeviceTaintRules; before 1.37, also serve the "
+        "API with the API server's --runtime-config=resource.k8s.io/v1beta2=true (1.34 and 1.35: resource.k8s.io/v1alpha3=true).",
     ),
     MissingFeature(
         PARTITIONABLE,

@@ -168,7 +168,7 @@ def rules_not_served(devices: Sequence[DeviceKey]) -> str:
     return (
         f"No agent of Draco publishes {listed([f'{device.device} of {device.pool}' for device in devices])}, so only a "
         f"DeviceTaintRule could isolate {them(number)}, which this cluster does not serve: enable the feature gate "
-        "DRADeviceTaintRules and serve its API (`draco status` says which)."
+        "DRADeviceTaintRules (DRADeviceTaints on Kubernetes 1.34) and serve its API (`draco status` says which)."
     )
 
 

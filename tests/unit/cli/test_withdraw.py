@@ -13,6 +13,7 @@ from draco.resources.api.core import Lease
 from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.jobs import Job
 from draco.resources.api.meta import Condition, ObjectMeta, OwnerReference
+from draco.resources.api.taints import DeviceTaint
 from draco.resources.kinds import TAINT_RULES
 from draco.resources.names import (
     ANNOTATION_HELD,
@@ -24,7 +25,7 @@ from draco.resources.names import (
     SCHEDULING_GATE,
     DeviceKey,
 )
-from tests.builders import MOMENT, a_claim, a_maintenance, a_node, a_pod, a_rule, a_slice
+from tests.builders import MOMENT, a_claim, a_device, a_maintenance, a_node, a_pod, a_rule, a_slice
 
 SYSTEM, JOB_SPACE = "draco-system", "draco-jobs"
 OURS = a_slice("node-0", name=slice_name("node-0", NVIDIA_DRIVER, 0))
@@ -65,6 +66,20 @@ def test_devices_vanish_before_the_rules_that_keep_claims_off_them() -> None:
     ]
     assert made.isolated == (device,)
     assert made.stays == ("1 DeviceTaintRule that people made stay (theirs): see them with `draco taint list`.",)
+
+
+@pytest.mark.parametrize("key", ["draco.dev/maintenance", "example.com/rma"])
+def test_a_device_that_its_agent_isolates_is_in_maintenance_too(key: str) -> None:
+    observed = DeviceTaint(key="draco.dev/ecc", effect="NoSchedule")
+    asked = DeviceTaint(key=key, effect="NoSchedule")
+    slices = [
+        a_slice(
+            "node-0",
+            [a_device("gpu-0", taints=[observed]), a_device("gpu-1", taints=[observed, asked])],
+            name=OURS.metadata.name,
+        )
+    ]
+    assert plan(Written(slices=slices)).isolated == (DeviceKey(NVIDIA_DRIVER, "node-0", "gpu-1"),)
 
 
 def test_off_a_node_goes_what_draco_set_and_nothing_that_a_person_did() -> None:

@@ -93,7 +93,10 @@ def test_what_a_fault_lacks_has_a_value_too() -> None:
         ("[[1].exists(i, true)].exists(j, j)", "cannot have a loop inside another"),
         ("(" * 60 + "true" + ")" * 60, "nested too deeply"),
         ("fault == gpu", "overload"),
-        ("fault.count < 1.5", "at 1:13: a condition cannot compare int with double; convert one with double() or int()"),
+        (
+            "fault.count < 1.5",
+            "at 1:13: a condition cannot compare int with double; convert one with double() or int()",
+        ),
         ("1u >= fault.count", "a condition cannot compare uint with int"),
     ],
 )

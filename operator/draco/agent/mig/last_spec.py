@@ -22,13 +22,11 @@ from draco.kube.connect.retry import persistently
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu, MigMode, WantedGpu, WantedInstance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, ResourceSlice, own_slices
-from draco.resources.api.taints import BLOCKING_EFFECTS, TaintIdentity
+from draco.resources.api.taints import TaintIdentity
 from draco.resources.kinds import NODES, SLICES
 from draco.resources.names import (
     ATTRIBUTE_PARENT_UUID,
     ATTRIBUTE_UUID,
-    DRACO_DOMAIN,
-    TAINT_MAINTENANCE,
     TAINT_OPERATOR_ALLOCATED,
     gpu_name,
     read_partition_name,
@@ -202,7 +200,7 @@ def _isolated(uuid: str, devices: Mapping[str, Device]) -> list[IsolatedGpu]:
     having: dict[TaintIdentity, list[str]] = {}
     for name, device in devices.items():
         for taint in device.taints:
-            if taint.effect in BLOCKING_EFFECTS and _of_maintenance(taint.key):
+            if taint.is_of_maintenance:
                 having.setdefault(taint.identity, []).append(name)
     return [
         IsolatedGpu(request="", uuid=uuid, device=name, key=key, value=value, effect=effect)
@@ -214,11 +212,6 @@ def _isolated(uuid: str, devices: Mapping[str, Device]) -> list[IsolatedGpu]:
 def _concerned(names: Sequence[str], count: int) -> Sequence[str]:
     parts = [each for each in names if read_partition_name(each)]
     return parts if parts and len(names) < count else [gpu_name(names[0])]
-
-
-def _of_maintenance(key: str) -> bool:
-    """Whether a request set the taint. Draco's other taints follow from what the agent observes."""
-    return key == TAINT_MAINTENANCE or not key.startswith(f"{DRACO_DOMAIN}/")
 
 
 def _text(device: Device, attribute: str) -> str:

@@ -117,10 +117,9 @@ class WithdrawalPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan(found: Written) -> WithdrawalPlan:
     """Plan the withdrawal. Slices are deleted before the rules that keep claims off their devices."""
     reversals = [*_slices(found), *_rules(found), *_of_pods(found), *_claims(found), *_nodes(found), *_own(found)]
-    isolated = {maintained_device(rule) for rule in found.rules if maintenance_uid(rule)} - {None}
     return WithdrawalPlan(
         reversals=tuple(reversals),
-        isolated=tuple(sorted(device for device in isolated if device)),
+        isolated=tuple(sorted(_isolated(found))),
         stays=tuple(_stays(found)),
     )
 
@@ -131,6 +130,18 @@ def is_agents(item: ResourceSlice) -> bool:
     if not node or item.spec.pool.name != node or not index.isdecimal():
         return False
     return item.metadata.name == slice_name(node, item.spec.driver, int(index))
+
+
+def _isolated(found: Written) -> set[DeviceKey]:
+    """Devices in maintenance, each isolated by its own rule or by its agent."""
+    by_rules = {maintained_device(rule) for rule in found.rules if maintenance_uid(rule)}
+    by_agents = {
+        DeviceKey(each.spec.driver, each.spec.pool.name, device.name)
+        for each in filter(is_agents, found.slices)
+        for device in each.spec.devices
+        if any(taint.is_of_maintenance for taint in device.taints)
+    }
+    return by_agents.union(device for device in by_rules if device)
 
 
 def _slices(found: Written) -> Iterator[Reversal]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.meta import Condition, ObjectStruct
-from draco.resources.names import TAINT_OPERATOR_ALLOCATED, DeviceKey
+from draco.resources.names import DRACO_DOMAIN, TAINT_MAINTENANCE, TAINT_OPERATOR_ALLOCATED, DeviceKey
 
 EFFECTS = ("NoSchedule", "NoExecute", "None")
 BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
@@ -42,6 +42,12 @@ class DeviceTaint(ApiStruct, frozen=True, kw_only=True):
     def sets_aside(self) -> bool:
         """Whether it makes the device unavailable to new claims. The taint of Draco's own devices does not."""
         return self.effect in BLOCKING_EFFECTS and self.key != TAINT_OPERATOR_ALLOCATED
+
+    @property
+    def is_of_maintenance(self) -> bool:
+        """Whether an agent published it for a DeviceMaintenance. Its other taints follow from what it observes."""
+        is_own = self.key.startswith(f"{DRACO_DOMAIN}/") and self.key != TAINT_MAINTENANCE
+        return self.effect in BLOCKING_EFFECTS and not is_own
 
 
 class DeviceToleration(ApiStruct, frozen=True, kw_only=True):
