@@ -32,7 +32,9 @@ class Deallocations:
     def __init__(self, client: Client, view: ClusterView) -> None:
         self._client = client
         self._view = view
-        self._refused: Pauses[str] = Pauses(view.clock, first_s=_REFUSED_S, longest_s=_REFUSED_LONGEST_S)  # by UID
+        self._refused: Pauses[str] = Pauses(
+            view.clock.monotonic, first_s=_REFUSED_S, longest_s=_REFUSED_LONGEST_S
+        )  # by UID
         view.claims.subscribe(self._forget)
 
     def refusal(self, claim: ResourceClaim) -> str:

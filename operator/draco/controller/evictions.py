@@ -65,7 +65,7 @@ class PodEvictions:
 
     def __init__(self, client: Client, *, clock: Clock) -> None:
         self._client = client
-        self._forbidden: Pauses[None] = Pauses(clock, first_s=FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
+        self._forbidden: Pauses[None] = Pauses(clock.monotonic, first_s=FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
 
     @property
     def forbidden(self) -> bool:

@@ -128,7 +128,7 @@ def test_a_pause_doubles_up_to_its_cap_however_long_a_failure_lasts(times: int, 
 
 async def test_a_key_that_fails_again_and_again_is_left_alone_ever_longer_and_no_other_key_is() -> None:
     clock = ManualClock()
-    pauses: Pauses[str] = Pauses(clock, first_s=5, longest_s=60)
+    pauses: Pauses[str] = Pauses(clock.monotonic, first_s=5, longest_s=60)
     for pause_s in (5, 10, 20, 40, 60):
         await clock.advance(pauses.left_s("a"))
         assert pauses.begin("a", "no") == pause_s
@@ -150,7 +150,7 @@ async def test_a_key_that_fails_again_and_again_is_left_alone_ever_longer_and_no
 async def test_a_pause_that_has_ended_since_somebody_looked_is_one_to_look_again_for() -> None:
     """The key was in its pause when somebody looked, so nobody else looks at it when the pause ends."""
     clock = ManualClock()
-    pauses: Pauses[str] = Pauses(clock, first_s=5, longest_s=60)
+    pauses: Pauses[str] = Pauses(clock.monotonic, first_s=5, longest_s=60)
     pauses.begin("a", "no")
     await clock.advance(4)
     looked_s = clock.monotonic()
@@ -163,7 +163,7 @@ async def test_a_pause_that_has_ended_since_somebody_looked_is_one_to_look_again
 async def test_failures_of_one_moment_are_one() -> None:
     """Otherwise, four workers that lack the same right would reach the longest pause immediately."""
     clock = ManualClock()
-    pauses: Pauses[None] = Pauses(clock, first_s=5, longest_s=300)
+    pauses: Pauses[None] = Pauses(clock.monotonic, first_s=5, longest_s=300)
     for pause_s in (5, 10):
         assert [pauses.begin(None, why) for why in ("one", "another")] == [pause_s, pause_s]
         assert pauses.by_key[None].why == "another"
@@ -174,9 +174,18 @@ async def test_failures_of_one_moment_are_one() -> None:
 
 async def test_a_key_that_was_forgotten_begins_from_the_beginning() -> None:
     clock = ManualClock()
-    pauses: Pauses[str] = Pauses(clock, first_s=5, longest_s=60)
+    pauses: Pauses[str] = Pauses(clock.monotonic, first_s=5, longest_s=60)
     pauses.begin("a", "no")
     await clock.advance(5)
     pauses.begin("a", "no")
     pauses.forget("a")
     assert (pauses.left_s("a"), pauses.next_s(clock.monotonic()), pauses.begin("a", "no")) == (0, float("inf"), 5)
+
+
+async def test_failures_that_are_tolerated_begin_no_pause_and_one_during_a_pause_can_begin_the_next() -> None:
+    clock = ManualClock()
+    pauses: Pauses[str] = Pauses(clock.monotonic, first_s=60, longest_s=600, tolerated=1)
+    assert [pauses.prolong("a", "no") for _ in range(7)] == [0, 60, 120, 240, 480, 600, 600]
+    assert (pauses.by_key["a"].times, pauses.left_s("a")) == (7, 600)
+    pauses.forget("a")
+    assert (pauses.begin("a", "no"), pauses.left_s("a"), pauses.begin("a", "no")) == (0, 0, 60)

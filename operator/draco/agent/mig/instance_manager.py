@@ -133,9 +133,9 @@ class InstanceManager:
                 found = seen.at(key)
                 if found is None or found.ci is None or self._inventory.own(found) is None:
                     unlisted = f"NVML made {self._inventory.named(key)} but does not list it."
-                    self._inventory.failures.failed(uuid, unlisted)
+                    self._inventory.backoff.prolong(uuid, unlisted)
                     raise NotVerified(unlisted)
-            self._inventory.failures.over(uuid)
+            self._inventory.backoff.forget(uuid)
             self._inventory.show()
 
     def _create(self, own: OwnedInstance, placement: Placement) -> None:
@@ -154,7 +154,7 @@ class InstanceManager:
         except DriverError:
             raise
         except NvmlError as error:
-            self._inventory.failures.failed(own.gpu, str(error))
+            self._inventory.backoff.prolong(own.gpu, str(error))
             raise
         fresh = msgspec.structs.replace(
             own, state=InstanceState.MADE, gi=made.gi, ci=made.ci or 0, uuid=made.uuid or ""

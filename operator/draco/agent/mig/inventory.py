@@ -19,10 +19,10 @@ import msgspec
 from draco.agent.hardware.gpus import Gpu, GpuLocation, GpuMigView, Instance, PlacementKey, Use
 from draco.agent.hardware.nvml_errors import DriverError, NvmlError, never_seen
 from draco.agent.hardware.nvml_instances import MigModes, NvmlInstances
-from draco.agent.mig.failures import Failures
 from draco.agent.mig.ownership import CreationAttempt, Ownership, held, ownership_of, references
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import InstanceState, OwnedInstance, PreparedClaim
+from draco.kube.connect.retry import Pauses
 from draco.mig.board import Board, PlacementId
 from draco.resources.api.draco import MigState
 from draco.resources.names import GpuUuid
@@ -45,13 +45,16 @@ UNFINISHED = "A change of its instances is not finished yet."
 """The message of a GPU with a step in progress, or interrupted."""
 DOUBT_S = 30.0
 """How long an instance that may be ours or foreign is left alone."""
+_REST_S, _LONGEST_REST_S = 60.0, 600.0
+"""Backoff of a GPU on which creations fail: it still looks free, and the scheduler would send it one pod after another."""
 
 
 class MigInventory:
     """The GPU instances of one node as of the last reading.
 
     Others see `divisions`, as of the last finished change; `shown` is called with a new one in the thread of that change.
-    `refused` are the instances whose destroy was refused as in use, with the holder of each ("" if none is listed).
+    `refused` are the instances whose destroy was refused as in use, with the holder of each ("" if none is listed). `backoff` is
+    for GPUs on which creations fail through their own fault; one failure in a row may be an accident.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class MigInventory:
         self._layouts: dict[GpuUuid, frozenset[PlacementId]] = {}
         self._attempts: dict[PlacementKey, CreationAttempt] = {}
         self._doubtful_since_s: dict[PlacementKey, float] = {}
-        self.failures = Failures(monotonic)
+        self.backoff: Pauses[GpuUuid] = Pauses(monotonic, first_s=_REST_S, longest_s=_LONGEST_REST_S, tolerated=1)
 
     @property
     def lock(self) -> AbstractContextManager[object]:
@@ -96,7 +99,7 @@ class MigInventory:
                 self._unlisted.discard(uuid)
                 for known in (self._trouble, self._notes, self._lacks, self._layouts):
                     known.pop(uuid, None)
-                self.failures.over(uuid)
+                self.backoff.forget(uuid)
             looked = [self._look(gpu) for gpu in gpus]
             self._looked = True
             self.show()
@@ -280,8 +283,12 @@ class MigInventory:
             return MigState.DIRTY, self._trouble[uuid]
         if self.open_steps(uuid):
             return MigState.DIRTY, UNFINISHED
-        if failing := self.failures.sentence(uuid):
-            return MigState.DIRTY, failing
+        if self.backoff.left_s(uuid) > 0:
+            times, why, _ = self.backoff.by_key[uuid]
+            return MigState.DIRTY, (
+                f"Creating instances on it failed {times} times in a row. Last failure: {why} The agent tries again later; look "
+                "into the node's kernel log, and reset the GPU if necessary."
+            )
         if seen.mode is not None and seen.mode.pending != seen.mode.enabled:
             wanted = "on" if seen.mode.pending else "off"
             return (

@@ -30,7 +30,7 @@ class NodeConditionReconciler:
     def __init__(self, client: Client, view: ClusterView) -> None:
         self._client = client
         self._view = view
-        self._forbidden: Pauses[None] = Pauses(view.clock, first_s=FORBIDDEN_S, longest_s=FORBIDDEN_LONGEST_S)
+        self._forbidden: Pauses[None] = Pauses(view.clock.monotonic, first_s=FORBIDDEN_S, longest_s=FORBIDDEN_LONGEST_S)
         view.slices.store.add_index(BY_NODE, _node_of)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:

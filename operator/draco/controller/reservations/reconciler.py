@@ -98,7 +98,7 @@ class ReservationReconciler:
         """Claims deleted here that the watch still shows: the deleted version by UID."""
         self._warned: set[str] = set()
         """UIDs of claims whose owners were warned that they soon lose their devices."""
-        self._refused: Pauses[str] = Pauses(view.clock, first_s=_AGAIN_S, longest_s=_REFUSED_LONGEST_S)
+        self._refused: Pauses[str] = Pauses(view.clock.monotonic, first_s=_AGAIN_S, longest_s=_REFUSED_LONGEST_S)
         """Reservations whose claims the API server refuses, by UID, with its message."""
 
     def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:

@@ -57,39 +57,47 @@ class Pause(NamedTuple):
 
 
 class Pauses(Generic[K]):
-    """Backoff by key after failures: `first_s`, doubled each time, up to `longest_s`.
+    """Backoff by key after failures: `first_s`, doubled each time, up to `longest_s`. The first `tolerated` failures start none.
 
-    Without jitter, since these are one process's failures on separate keys. Attempts that ran in parallel and failed together
-    count as one failure.
+    Without jitter, since these are one process's failures on separate keys. `monotonic` in seconds.
     """
 
-    def __init__(self, clock: Clock, *, first_s: float, longest_s: float) -> None:
-        self._clock = clock
+    def __init__(self, monotonic: Callable[[], float], *, first_s: float, longest_s: float, tolerated: int = 0) -> None:
+        self._monotonic = monotonic
         self._first_s = first_s
         self._longest_s = longest_s
+        self._tolerated = tolerated
         self.by_key: dict[K, Pause] = {}
 
     def begin(self, key: K, why: str) -> float:
-        """Start the key's next pause after a failure; a current pause goes on unchanged. Return the seconds."""
+        """Start the key's next pause after a failure, and return the seconds.
+
+        A current pause goes on unchanged: attempts that ran in parallel and failed together count as one failure.
+        """
         if (left_s := self.left_s(key)) > 0:
             self.by_key[key] = self.by_key[key]._replace(why=why)
             return left_s
+        return self.prolong(key, why)
+
+    def prolong(self, key: K, why: str) -> float:
+        """Start the key's next pause after a failure, even during a pause, and return the seconds."""
         times = self.by_key[key].times if key in self.by_key else 0
-        pause_s = doubling_s(self._first_s, times, self._longest_s)
-        self.by_key[key] = Pause(times + 1, why, self._clock.monotonic() + pause_s)
+        doubled = times - self._tolerated
+        pause_s = doubling_s(self._first_s, doubled, self._longest_s) if doubled >= 0 else 0.0
+        self.by_key[key] = Pause(times + 1, why, self._monotonic() + pause_s)
         return pause_s
 
     def left_s(self, key: K) -> float:
         """Seconds left of the pause; 0 if the key may be tried."""
         found = self.by_key.get(key)
-        return max(0.0, found.until_s - self._clock.monotonic()) if found is not None else 0.0
+        return max(0.0, found.until_s - self._monotonic()) if found is not None else 0.0
 
     def next_s(self, since_s: float) -> float:
         """Seconds until the first pause ends, of those that had not ended at `since_s`; infinite without any.
 
         `since_s` is when the caller began to look. A pause that ended since then gives 0, since the caller still saw it.
         """
-        now_s = self._clock.monotonic()
+        now_s = self._monotonic()
         ends = (each.until_s for each in self.by_key.values() if each.until_s > since_s)
         return max(0.0, min(ends, default=float("inf")) - now_s)
 

@@ -61,7 +61,7 @@ class Notes:
         self._reason = reason
         self._action = action
         self._said: dict[str, _Note] = {}  # by UID, like `_refused`
-        self._refused: Pauses[str] = Pauses(clock, first_s=FORBIDDEN_S, longest_s=FORBIDDEN_LONGEST_S)
+        self._refused: Pauses[str] = Pauses(clock.monotonic, first_s=FORBIDDEN_S, longest_s=FORBIDDEN_LONGEST_S)
         self._next_write_s = 0.0
 
     async def adopt(self) -> list[ObjectReference]:

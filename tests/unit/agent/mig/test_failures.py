@@ -5,14 +5,11 @@ from pathlib import Path
 import pytest
 
 from draco.agent.errors import PrepareError
-from draco.agent.mig.failures import Failures
-from draco.resources.names import GpuUuid
 from draco_local.simulator.accidents import faults
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 ONE = a_mig_claim("one", *names([(9, 4)]))
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
-GPU = GpuUuid("GPU-1")
 
 
 @pytest.fixture
@@ -63,20 +60,27 @@ def test_what_is_not_the_gpu_s_fault_is_not_held_against_it(node: MigNode, name:
     assert not dirty(node)
 
 
-def test_each_rest_is_longer_than_the_last_up_to_ten_minutes() -> None:
-    now_s = 0.0
-    failures = Failures(lambda: now_s)
+def test_each_rest_is_longer_than_the_last_up_to_ten_minutes(node: MigNode) -> None:
+    faults.fail(node.path, CREATE, faults.ERRORS["UNKNOWN"])
     rests = []
     for _ in range(7):
-        failures.failed(GPU, "It said no.")
-        began_s = now_s
-        while failures.sentence(GPU):
-            now_s += 30
-        rests.append(now_s - began_s)
+        fail_to_prepare(node)
+        began_s = node.now_s
+        while dirty(node):
+            node.now_s += 30
+        rests.append(node.now_s - began_s)
     assert rests == [0, 60, 120, 240, 480, 600, 600]
-    for _ in range(2000):  # two weeks
-        failures.failed(GPU, "It said no.")
-    assert failures.sentence(GPU)
-    failures.over(GPU)
-    failures.failed(GPU, "It said no.")
-    assert not failures.sentence(GPU)
+
+
+def test_a_failure_during_a_rest_counts_and_begins_the_next_one(node: MigNode) -> None:
+    """Claims that are allocated already are tried again and again: the GPU must not look free between their failures."""
+    faults.fail(node.path, CREATE, faults.ERRORS["UNKNOWN"])
+    for _ in range(3):
+        fail_to_prepare(node)
+    node.now_s += 100
+    fail_to_prepare(node)
+    node.now_s += 239
+    assert dirty(node)
+    assert node.mig.divisions[node.uuid].message.startswith("Creating instances on it failed 4 times in a row")
+    node.now_s += 1
+    assert not dirty(node)

@@ -55,7 +55,9 @@ class SchedulingGates:
         self._requests = asyncio.Semaphore(REQUESTS_AT_ONCE)
         self._off: set[str] = set()
         """UIDs of ungated pods whose update the watch has not delivered yet."""
-        self._forbidden: Pauses[str] = Pauses(view.clock, first_s=FORBIDDEN_S, longest_s=FORBIDDEN_LONGEST_S)  # by UID
+        self._forbidden: Pauses[str] = Pauses(
+            view.clock.monotonic, first_s=FORBIDDEN_S, longest_s=FORBIDDEN_LONGEST_S
+        )  # by UID
 
     @property
     def trouble(self) -> str:

@@ -33,7 +33,7 @@ class ScaleDownHolds:
         self._client = client
         self._view = view
         self._since_s: dict[str, tuple[bool, float]] = {}  # by node: whether to hold it, and since when
-        self._forbidden: Pauses[None] = Pauses(view.clock, first_s=FORBIDDEN_S, longest_s=FORBIDDEN_LONGEST_S)
+        self._forbidden: Pauses[None] = Pauses(view.clock.monotonic, first_s=FORBIDDEN_S, longest_s=FORBIDDEN_LONGEST_S)
         view.claims.store.add_index(_BY_POOL, _pools)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:

@@ -96,8 +96,10 @@ class AllocationWrites:
         self._writes: dict[ObjectKey, _Write] = {}
         self._protected: dict[ObjectKey, tuple[str, str]] = {}
         """Claims whose finalizer the watch has not delivered: the versions without and with it."""
-        self._refused: Pauses[_Refused] = Pauses(view.clock, first_s=_REFUSED_S, longest_s=_REFUSED_LONGEST_S)
-        self._outdated: Pauses[_Version] = Pauses(view.clock, first_s=_OUTDATED_S, longest_s=_OUTDATED_LONGEST_S)
+        self._refused: Pauses[_Refused] = Pauses(view.clock.monotonic, first_s=_REFUSED_S, longest_s=_REFUSED_LONGEST_S)
+        self._outdated: Pauses[_Version] = Pauses(
+            view.clock.monotonic, first_s=_OUTDATED_S, longest_s=_OUTDATED_LONGEST_S
+        )
 
     @property
     def trouble(self) -> str:
