@@ -19,7 +19,7 @@ import msgspec
 
 from benchmarks.mig_streams import GRID, Arrival, arrivals
 from benchmarks.table import Row, tell
-from draco.agent.hardware.gpus import DriverInfo, GpuMigView, HeldInstance, Instance, LocatedGpu, Use, device_name
+from draco.agent.hardware.gpus import DriverInfo, GpuMigView, HeldInstance, Instance, Use, device_name
 from draco.agent.publish import partitions, slices
 from draco.agent.publish.partitions import Divisible, Place, partition_name
 from draco.agent.publish.slices import Publisher
@@ -44,7 +44,7 @@ Order = Callable[[Sequence[Divisible]], list[Place]]
 
 def by_name(gpus: Sequence[Divisible]) -> list[Place]:
     """GPU by GPU, profile by profile, lowest start first: an order that does not depend on what is in use."""
-    ascending = sorted(gpus, key=lambda each: each.located.gpu.minor)
+    ascending = sorted(gpus, key=lambda each: each.gpu.minor)
     return [Place(gpu.uuid, placement) for gpu in ascending for placement in gpu.placements]
 
 
@@ -73,7 +73,7 @@ class Node:
             for gi, p in enumerate(there)
         )
         mig = GpuMigView(gpu=gpu.uuid, board=GRID, held=held)
-        return Divisible(located=LocatedGpu(gpu), mig=mig, board=GRID, whole=False)
+        return Divisible(gpu=gpu, mig=mig, board=GRID, whole=False)
 
     async def publish(self, client: Client, uid: str) -> None:
         """Write the slices that have changed; the order only when it matters."""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu
+from draco.agent.hardware.gpus import DriverInfo, GpuMigView
 from draco.agent.publish import partitions
 from draco.agent.publish.partitions import Divisible
 from draco.mig.known_boards import BOARDS
@@ -21,9 +21,7 @@ IDS = {profile.name: profile.id for profile in H100.profiles}
 def a_mig_pool(node: str, gpus: int) -> list[ResourceSlice]:
     """The pool that an agent publishes for this many H100s in mode Dynamic."""
     divisible = [
-        Divisible(
-            located=LocatedGpu(gpu), mig=GpuMigView(gpu=gpu.uuid, capable=True, enabled=True, board=H100), board=H100
-        )
+        Divisible(gpu=gpu, mig=GpuMigView(gpu=gpu.uuid, capable=True, enabled=True, board=H100), board=H100)
         for gpu in (a_gpu(minor, uuid=GpuUuid(a_gpu_uuid(node, minor))) for minor in range(gpus))
     ]
     driver = DriverInfo(driver_version="580.65.06", cuda_driver_version="13.0", nvml_version="13")

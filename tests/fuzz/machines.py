@@ -26,7 +26,6 @@ from draco.agent.containers.edits import ContainerEdits
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import TABLE, Capabilities, CapabilityUnknown
 from draco.agent.hardware.fault_record import FaultRecord
-from draco.agent.hardware.gpus import LocatedGpu
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import NvmlError
 from draco.agent.metrics import AgentMetrics
@@ -260,7 +259,7 @@ def nvml(text: str) -> str:
     try:
         session.open()
         driver = session.driver()
-        published = [slices.device(LocatedGpu(gpu), driver) for gpu in session.gpus()]
+        published = [slices.device(gpu, driver) for gpu in session.gpus()]
     except NvmlError as error:
         return sentence(error)
     finally:

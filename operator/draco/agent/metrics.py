@@ -88,10 +88,10 @@ class AgentMetrics:
         for state in HealthState:
             self._gpus.labels(state.value).set(states.count(state))
         self._faults.clear()
-        for located in view.gpus:
-            for one in reversed(located.gpu.faults):  # the worst last: of faults with one name it counts
+        for gpu in view.gpus:
+            for one in reversed(gpu.faults):  # the worst last: of faults with one name it counts
                 said = one.status
-                labels = (device_name(located.gpu), said.family.value, metric_name(said.name))
+                labels = (device_name(gpu), said.family.value, metric_name(said.name))
                 self._faults.labels(*labels, said.effect.value).set(1)
 
     def divisions(self, divisions: Iterable[GpuMigView]) -> None:

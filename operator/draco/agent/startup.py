@@ -175,7 +175,7 @@ class Startup:
         uuids = rebuilding.instance_uuids(
             claims, self._reported, self._cdi.texts(), driver=self._driver, pool=self._node
         )
-        there = [one for located in view.gpus for one in located.gpu.instances]
+        there = [one for gpu in view.gpus for one in gpu.instances]
         instances = rebuilding.merged_instances(
             damage.before.instances.values(),
             rebuilding.instances_of(by_spec, boot_id=self._boot_id),
@@ -216,7 +216,7 @@ class Startup:
 
     async def _converge(self) -> None:
         view = self._hardware.view
-        gpus = None if view.driver is None else [located.gpu for located in view.gpus]
+        gpus = None if view.driver is None else view.gpus
         run = self._threads.on_record if gpus is None else self._threads.with_driver
         done = await run(
             lambda: recovery.converge(
@@ -230,11 +230,10 @@ class Startup:
         view = self._hardware.view
         if view.driver is None:
             return  # the hardware is unknown
-        gpus = [located.gpu for located in view.gpus]
 
         def respec() -> recovery.RecoveryResult:
             with self._record.lock:
-                return recovery.respec(self._record, self._cdi, self._instances, gpus=gpus)
+                return recovery.respec(self._record, self._cdi, self._instances, gpus=view.gpus)
 
         self._say(await self._threads.with_driver(respec))
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu
+from draco.agent.hardware.gpus import DriverInfo, GpuMigView
 from draco.agent.publish import partitions
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
@@ -41,7 +41,7 @@ class DividedLab(Lab):
         """Publish a slice of counters and one of devices, or one without partitions, as an agent replaces them."""
         gpu = a_gpu(0)
         mig = GpuMigView(gpu=gpu.uuid, board=H100)
-        one = partitions.Divisible(located=LocatedGpu(gpu), mig=mig, board=H100, isolated=self.isolated)
+        one = partitions.Divisible(gpu=gpu, mig=mig, board=H100, isolated=self.isolated)
         driver = DriverInfo("580.1", "13.0", "13.580")
         devices = partitions.devices([one], driver, partitions.order([one]))
         plain = [Device(name="gpu-1")]

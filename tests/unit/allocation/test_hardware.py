@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu
+from draco.agent.hardware.gpus import DriverInfo, GpuMigView
 from draco.agent.publish import partitions
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.mig.board import Board
@@ -28,9 +28,7 @@ WHOLE = "gpu-0"
 def published(*, gpus: int = 2, counters: bool = True, board: Board = H100, generation: int = 1) -> list[ResourceSlice]:
     """GPUs as an agent publishes them in mode Dynamic."""
     divisible = [
-        partitions.Divisible(
-            located=LocatedGpu(a_gpu(minor)), mig=GpuMigView(gpu=a_gpu(minor).uuid, board=board), board=board
-        )
+        partitions.Divisible(gpu=a_gpu(minor), mig=GpuMigView(gpu=a_gpu(minor).uuid, board=board), board=board)
         for minor in range(gpus)
     ]
     devices = partitions.devices(divisible, DriverInfo("580.1", "13.0", "13.580"), partitions.order(divisible))

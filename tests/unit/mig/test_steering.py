@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from draco.agent.hardware.gpus import GpuMigView, HeldInstance, Instance, LocatedGpu, Use
+from draco.agent.hardware.gpus import GpuMigView, HeldInstance, Instance, Use
 from draco.agent.publish import partitions
 from draco.agent.publish.partitions import Divisible, Place
 from draco.mig.board import Placement
@@ -32,7 +32,7 @@ def a_node(board_name: str, chance: random.Random) -> list[Divisible]:
             )
             held.append(HeldInstance(instance=instance, use=Use.CLAIM))
         mig = GpuMigView(gpu=gpu.uuid, board=board, held=tuple(held))
-        node.append(Divisible(located=LocatedGpu(gpu), mig=mig, board=board))
+        node.append(Divisible(gpu=gpu, mig=mig, board=board))
     return node
 
 

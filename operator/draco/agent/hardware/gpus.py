@@ -183,6 +183,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     compute_minor: int | None
     memory_bytes: int | None
     pci_bus_id: str  # as in sysfs: 0000:3b:00.0
+    pcie_root: str | None = None  # from sysfs, as numa_node where it has one
     numa_node: int | None = None
     mig_capable: bool = False
     mig_enabled: bool = False
@@ -232,8 +233,6 @@ class KnownGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     uuid: GpuUuid
     device: str
     last: Gpu | None = None
-    pcie_root: str | None = None
-    numa_node: int | None = None
 
 
 class UnidentifiedGpu(msgspec.Struct, frozen=True):
@@ -290,14 +289,6 @@ class GpuEvent(msgspec.Struct, frozen=True):
     data: int = 0
     gpu_instance: int | None = None
     compute_instance: int | None = None
-
-
-class LocatedGpu(msgspec.Struct, frozen=True):
-    """A GPU and its place in the machine; None is unknown."""
-
-    gpu: Gpu
-    pcie_root: str | None = None
-    numa_node: int | None = None
 
 
 def device_name(gpu: Gpu) -> str:

@@ -21,16 +21,7 @@ import structlog
 
 from draco.agent.hardware.fault_record import FaultRecord
 from draco.agent.hardware.faults import DRIVER_HANGS, DRIVER_MISMATCH, UNREADABLE, only_sign, with_fault, with_sign
-from draco.agent.hardware.gpus import (
-    DriverInfo,
-    EventKind,
-    Gpu,
-    GpuEvent,
-    GpuFault,
-    LocatedGpu,
-    UnidentifiedGpu,
-    device_name,
-)
+from draco.agent.hardware.gpus import DriverInfo, EventKind, Gpu, GpuEvent, GpuFault, UnidentifiedGpu, device_name
 from draco.agent.hardware.nvml import Nvml, NvmlCall
 from draco.agent.hardware.nvml_errors import CallError, DriverReloaded, NotSupported, NvmlError
 from draco.agent.threads import DaemonExecutor
@@ -76,7 +67,7 @@ class HardwareView(msgspec.Struct, frozen=True, kw_only=True):
     """The GPUs at one moment, absent ones included. `fault` says why they could not be read; the rest is older then."""
 
     driver: DriverInfo | None = None
-    gpus: tuple[LocatedGpu, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
     unidentified: tuple[UnidentifiedGpu, ...] = ()
     fault: str = ""
     read_at: datetime | None = None
@@ -95,12 +86,12 @@ class HardwareView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def by_device(self) -> Mapping[str, Gpu]:
         """GPUs by their published names."""
-        return MappingProxyType({device_name(located.gpu): located.gpu for located in self.gpus})
+        return MappingProxyType({device_name(gpu): gpu for gpu in self.gpus})
 
     @property
     def present(self) -> tuple[Gpu, ...]:
         """The GPUs that NVML lists."""
-        return tuple(located.gpu for located in self.gpus if not located.gpu.absent)
+        return tuple(gpu for gpu in self.gpus if not gpu.absent)
 
 
 class HardwareMonitor:
@@ -295,17 +286,17 @@ class HardwareMonitor:
         if isinstance(error, DriverReloaded):
             self._faults.reloaded()
         unread = Sign(UNREADABLE, str(error))
-        self._faults.look([only_sign(one.gpu, unread) for one in self._calm.gpus if not one.gpu.absent])
+        self._faults.look([only_sign(gpu, unread) for gpu in self._calm.present])
 
     def _close(self) -> None:
         with self._nvml.lock:
             self._nvml.close()
 
-    def _locate(self, gpu: Gpu) -> LocatedGpu:
+    def _locate(self, gpu: Gpu) -> Gpu:
         address = gpu.pci_bus_id
         # sysfs has -1 for "no node" and NVML has no such answer, so sysfs is read first.
-        numa_node = self._pcie.numa_node(address)
-        return LocatedGpu(gpu, self._pcie.root(address), gpu.numa_node if numa_node is None else numa_node)
+        numa_node = gpu.numa_node if (told := self._pcie.numa_node(address)) is None else told
+        return msgspec.structs.replace(gpu, pcie_root=self._pcie.root(address), numa_node=numa_node)
 
     async def _until_next(self) -> None:
         if self._event_wait_s <= 0:
@@ -337,14 +328,14 @@ class HardwareMonitor:
     @property
     def _pause_s(self) -> float:
         """Seconds to the next reading: few while a fault ends or a GPU joins its fabric, for which NVML sends no event."""
-        joining = self._last is not None and any(one.gpu.joining for one in self._last.gpus)
+        joining = self._last is not None and any(gpu.joining for gpu in self._last.gpus)
         return self._probe_s if joining or self._faults.ending else self._rescan_s
 
     def _place(self, event: GpuEvent) -> InstancePlace | None:
         if event.gpu_instance is None:
             return None
-        located = next((one for one in self._calm.gpus if one.gpu.uuid == event.gpu), None)
-        found = [] if located is None else [one for one in located.gpu.instances if one.gi == event.gpu_instance]
+        instances = [one for gpu in self._calm.gpus if gpu.uuid == event.gpu for one in gpu.instances]
+        found = [one for one in instances if one.gi == event.gpu_instance]
         return InstancePlace(event.gpu_instance, event.compute_instance, found[0].mask if found else None)
 
     def _wait(self, seconds: float) -> list[GpuEvent]:
@@ -365,9 +356,7 @@ class HardwareMonitor:
             self._show(fresh)
 
     def _judged(self, view: HardwareView) -> HardwareView:
-        judged = zip(view.gpus, self._faults.judge(located.gpu for located in view.gpus), strict=True)
-        gpus = tuple(msgspec.structs.replace(located, gpu=gpu) for located, gpu in judged)
-        return msgspec.structs.replace(view, gpus=gpus)
+        return msgspec.structs.replace(view, gpus=tuple(self._faults.judge(view.gpus)))
 
     def _show(self, view: HardwareView) -> None:
         self._calm = view
@@ -378,11 +367,9 @@ class HardwareMonitor:
 
     def _with_hang(self, view: HardwareView, hang: NvmlCall) -> HardwareView:
         """The view while a call hangs: the GPU concerned, or all if that is unknown, has an unknown state."""
-        hit = {located.gpu.uuid for located in view.gpus if hang.function and hang.gpu in ("", located.gpu.uuid)}
+        hit = {gpu.uuid for gpu in view.gpus if hang.function and hang.gpu in ("", gpu.uuid)}
         gpus = tuple(
-            msgspec.structs.replace(located, gpu=with_fault(located.gpu, GpuFault(DRIVER_HANGS, self._said)))
-            if located.gpu.uuid in hit and located.gpu.fault is None
-            else located
-            for located in view.gpus
+            with_fault(gpu, GpuFault(DRIVER_HANGS, self._said)) if gpu.uuid in hit and gpu.fault is None else gpu
+            for gpu in view.gpus
         )
         return msgspec.structs.replace(view, gpus=gpus, fault=self._said, hang=hang)

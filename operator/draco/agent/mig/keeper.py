@@ -95,8 +95,8 @@ class MigKeeper:
         A reset, a driver reload and a person with nvidia-smi change instances and MIG mode without notice, and a driver loaded
         late shows its GPUs long after the spec is known.
         """
-        for located in facts.view.gpus:
-            uuid = located.gpu.uuid
+        for gpu in facts.view.gpus:
+            uuid = gpu.uuid
             division = self._divisions().get(uuid)
             if division is None:
                 continue

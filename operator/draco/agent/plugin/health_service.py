@@ -52,8 +52,8 @@ def claimed_reports(
     devices = [device for claim in claims for device in claim.devices]
     if view.driver is None:
         return list({device.device: _unread(device, view.fault) for device in devices}.values())
-    gpus = {one.gpu.uuid: one.gpu for one in view.gpus}
-    names = {one.gpu.uuid: device_name(one.gpu) for one in view.gpus}
+    gpus = {gpu.uuid: gpu for gpu in view.gpus}
+    names = {gpu.uuid: device_name(gpu) for gpu in view.gpus}
     parents = {one.device: one for one in whole}
     found: dict[str, DeviceReport] = {}
     for device in devices:
@@ -75,7 +75,7 @@ def claimed_reports(
 def reports(view: HardwareView) -> list[DeviceReport]:
     """Health of every GPU of a view. After a failed reading it is Unknown. A fault persists: no GPU recovers unobserved."""
     at = int(view.read_at.timestamp()) if view.read_at else 0
-    return [msgspec.structs.replace(_report(one.gpu, view.fault, at), gpu=one.gpu.uuid) for one in view.gpus]
+    return [msgspec.structs.replace(_report(gpu, view.fault, at), gpu=gpu.uuid) for gpu in view.gpus]
 
 
 def _unread(device: PreparedDevice, why: str) -> DeviceReport:

@@ -21,7 +21,6 @@ from draco.agent.hardware.gpus import (
     Gpu,
     GpuFault,
     KnownGpu,
-    LocatedGpu,
     UnidentifiedGpu,
     as_told_before,
     device_name,
@@ -75,7 +74,7 @@ def _published(device: Device) -> KnownGpu | None:
     capability = SemVer.read(str(said.get("cudaComputeCapability", "")))
     amount = device.capacity.get("memory")
     memory = None if amount is None else Quantity.read(amount.value)
-    mode, numa_node = said.get("addressingMode"), said.get(STANDARD_NUMA_NODE)
+    mode, root, numa_node = said.get("addressingMode"), said.get(STANDARD_PCIE_ROOT), said.get(STANDARD_NUMA_NODE)
     last = Gpu(
         uuid=known.uuid,
         device=known.device,
@@ -88,14 +87,11 @@ def _published(device: Device) -> KnownGpu | None:
         compute_minor=None if capability is None else capability.minor,
         memory_bytes=None if memory is None else memory.value(),
         pci_bus_id=str(address),
+        pcie_root=None if root is None else str(root),
+        numa_node=numa_node if isinstance(numa_node, int) else None,
         addressing_mode=None if mode is None else str(mode),
     )
-    return msgspec.structs.replace(
-        known,
-        last=last,
-        pcie_root=None if (root := said.get(STANDARD_PCIE_ROOT)) is None else str(root),
-        numa_node=numa_node if isinstance(numa_node, int) else None,
-    )
+    return msgspec.structs.replace(known, last=last)
 
 
 def reported(node: GpuNode | None) -> list[KnownGpu]:
@@ -120,7 +116,7 @@ def bound(known: Mapping[GpuUuid, KnownGpu], published: Iterable[KnownGpu]) -> d
 
 def remembered(
     known: Mapping[GpuUuid, KnownGpu],
-    present: Sequence[LocatedGpu],
+    present: Sequence[Gpu],
     *,
     needed: Collection[GpuUuid] = (),
     forget: Collection[GpuUuid] = (),
@@ -130,22 +126,22 @@ def remembered(
     A board whose slot has another one keeps only its name until it is read again: otherwise it would be reported as absent as
     soon as the other one is unreadable.
     """
-    here = {located.gpu.uuid: located for located in present}
+    here = {gpu.uuid: gpu for gpu in present}
     gone = {uuid for uuid in forget if uuid not in here and uuid not in needed}
     found = {uuid: one for uuid, one in known.items() if uuid not in gone}
     taken = {one.device for one in found.values()}
-    newcomers = sorted((one for uuid, one in here.items() if uuid not in found), key=lambda one: position(one.gpu))
-    for located in newcomers:
-        plain = msgspec.structs.replace(located.gpu, device="")
+    newcomers = sorted((gpu for uuid, gpu in here.items() if uuid not in found), key=position)
+    for gpu in newcomers:
+        plain = msgspec.structs.replace(gpu, device="")
         if device_name(plain) not in taken:
             found[plain.uuid] = KnownGpu(uuid=plain.uuid, device=device_name(plain))
             taken.add(device_name(plain))
-    for located in newcomers:
-        if located.gpu.uuid not in found:
+    for gpu in newcomers:
+        if gpu.uuid not in found:
             free = next(name for number in range(len(taken) + 1) if (name := f"gpu-{number}") not in taken)
-            found[located.gpu.uuid] = KnownGpu(uuid=located.gpu.uuid, device=free)
+            found[gpu.uuid] = KnownGpu(uuid=gpu.uuid, device=free)
             taken.add(free)
-    places = {located.gpu.pci_bus_id for located in present}
+    places = {gpu.pci_bus_id for gpu in present}
     for uuid, one in list(found.items()):
         if uuid in here:
             found[uuid] = _as_read(one, here[uuid])
@@ -154,17 +150,12 @@ def remembered(
     return found
 
 
-def _as_read(known: KnownGpu, located: LocatedGpu) -> KnownGpu:
+def _as_read(known: KnownGpu, gpu: Gpu) -> KnownGpu:
     """The lasting part of a reading, without what changes while the GPU works."""
-    located = _as_told_before(located, known)
-    board = located.gpu.board or (known.last.board if known.last else None)
-    links = located.gpu.links or (known.last.links if known.last else None)
     lasting = msgspec.structs.replace(
-        located.gpu,
-        device=known.device,
+        _under_its_name(gpu, known),
         index=-1,
-        board=board,
-        links=links,
+        board=gpu.board or (known.last.board if known.last else None),
         instances=(),
         health=HEALTHY,
         fault=None,
@@ -173,51 +164,39 @@ def _as_read(known: KnownGpu, located: LocatedGpu) -> KnownGpu:
         unread=(),
         joining=False,
     )
-    return msgspec.structs.replace(known, last=lasting, pcie_root=located.pcie_root, numa_node=located.numa_node)
+    return msgspec.structs.replace(known, last=lasting)
 
 
 def shown(
     known: Mapping[GpuUuid, KnownGpu],
-    present: Sequence[LocatedGpu],
+    present: Sequence[Gpu],
     *,
     needed: Collection[GpuUuid] = (),
     unidentified: Sequence[UnidentifiedGpu] = (),
-) -> tuple[LocatedGpu, ...]:
+) -> tuple[Gpu, ...]:
     """The GPUs under their names, with absent ones. One without a recorded name is left out.
 
     A GPU that NVML lists but cannot identify is not absent: it keeps its last facts.
     """
-    here = [
-        _under_its_name(_as_told_before(located, one), one)
-        for located in present
-        if (one := known.get(located.gpu.uuid)) is not None
-    ]
-    uuids = {located.gpu.uuid for located in present}
-    places = {located.gpu.pci_bus_id for located in present}
+    here = [_under_its_name(gpu, one) for gpu in present if (one := known.get(gpu.uuid)) is not None]
+    uuids = {gpu.uuid for gpu in present}
+    places = {gpu.pci_bus_id for gpu in present}
     listed = {one.uuid: one.message for one in unidentified if one.uuid}
     nobody = [one for one in unidentified if not one.uuid]
     away = [
-        LocatedGpu(
-            _unplaced(one.last, listed[uuid]) if uuid in listed else _absent(one.last, nobody),
-            one.pcie_root,
-            one.numa_node,
-        )
+        _unplaced(one.last, listed[uuid]) if uuid in listed else _absent(one.last, nobody)
         for uuid, one in known.items()
         if uuid not in uuids and one.last is not None and (uuid in needed or one.last.pci_bus_id not in places)
     ]
     return (*here, *away)
 
 
-def _as_told_before(located: LocatedGpu, known: KnownGpu) -> LocatedGpu:
-    """The GPU with unreadable facts taken from the last reading, also one before the agent's start."""
-    gpu = as_told_before(located.gpu, known.last)
-    return LocatedGpu(gpu, located.pcie_root, gpu.numa_node if located.numa_node is None else located.numa_node)
-
-
-def _under_its_name(located: LocatedGpu, known: KnownGpu) -> LocatedGpu:
-    links = located.gpu.links or (known.last.links if known.last else None)
-    named = msgspec.structs.replace(located.gpu, device=known.device, links=links)
-    return msgspec.structs.replace(located, gpu=named)
+def _under_its_name(gpu: Gpu, known: KnownGpu) -> Gpu:
+    """The GPU under its name, with unreadable facts taken from the last reading, also one before the agent's start."""
+    told = as_told_before(gpu, known.last)
+    links = told.links or (known.last.links if known.last else None)
+    numa_node = told.numa_node if gpu.numa_node is None else gpu.numa_node  # sysfs may know what NVML cannot read
+    return msgspec.structs.replace(told, device=known.device, links=links, numa_node=numa_node)
 
 
 def _unplaced(last: Gpu, why: str) -> Gpu:
@@ -289,12 +268,10 @@ class KnownGpus:
         known = known if problem else fresh
         nameless = tuple(
             UnidentifiedGpu(
-                one.gpu.index,
-                f"{one.gpu.uuid} has no device name yet, as it cannot be recorded: {problem}",
-                one.gpu.uuid,
+                gpu.index, f"{gpu.uuid} has no device name yet, as it cannot be recorded: {problem}", gpu.uuid
             )
-            for one in read.gpus
-            if one.gpu.uuid not in known
+            for gpu in read.gpus
+            if gpu.uuid not in known
         )
         return msgspec.structs.replace(
             read,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from draco.agent.hardware.gpus import LinkEnds, LocatedGpu, device_name, position
+from draco.agent.hardware.gpus import Gpu, LinkEnds, device_name, position
 from draco.agent.publish.slices import STRING_LIMIT
 from draco.resources.api.slices import DeviceAttribute
 from draco.resources.names import ATTRIBUTE_NVLINK_GROUP, ATTRIBUTE_NVLINK_PEERS
@@ -37,17 +37,17 @@ class NvLinks(msgspec.Struct, frozen=True):
         return found
 
 
-def nvlinks(gpus: Sequence[LocatedGpu]) -> dict[str, NvLinks]:
+def nvlinks(gpus: Sequence[Gpu]) -> dict[str, NvLinks]:
     """The links of a node's GPUs, by device name, without those that have none."""
-    here = {_number(each): each.gpu.links or _NOTHING for each in gpus if not each.gpu.absent}
-    address = {each.gpu.pci_bus_id: _number(each) for each in gpus if not each.gpu.absent}
+    here = {_number(each): each.links or _NOTHING for each in gpus if not each.absent}
+    address = {each.pci_bus_id: _number(each) for each in gpus if not each.absent}
     switched = {number for number, ends in here.items() if ends.switched}
     peers: dict[int, set[int]] = {number: switched - {number} if number in switched else set() for number in here}
     for number, ends in here.items():
         for other in {address[end] for end in ends.gpus if end in address} - {number}:
             peers[number].add(other)  # a link has two ends, even if only one could be read
             peers[other].add(number)
-    names = {_number(each): device_name(each.gpu) for each in gpus}
+    names = {_number(each): device_name(each) for each in gpus}
     return {
         names[number]: NvLinks(tuple(sorted(found)), _group(number, peers)) for number, found in peers.items() if found
     }
@@ -58,5 +58,5 @@ def _group(number: int, peers: Mapping[int, set[int]]) -> int | None:
     return min(members) if all(peers[each] | {each} == members for each in members) else None
 
 
-def _number(located: LocatedGpu) -> int:
-    return position(located.gpu)[0]
+def _number(gpu: Gpu) -> int:
+    return position(gpu)[0]

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu, Use, device_name, position
+from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, Use, device_name, position
 from draco.agent.mig.keeper import MigKeeper
 from draco.agent.publish import partitions, slices
 from draco.agent.publish.known_divisions import KnownDivisions
@@ -74,7 +74,7 @@ class Offering:
 
     def offer(
         self,
-        gpus: Sequence[LocatedGpu],
+        gpus: Sequence[Gpu],
         driver: DriverInfo,
         *,
         migs: Mapping[GpuUuid, GpuMigView],
@@ -96,21 +96,21 @@ class Offering:
         divisible: list[Divisible] = []
         going: set[str] = set()
         again: list[float] = []
-        self._withdrawals.keep_only({each.gpu.uuid for each in gpus})
-        for located in sorted(gpus, key=lambda each: position(each.gpu)):
-            uuid = located.gpu.uuid
+        self._withdrawals.keep_only({each.uuid for each in gpus})
+        for gpu in sorted(gpus, key=position):
+            uuid = gpu.uuid
             mig = migs.get(uuid) or GpuMigView(gpu=uuid)
             of_claims = promised.get(uuid, ())
-            asked = self._divisible(located, mig, wanted.get(uuid), keeping(None, mig.board, of_claims))
-            offered = self._withdrawals.offer(located, mig, asked, written=written, now_s=now_s)
+            asked = self._divisible(gpu, mig, wanted.get(uuid), keeping(None, mig.board, of_claims))
+            offered = self._withdrawals.offer(gpu, mig, asked, written=written, now_s=now_s)
             made = offered.divided
             going |= offered.going
             again += [offered.again_in_s] if offered.again_in_s is not None else []
             concerned = tuple(one for one in isolated if one.uuid in {"", uuid})
-            resets = _is_to_be_reset(located, mig, wanted.get(uuid))
+            resets = _is_to_be_reset(gpu, mig, wanted.get(uuid))
             if made is None:
                 parted = any(gpu_name(each.device) != each.device for each in of_claims)
-                plain.append(_whole(located, mig, driver, concerned, resets=resets, parted=parted))
+                plain.append(_whole(gpu, mig, driver, concerned, resets=resets, parted=parted))
             else:
                 divisible.append(msgspec.structs.replace(made, isolated=concerned, resets=resets))
         again += [pause_s] if (pause_s := self._reorder(divisible, now_s)) is not None else []
@@ -120,12 +120,12 @@ class Offering:
             for one in plain + partitions.devices(divisible, driver, self._order)
         ]
         if operator_allocated:
-            names = {device_name(each.gpu) for each in gpus if each.gpu.uuid in operator_allocated}
+            names = {device_name(each) for each in gpus if each.uuid in operator_allocated}
             devices = [_kept_from_scheduler(one) if gpu_name(one.name) in names else one for one in devices]
         if both := {
-            device_name(each.gpu)
+            device_name(each)
             for each in gpus
-            if given_out((found := migs.get(each.gpu.uuid)) is not None and found.enabled)
+            if given_out((found := migs.get(each.uuid)) is not None and found.enabled)
         }:
             devices = [_tainted(one, TAINT_DEVICE_PLUGIN) if gpu_name(one.name) in both else one for one in devices]
         devices = [_tainted(one, TAINT_UNSETTLED, UNSETTLED_WITHDRAWN) if one.name in going else one for one in devices]
@@ -145,16 +145,14 @@ class Offering:
         self._order, self._ordered_at_s = fresh, now_s
         return None
 
-    def _divisible(
-        self, located: LocatedGpu, mig: GpuMigView, wanted: WantedGpu | None, keep: KeptInstances
-    ) -> Divisible | None:
+    def _divisible(self, gpu: Gpu, mig: GpuMigView, wanted: WantedGpu | None, keep: KeptInstances) -> Divisible | None:
         """The GPU with its partitions to offer; None if it is offered whole, as if there were no MIG."""
         board = mig.board
         if board is None:
             return None
         beside = tuple(dict.fromkeys((*_claimed(mig, board), *(one.placement for one in keep.promised.values()))))
-        switchable = not located.gpu.mig_needs_reset
-        common: dict[str, Any] = {"located": located, "mig": mig, "board": board, "beside": beside}
+        switchable = not gpu.mig_needs_reset
+        common: dict[str, Any] = {"gpu": gpu, "mig": mig, "board": board, "beside": beside}
         if wanted is not None and (mig.enabled or switchable):
             if wanted.mode is MigMode.DYNAMIC and self.partitionable:
                 whole = switchable or not mig.enabled or bool(keep.whole)
@@ -182,9 +180,9 @@ def _claimed(mig: GpuMigView, board: Board) -> tuple[Placement, ...]:
     )
 
 
-def _is_to_be_reset(located: LocatedGpu, mig: GpuMigView, wanted: WantedGpu | None) -> bool:
+def _is_to_be_reset(gpu: Gpu, mig: GpuMigView, wanted: WantedGpu | None) -> bool:
     """Whether a reset is wanted for the MIG mode and permitted: it waits until work ends, and no new work may begin."""
-    if wanted is None or not (wanted.reset_permitted and mig.capable and located.gpu.mig_needs_reset):
+    if wanted is None or not (wanted.reset_permitted and mig.capable and gpu.mig_needs_reset):
         return False
     return mig.enabled is (wanted.mode is MigMode.DISABLED)
 
@@ -207,7 +205,7 @@ def _tainted(device: Device, key: str, value: str = "") -> Device:
 
 
 def _whole(
-    located: LocatedGpu,
+    gpu: Gpu,
     mig: GpuMigView,
     driver: DriverInfo,
     isolated: Sequence[IsolatedGpu],
@@ -216,17 +214,17 @@ def _whole(
     parted: bool,
 ) -> Device:
     """An undivided GPU, tainted if it is not available as such now. `parted`: claims have parts of it."""
-    taints = isolation_taints(isolated) + judgement.taints(located.gpu.faults)
+    taints = isolation_taints(isolated) + judgement.taints(gpu.faults)
     if mig.foreign:
         taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
     if mig.board is None and (mig.state is MigState.DIRTY or parted):  # what exists of it is unknown
         taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=MigState.DIRTY.value, effect="NoSchedule"))
-    taints += joining_taints(located)
-    if mig.enabled and located.gpu.mig_needs_reset:
+    taints += joining_taints(gpu)
+    if mig.enabled and gpu.mig_needs_reset:
         taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=UNSETTLED_MIG_MODE, effect="NoSchedule"))
     elif resets:
         taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=MigState.NEEDS_RESET.value, effect="NoSchedule"))
-    return msgspec.structs.replace(slices.device(located, driver), taints=as_many_as_fit(taints))
+    return msgspec.structs.replace(slices.device(gpu, driver), taints=as_many_as_fit(taints))
 
 
 log = structlog.get_logger()
@@ -289,7 +287,7 @@ class Offers:
         offer = self._offering.offer(
             view.gpus,
             view.driver,
-            migs=self._divisions.of((located.gpu for located in view.gpus), facts.divisions),
+            migs=self._divisions.of(view.gpus, facts.divisions),
             wanted=wanted.gpus or {},
             promised=wanted.promised,
             isolated=wanted.isolated,

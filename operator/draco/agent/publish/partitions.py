@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu, Use, device_name, position
+from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, Use, device_name, position
 from draco.agent.publish import slices
 from draco.agent.publish.taints import as_many_as_fit, isolation_taints, joining_taints
 from draco.health import judgement
@@ -45,7 +45,7 @@ class Divisible(msgspec.Struct, frozen=True, kw_only=True):
     its maintenance entries. `resets`: it is reset as soon as nobody uses it.
     """
 
-    located: LocatedGpu
+    gpu: Gpu
     mig: GpuMigView
     board: Board
     isolated: tuple[IsolatedGpu, ...] = ()
@@ -58,7 +58,7 @@ class Divisible(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def uuid(self) -> GpuUuid:
         """The GPU's UUID."""
-        return self.located.gpu.uuid
+        return self.gpu.uuid
 
     @property
     def space(self) -> Geometry:
@@ -105,7 +105,7 @@ def partition_name(parent: str, placement: Placement) -> str:
 
 def devices(gpus: Sequence[Divisible], driver: DriverInfo, order: Sequence[Place]) -> list[Device]:
     """The GPUs as devices: whole ones first, then the partitions in the given order."""
-    ascending = sorted(gpus, key=lambda each: position(each.located.gpu))
+    ascending = sorted(gpus, key=lambda each: position(each.gpu))
     by_uuid = {each.uuid: _Maker(each, driver) for each in ascending}
     whole = [by_uuid[each.uuid].whole() for each in ascending if each.whole]
     return whole + [by_uuid[place.gpu].partition(place.placement) for place in order if place.gpu in by_uuid]
@@ -115,7 +115,7 @@ def counters(gpus: Sequence[Divisible]) -> list[CounterSet]:
     """One set per GPU, in the order of their names."""
     return [
         CounterSet(name=_counter_set(each), counters=_counted(_most(each), range(each.board.units)))
-        for each in sorted(gpus, key=lambda each: position(each.located.gpu))
+        for each in sorted(gpus, key=lambda each: position(each.gpu))
     ]
 
 
@@ -125,7 +125,7 @@ def order(gpus: Sequence[Divisible]) -> list[Place]:
     Next comes the one that is best once the first is taken, and so on: several claims within one publication do not spread over
     equal GPUs. Placements that fit come before those that do not.
     """
-    ascending = sorted(gpus, key=lambda each: position(each.located.gpu))
+    ascending = sorted(gpus, key=lambda each: position(each.gpu))
     profiles = {(each.profile.size, each.profile.id) for gpu in gpus for each in gpu.placements}
     places: list[Place] = []
     for wanted in sorted(profiles):
@@ -213,16 +213,16 @@ def _first_fitting(places: Sequence[Place], costs: Mapping[Place, tuple[int, ...
 
 
 class _Maker:
-    def __init__(self, gpu: Divisible, driver: DriverInfo) -> None:
-        self._gpu = gpu
-        self._plain = slices.device(gpu.located, driver)
+    def __init__(self, divided: Divisible, driver: DriverInfo) -> None:
+        self._divided = divided
+        self._plain = slices.device(divided.gpu, driver)
         self._inherited = {name: value for name, value in self._plain.attributes.items() if name not in _PARENTS_ONLY}
-        self._set = _counter_set(gpu)
-        self._foreign = reduce(or_, (held.instance.mask for held in gpu.mig.foreign), 0)
+        self._set = _counter_set(divided)
+        self._foreign = reduce(or_, (held.instance.mask for held in divided.mig.foreign), 0)
 
     def whole(self) -> Device:
-        most = _most(self._gpu)
-        everything = _counted(most, range(self._gpu.board.units))
+        most = _most(self._divided)
+        everything = _counted(most, range(self._divided.board.units))
         capacity = {name: DeviceCapacity(value=value) for name, value in most.items()}
         return msgspec.structs.replace(
             self._plain,
@@ -234,11 +234,11 @@ class _Maker:
     def partition(self, placement: Placement) -> Device:
         profile = placement.profile
         amounts = _amounts(profile)
-        own = {"type": "mig", "profile": profile.name, "parentUUID": self._gpu.uuid}
+        own = {"type": "mig", "profile": profile.name, "parentUUID": self._divided.uuid}
         attributes = self._inherited | {name: DeviceAttribute(string=value) for name, value in own.items()}
         drawn = DeviceCounterConsumption(counter_set=self._set, counters=_counted(amounts, placement.units))
         return Device(
-            name=partition_name(device_name(self._gpu.located.gpu), placement),
+            name=partition_name(device_name(self._divided.gpu), placement),
             attributes=attributes,
             capacity={name: DeviceCapacity(value=value) for name, value in amounts.items()},
             consumes_counters=[drawn],
@@ -248,23 +248,23 @@ class _Maker:
     def _taints(self, placement: Placement | None) -> list[DeviceTaint]:
         """The most important first: not all may fit. A sick GPU stays published; without it, it would look lost."""
         mask = -1 if placement is None else placement.mask
-        taints = isolation_taints(self._gpu.isolated, self._gpu.board, placement)
-        taints += judgement.taints(self._gpu.located.gpu.faults, None if placement is None else placement.mask)
+        taints = isolation_taints(self._divided.isolated, self._divided.board, placement)
+        taints += judgement.taints(self._divided.gpu.faults, None if placement is None else placement.mask)
         if self._foreign & mask:
             taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
         if placement is None:
-            taints += joining_taints(self._gpu.located)
+            taints += joining_taints(self._divided.gpu)
         if unsettled := self._unsettled(placement):
             taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=unsettled, effect="NoSchedule"))
         return as_many_as_fit(taints)
 
     def _unsettled(self, placement: Placement | None) -> str:
-        state = self._gpu.mig.state
+        state = self._divided.mig.state
         if state in _UNSETTLED:
             return state.value
-        if self._gpu.resets:
+        if self._divided.resets:
             return MigState.NEEDS_RESET.value
-        whole_in_mig_mode = placement is None and self._gpu.mig.enabled and self._gpu.located.gpu.mig_needs_reset
+        whole_in_mig_mode = placement is None and self._divided.mig.enabled and self._divided.gpu.mig_needs_reset
         return UNSETTLED_MIG_MODE if whole_in_mig_mode else ""
 
 
@@ -283,8 +283,8 @@ def _memory(profile: Profile) -> str:
     return str(Quantity.of(profile.memory_mib << 20, Format.BINARY_SI))
 
 
-def _counter_set(gpu: Divisible) -> str:
-    return f"{device_name(gpu.located.gpu)}-counter-set"
+def _counter_set(divided: Divisible) -> str:
+    return f"{device_name(divided.gpu)}-counter-set"
 
 
 def _counted(amounts: Mapping[str, str], units: Iterable[int]) -> dict[str, Counter]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from draco.agent.hardware.gpus import DriverInfo, Gpu, LocatedGpu, device_name
+from draco.agent.hardware.gpus import DriverInfo, Gpu, device_name
 from draco.resources.api.meta import ObjectMeta, OwnerReference
 from draco.resources.api.slices import (
     CounterSet,
@@ -65,9 +65,8 @@ def unpublishable(driver: DriverInfo) -> list[str]:
     ]
 
 
-def device(located: LocatedGpu, driver: DriverInfo) -> Device:
+def device(gpu: Gpu, driver: DriverInfo) -> Device:
     """A whole GPU as a device. Unknown facts are left out, so a selector that needs one does not match by accident."""
-    gpu = located.gpu
     strings = {
         "type": "gpu",
         "uuid": gpu.uuid,
@@ -76,7 +75,7 @@ def device(located: LocatedGpu, driver: DriverInfo) -> Device:
         "architecture": gpu.architecture,
         "addressingMode": gpu.addressing_mode,
         STANDARD_PCI_BUS_ID: gpu.pci_bus_id,
-        STANDARD_PCIE_ROOT: located.pcie_root,
+        STANDARD_PCIE_ROOT: gpu.pcie_root,
         ATTRIBUTE_CLUSTER_UUID: gpu.fabric and gpu.fabric.cluster,
     }
     versions = {
@@ -86,8 +85,8 @@ def device(located: LocatedGpu, driver: DriverInfo) -> Device:
     }
     attributes = {name: DeviceAttribute(string=_cut(value)) for name, value in strings.items() if value}
     attributes |= {name: DeviceAttribute(version=value) for name, value in versions.items() if value}
-    if located.numa_node is not None:
-        attributes[STANDARD_NUMA_NODE] = DeviceAttribute(int_=located.numa_node)
+    if gpu.numa_node is not None:
+        attributes[STANDARD_NUMA_NODE] = DeviceAttribute(int_=gpu.numa_node)
     if gpu.fabric is not None:
         attributes[ATTRIBUTE_CLIQUE_ID] = DeviceAttribute(int_=gpu.fabric.clique)
     capacity = {"memory": DeviceCapacity(value=amount)} if (amount := memory(gpu)) else {}

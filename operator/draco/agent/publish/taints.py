@@ -6,18 +6,16 @@ those of faults. Pure.
 
 from collections.abc import Iterable, Sequence
 
-from draco.agent.hardware.gpus import LocatedGpu
+from draco.agent.hardware.gpus import Gpu
 from draco.mig.board import ENGINE_CAPACITIES, Board, Placement
 from draco.resources.api.draco import IsolatedGpu
 from draco.resources.api.taints import BLOCKING_EFFECTS, TAINTS_PER_DEVICE, DeviceTaint, TaintIdentity
 from draco.resources.names import TAINT_UNSETTLED, UNSETTLED_FABRIC, read_partition_name
 
 
-def joining_taints(located: LocatedGpu) -> list[DeviceTaint]:
+def joining_taints(gpu: Gpu) -> list[DeviceTaint]:
     """The taint of a whole GPU that has not joined its NVLink fabric; partitions do not use the fabric."""
-    return (
-        [DeviceTaint(key=TAINT_UNSETTLED, value=UNSETTLED_FABRIC, effect="NoSchedule")] if located.gpu.joining else []
-    )
+    return [DeviceTaint(key=TAINT_UNSETTLED, value=UNSETTLED_FABRIC, effect="NoSchedule")] if gpu.joining else []
 
 
 def as_many_as_fit(taints: Sequence[DeviceTaint]) -> list[DeviceTaint]:

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from draco.agent.hardware.gpus import GpuMigView, LocatedGpu, device_name
+from draco.agent.hardware.gpus import Gpu, GpuMigView, device_name
 from draco.agent.publish.partitions import Divisible, partition_name
 from draco.resources.names import GpuUuid
 
@@ -48,12 +48,10 @@ class Withdrawals:
         """Forget GPUs that are gone."""
         self._shown = {uuid: each for uuid, each in self._shown.items() if uuid in uuids}
 
-    def offer(
-        self, located: LocatedGpu, mig: GpuMigView, divided: Divisible | None, *, written: bool, now_s: float
-    ) -> Offered:
+    def offer(self, gpu: Gpu, mig: GpuMigView, divided: Divisible | None, *, written: bool, now_s: float) -> Offered:
         """How to offer a GPU that should be `divided`, or whole (None). `written`: the API server has the last offer."""
-        uuid = located.gpu.uuid
-        names, before = _names(located, divided), self._shown.get(uuid)
+        uuid = gpu.uuid
+        names, before = _names(gpu, divided), self._shown.get(uuid)
         if before is None or not _is_of(before.divided, mig) or before.names <= names:
             self._shown[uuid] = _Shown(divided, names)
             return Offered(divided)
@@ -66,13 +64,13 @@ class Withdrawals:
             return Offered(divided)
         kept = before.divided
         if kept is not None:
-            kept = msgspec.structs.replace(kept, located=located, mig=mig)
+            kept = msgspec.structs.replace(kept, gpu=gpu, mig=mig)
         self._shown[uuid] = _Shown(kept, before.names, going)
         return Offered(kept, frozenset(going), LOOK_S if None in going.values() else max(left))
 
 
-def _names(located: LocatedGpu, divided: Divisible | None) -> frozenset[str]:
-    whole = device_name(located.gpu)
+def _names(gpu: Gpu, divided: Divisible | None) -> frozenset[str]:
+    whole = device_name(gpu)
     if divided is None:
         return frozenset({whole})
     parts = {partition_name(whole, one) for one in divided.placements}

@@ -41,22 +41,18 @@ class _KnownGpu(msgspec.Struct, kw_only=True, omit_defaults=True):
     uuid: GpuUuid
     device: str
     last: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    pcie_root: str | None = None
-    numa_node: int | None = None
 
     def known(self) -> KnownGpu:
         try:
             last = None if self.last is msgspec.UNSET else msgspec.json.decode(self.last, type=Gpu)
         except journal.UNREADABLE:
             last = None
-        return KnownGpu(
-            uuid=self.uuid, device=self.device, last=last, pcie_root=self.pcie_root, numa_node=self.numa_node
-        )
+        return KnownGpu(uuid=self.uuid, device=self.device, last=last)
 
 
 def _as_written(one: KnownGpu) -> _KnownGpu:
     last = msgspec.UNSET if one.last is None else msgspec.Raw(msgspec.json.encode(one.last))
-    return _KnownGpu(uuid=one.uuid, device=one.device, last=last, pcie_root=one.pcie_root, numa_node=one.numa_node)
+    return _KnownGpu(uuid=one.uuid, device=one.device, last=last)
 
 
 class _Change(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -66,7 +66,7 @@ class NodeEvents:
 
     def gpus_read(self, facts: NodeFacts) -> None:
         """Faults began or are over; one series per fault and GPU."""
-        names = {one.gpu.uuid: device_name(one.gpu) for one in facts.view.gpus}
+        names = {gpu.uuid: device_name(gpu) for gpu in facts.view.gpus}
         while self._faults.news:
             news = self._faults.news.popleft()
             gpu = f"{names.get(news.gpu, 'GPU')} ({news.gpu})"

@@ -67,25 +67,25 @@ def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
     facts = node_report.facts
     view, divisions = facts.view, facts.divisions if facts.recovered else {}
     health = {report.device: report for report in reports(view)}
-    in_order = sorted((one.gpu for one in view.gpus), key=position)
+    in_order = sorted(view.gpus, key=position)
     boards = mig_report.boards(in_order)
     gpus = [
         GpuStatus(
-            device=device_name(one.gpu),
-            uuid=one.gpu.uuid,
-            product_name=one.gpu.product_name,
-            architecture=one.gpu.architecture,
-            memory=memory(one.gpu),
-            minor=one.gpu.minor,
-            pci_bus_id=one.gpu.pci_bus_id,
+            device=device_name(one),
+            uuid=one.uuid,
+            product_name=one.product_name,
+            architecture=one.architecture,
+            memory=memory(one),
+            minor=one.minor,
+            pci_bus_id=one.pci_bus_id,
             numa_node=one.numa_node,
-            health=health[device_name(one.gpu)].state.value,
-            message=health[device_name(one.gpu)].message,
-            notes=notes(one.gpu, divisions.get(one.gpu.uuid), wanted=one.gpu.uuid in (facts.wanted.gpus or ())),
-            faults=[fault.status for fault in one.gpu.faults[:FAULTS_PER_GPU]],
-            mig=mig_report.mig(one.gpu, divisions, boards),
+            health=health[device_name(one)].state.value,
+            message=health[device_name(one)].message,
+            notes=notes(one, divisions.get(one.uuid), wanted=one.uuid in (facts.wanted.gpus or ())),
+            faults=[fault.status for fault in one.faults[:FAULTS_PER_GPU]],
+            mig=mig_report.mig(one, divisions, boards),
         )
-        for one in sorted(view.gpus, key=lambda one: position(one.gpu))
+        for one in in_order
     ]
     return GpuNodeStatus(
         observed_generation=generation,

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, LinkEnds, LocatedGpu
+from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, LinkEnds
 from draco.agent.publish.offering import Offering
 from draco.agent.publish.slices import split
 from draco.mig.known_boards import BOARDS, MODELS
@@ -95,7 +95,7 @@ def of_board(board: str, count: int, policy: MigPolicy | None = None) -> list[Sl
             mig_capable=table is not None,
             links=LinkEnds(switched=model.nvswitch),
         )
-        gpus.append(LocatedGpu(gpu))
+        gpus.append(gpu)
         asked = _wanted(policy, uuid, board)
         if asked is not None:
             wanted[uuid] = asked

@@ -11,7 +11,7 @@ from draco.agent.claims.plan import intent_of
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.claims.work import ClaimWork
 from draco.agent.errors import PrepareError
-from draco.agent.hardware.gpus import DriverInfo, Gpu, LocatedGpu
+from draco.agent.hardware.gpus import DriverInfo, Gpu
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import NvmlCall
 from draco.agent.mig.claim_instances import ClaimInstances
@@ -44,7 +44,7 @@ class Node:
 
     def __init__(self) -> None:
         self.state = NodeState(ManualClock())
-        self.view = HardwareView(driver=DriverInfo("1", "1", "1"), gpus=tuple(map(LocatedGpu, GPUS)))
+        self.view = HardwareView(driver=DriverInfo("1", "1", "1"), gpus=tuple(GPUS))
         self.record: dict[ClaimUid, PreparedClaim] = {}
         self.done: list[tuple[str, set[str]]] = []
         self.answers = True

@@ -72,7 +72,7 @@ class Watched:
         running = asyncio.create_task(self.hardware.run())
         try:
             await asyncio.wait_for(self.hardware.ready.wait(), 30.0)
-            [fault] = self.hardware.view.gpus[0].gpu.faults
+            [fault] = self.hardware.view.gpus[0].faults
             return fault.status.effect
         finally:
             running.cancel()
@@ -100,7 +100,7 @@ async def test_a_policy_is_heeded_that_speaks_while_the_gpus_are(when: str, tmp_
 async def test_a_gpu_that_is_not_read_now_keeps_its_fault_whatever_is_judged_again(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     await watched.effect()
-    gpu = watched.hardware.view.gpus[0].gpu
+    gpu = watched.hardware.view.gpus[0]
     unplaced = with_fault(
         msgspec.structs.replace(gpu, minor=-1), GpuFault(UNREADABLE, "NVML does not say which it is.")
     )

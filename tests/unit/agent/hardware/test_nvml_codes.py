@@ -325,14 +325,14 @@ async def test_a_driver_that_is_gone_is_opened_again_with_fresh_handles(tmp_path
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(hardware.run())
         first = await until(lambda view: not view.fault)
-        before = nvml.handle(first.gpus[0].gpu.uuid)
+        before = nvml.handle(first.gpus[0].uuid)
         faults.break_driver(path, faults.ERRORS[name])
         broken = await until(lambda view: bool(view.fault))
         assert CODES[name].told in broken.fault
         assert broken.gpus == first.gpus, "what is known stays"
         faults.reload_driver(path)
         again = await until(lambda view: not view.fault)
-        assert again.gpus[0].gpu.uuid == first.gpus[0].gpu.uuid
+        assert again.gpus[0].uuid == first.gpus[0].uuid
         assert nvml.sessions > 1
-        assert nvml.handle(first.gpus[0].gpu.uuid) is not before
+        assert nvml.handle(first.gpus[0].uuid) is not before
         running.cancel()

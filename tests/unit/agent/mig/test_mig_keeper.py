@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import structlog
 
-from draco.agent.hardware.gpus import GpuMigView, LocatedGpu, PlacementKey
+from draco.agent.hardware.gpus import GpuMigView, PlacementKey
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.keeper import MigKeeper
 from draco.agent.mig.last_spec import NOTHING, LastSpec, SpecMemory
@@ -25,7 +25,7 @@ from tests.builders import a_gpu, a_mig_node
 from tests.doubles.clock import ManualClock
 
 ONE, TWO = GpuUuid("GPU-1"), GpuUuid("GPU-2")
-VIEW = HardwareView(gpus=tuple(LocatedGpu(a_gpu(uuid=uuid)) for uuid in (ONE, TWO)))
+VIEW = HardwareView(gpus=tuple(a_gpu(uuid=uuid) for uuid in (ONE, TWO)))
 
 
 class Node:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, LocatedGpu
+from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView
 from draco.agent.plugin import device_plugins
 from draco.agent.plugin.device_plugins import PROBE_S, DevicePlugins, counted
 from draco.agent.publish.offering import Offering
@@ -69,7 +69,7 @@ def test_only_what_both_give_out_is_tainted() -> None:
     gpus: list[Gpu] = [a_gpu(0), a_gpu(1)]
     divided = {gpus[1].uuid: GpuMigView(gpu=gpus[1].uuid, capable=True, enabled=True)}
     offer = Offering().offer(
-        list(map(LocatedGpu, gpus)),
+        gpus,
         DriverInfo("580.95.05", "13.0", "13.580.95.05"),
         migs=divided,
         wanted={},

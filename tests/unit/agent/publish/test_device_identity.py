@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from draco.agent.hardware.gpus import Gpu, GpuHealth, GpuMigView, LocatedGpu
+from draco.agent.hardware.gpus import Gpu, GpuHealth, GpuMigView
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.ownership import remains
 from draco.agent.plugin.health_service import DeviceReport, claimed_reports, reports
@@ -43,7 +43,7 @@ def ill(gpu: Gpu) -> Gpu:
 
 
 def told(claim: PreparedClaim, *gpus: Gpu) -> list[DeviceReport]:
-    view = HardwareView(driver=DRIVER, gpus=tuple(map(LocatedGpu, gpus)))
+    view = HardwareView(driver=DRIVER, gpus=tuple(gpus))
     whole = reports(view)
     return [*whole, *claimed_reports(whole, view, [claim], {})]
 
@@ -103,9 +103,9 @@ def test_before_the_gpus_have_been_read_a_claims_devices_are_unknown_and_not_gon
 def test_an_absent_gpu_stays_in_the_slices_with_all_that_claims_have_of_it_and_with_the_taint() -> None:
     board = BOARDS["H100-80GB"]
     whole = msgspec.structs.replace(A, board=board)
-    known = remembered({}, [LocatedGpu(whole), LocatedGpu(B)])
-    gpus = shown(known, [LocatedGpu(B)])
-    [gone] = [one.gpu for one in gpus if one.gpu.absent]
+    known = remembered({}, [whole, B])
+    gpus = shown(known, [B])
+    [gone] = [one for one in gpus if one.absent]
     claim = a_claim(a_device(device=PART_NAME, partition=PART))
 
     def offered(claims: list[PreparedClaim], wanted: dict[Any, WantedGpu]) -> dict[str, set[str]]:

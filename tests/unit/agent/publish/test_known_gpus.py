@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from draco.agent.claims.presence import gone
-from draco.agent.hardware.gpus import Gpu, GpuHealth, KnownGpu, LocatedGpu, UnidentifiedGpu, UnreadFact
+from draco.agent.hardware.gpus import Gpu, GpuHealth, KnownGpu, UnidentifiedGpu, UnreadFact
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.publish.device_names import KnownGpus, bound, given, published, remembered, reported, shown
 from draco.agent.publish.slices import device
@@ -33,8 +33,8 @@ def at(gpu: Gpu, minor: int, **fields: Any) -> Gpu:
     return msgspec.structs.replace(gpu, minor=minor, index=minor, **fields)
 
 
-def read(*gpus: Gpu) -> list[LocatedGpu]:
-    return [LocatedGpu(gpu) for gpu in gpus]
+def read(*gpus: Gpu) -> list[Gpu]:
+    return list(gpus)
 
 
 def names(known: dict[GpuUuid, KnownGpu]) -> list[str]:
@@ -88,7 +88,7 @@ def test_only_a_persons_word_frees_the_name_of_a_board_that_is_gone_and_that_no_
 
 def test_a_gpu_that_is_no_longer_listed_is_told_of_as_absent_under_its_name() -> None:
     known = after([A, B])
-    seen = {located.gpu.device: located.gpu for located in shown(known, read(at(B, 0)))}
+    seen = {gpu.device: gpu for gpu in shown(known, read(at(B, 0)))}
     assert seen.keys() == {"gpu-0", "gpu-1"}
     assert (seen["gpu-1"].uuid, seen["gpu-1"].minor, seen["gpu-1"].fault) == (B.uuid, 0, None)
     fault = seen["gpu-0"].fault
@@ -99,7 +99,7 @@ def test_a_gpu_that_is_no_longer_listed_is_told_of_as_absent_under_its_name() ->
 
 def test_a_board_in_whose_place_another_sits_is_no_longer_told_of_unless_a_claim_has_it() -> None:
     def told(known: dict[GpuUuid, KnownGpu], *gpus: Gpu, **more: Any) -> list[str]:
-        return [one.gpu.device for one in shown(remembered(known, read(*gpus), **more), read(*gpus), **more)]
+        return [one.device for one in shown(remembered(known, read(*gpus), **more), read(*gpus), **more)]
 
     known, new = after([A, B]), at(C, 0, pci_bus_id=A.pci_bus_id)
     assert told(known, new, B, needed=[A.uuid]) == ["gpu-2", "gpu-1", "gpu-0"]
@@ -113,8 +113,8 @@ def test_a_board_in_whose_place_another_sits_is_no_longer_told_of_unless_a_claim
 
 def test_an_absent_gpu_may_be_one_that_does_not_tell_its_uuid() -> None:
     [_, away] = shown(after([A, B]), read(B), unidentified=[UnidentifiedGpu(0, "lost")])
-    assert away.gpu.fault is not None
-    assert "NVML does not report the UUID of 1 GPU of this node, which may be this one." in away.gpu.fault.message
+    assert away.fault is not None
+    assert "NVML does not report the UUID of 1 GPU of this node, which may be this one." in away.fault.message
 
 
 def test_what_changes_while_a_gpu_is_at_work_is_not_worth_a_write() -> None:
@@ -135,9 +135,9 @@ def test_names_are_found_again_in_claims_on_record_in_slices_and_in_the_gpunode(
     part = PreparedDevice(request="r", pool="node-0", device="gpu-4-mig-1g10gb-19-0", gpu=A.uuid, minor=4)
     claim = PreparedClaim(uid=ClaimUid("1"), namespace="n", name="c", state=PreparationState.PREPARED, devices=[part])
     assert given([claim]) == [KnownGpu(uuid=A.uuid, device="gpu-4")]
-    whole = device(LocatedGpu(at(B, 3)), DRIVER)
+    whole = device(at(B, 3), DRIVER)
     partition = Device(name="gpu-6-mig-1g10gb-19-0", attributes={"parentUUID": DeviceAttribute(string=C.uuid)})
-    old = a_slice(1, device(LocatedGpu(at(A, 0)), DRIVER))
+    old = a_slice(1, device(at(A, 0), DRIVER))
     assert [(one.uuid, one.device) for one in published([old, a_slice(2, whole, partition)])] == [
         (B.uuid, "gpu-3"),
         (C.uuid, "gpu-6"),
@@ -154,10 +154,10 @@ def test_who_tells_a_name_first_is_right_and_no_name_is_told_twice() -> None:
 
 
 def test_what_was_published_of_a_gpu_that_is_gone_is_enough_to_publish_it_again() -> None:
-    before = LocatedGpu(msgspec.structs.replace(A, device="gpu-4", addressing_mode="ATS"), "pci0000:00", 1)
+    before = msgspec.structs.replace(A, device="gpu-4", addressing_mode="ATS", pcie_root="pci0000:00", numa_node=1)
     known = bound({}, [*reported(None), *published([a_slice(1, device(before, DRIVER))])])
     [away] = shown(known, [])
-    assert away.gpu.absent
+    assert away.absent
     assert device(away, DRIVER) == device(before, DRIVER)
     bare = Device(name="gpu-4", attributes={"uuid": DeviceAttribute(string=A.uuid)})
     assert published([a_slice(1, bare)]) == [KnownGpu(uuid=A.uuid, device="gpu-4")]
@@ -193,13 +193,13 @@ async def test_a_name_is_on_record_before_anybody_is_told_of_it(tmp_path: Path) 
     await known.view(a_view(A))
     files.refused.add("checkpoint")
     view = await known.view(a_view(A, B))
-    assert [one.gpu.device for one in view.gpus] == ["gpu-0"]
+    assert [one.device for one in view.gpus] == ["gpu-0"]
     assert "has no device name yet, as it cannot be recorded: No space left" in view.unidentified[0].message
     files.refused.clear()
-    assert [one.gpu.device for one in (await known.view(a_view(A, B))).gpus] == ["gpu-0", "gpu-1"]
+    assert [one.device for one in (await known.view(a_view(A, B))).gpus] == ["gpu-0", "gpu-1"]
     again = KnownGpus(a_record(path), NodeState(ManualClock()), in_thread=at_once)
     again.tell()
-    assert [one.gpu.device for one in (await again.view(a_view(at(A, 1), at(B, 0)))).gpus] == ["gpu-0", "gpu-1"]
+    assert [one.device for one in (await again.view(a_view(at(A, 1), at(B, 0)))).gpus] == ["gpu-0", "gpu-1"]
 
 
 async def test_without_names_there_are_no_gpus(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ async def test_nothing_is_written_over_a_record_that_is_being_rebuilt(tmp_path: 
     path = tmp_path / "checkpoint.json"
     known = KnownGpus(a_record(path), NodeState(ManualClock()), in_thread=at_once)
     known.tell([KnownGpu(uuid=A.uuid, device="gpu-3")])
-    assert [one.gpu.device for one in (await known.view(a_view(A))).gpus] == ["gpu-3"]
+    assert [one.device for one in (await known.view(a_view(A))).gpus] == ["gpu-3"]
     assert not path.exists()
     known.record()
     await known.view(a_view(A))
@@ -225,7 +225,9 @@ def test_the_record_keeps_gpus_whole_and_a_name_survives_what_cannot_be_read_of_
     build(tmp_path, gpus=2)
     gpus = MigNode(tmp_path).gpus
     record = a_record(tmp_path / "checkpoint.json")
-    record.remember(remembered({}, [LocatedGpu(gpu, "pci0000:00", 1) for gpu in gpus]).values())
+    record.remember(
+        remembered({}, [msgspec.structs.replace(gpu, pcie_root="pci0000:00", numa_node=1) for gpu in gpus]).values()
+    )
     assert a_record(tmp_path / "checkpoint.json").known == record.known
     assert all(one.last and one.last.board for one in record.known.values())
     odd = checkpoint._KnownGpu(uuid=A.uuid, device="gpu-9", last=msgspec.Raw(b'{"uuid": 7}'))
@@ -243,12 +245,12 @@ def test_whatever_else_is_recorded_the_names_stay(tmp_path: Path, change: dict[s
 def test_a_gpu_that_does_not_tell_where_it_is_stays_what_it_was_and_is_given_to_nobody() -> None:
     [kept, _] = sorted(
         shown(after([A, B]), read(B), unidentified=[UnidentifiedGpu(0, "It has no minor number.", A.uuid)]),
-        key=lambda one: one.gpu.device,
+        key=lambda one: one.device,
     )
-    assert (kept.gpu.uuid, kept.gpu.minor, gone(kept.gpu)) == (A.uuid, -1, True)
-    assert kept.gpu.fault is not None
-    assert (kept.gpu.fault.name, kept.gpu.fault.message) == ("Unreadable", "It has no minor number.")
-    assert not kept.gpu.absent
+    assert (kept.uuid, kept.minor, gone(kept)) == (A.uuid, -1, True)
+    assert kept.fault is not None
+    assert (kept.fault.name, kept.fault.message) == ("Unreadable", "It has no minor number.")
+    assert not kept.absent
 
 
 def test_what_cannot_be_read_now_is_as_it_was_for_an_agent_that_starts_and_what_does_not_exist_is_not() -> None:
@@ -256,12 +258,19 @@ def test_what_cannot_be_read_now_is_as_it_was_for_an_agent_that_starts_and_what_
     unread = (UnreadFact("memory", "x"), UnreadFact("numaNode", "x"), UnreadFact("brand", "x", lacking=True))
     now = at(A, 0, memory_bytes=None, numa_node=None, brand="", unread=unread)
     [seen] = shown(remembered(known, read(now)), read(now))
-    assert (seen.gpu.memory_bytes, seen.numa_node, seen.gpu.brand) == (A.memory_bytes, 1, "")
+    assert (seen.memory_bytes, seen.numa_node, seen.brand) == (A.memory_bytes, 1, "")
     assert remembered(known, read(now))[A.uuid].last == msgspec.structs.replace(known[A.uuid].last or A, brand="")
+
+
+def test_a_numa_node_from_sysfs_counts_though_nvml_cannot_read_it() -> None:
+    known = after([at(A, 0, numa_node=1)])
+    now = at(A, 0, numa_node=0, unread=(UnreadFact("numaNode", "x"),))
+    [seen] = shown(remembered(known, read(now)), read(now))
+    assert seen.numa_node == 0
 
 
 def test_a_gpu_that_was_published_with_little_can_be_published_again() -> None:
     little = at(A, 0, memory_bytes=None, brand="", architecture="", compute_major=None, compute_minor=None)
-    before = LocatedGpu(msgspec.structs.replace(little, device="gpu-0"))
+    before = msgspec.structs.replace(little, device="gpu-0")
     [away] = shown(bound({}, published([a_slice(1, device(before, DRIVER))])), [])
     assert device(away, DRIVER) == device(before, DRIVER)

@@ -11,17 +11,7 @@ import pynvml
 import pytest
 
 from draco.agent.hardware.faults import FABRIC_FAILED, with_fault
-from draco.agent.hardware.gpus import (
-    ABSENT,
-    DriverInfo,
-    FabricPlace,
-    Gpu,
-    GpuFault,
-    GpuMigView,
-    KnownGpu,
-    LinkEnds,
-    LocatedGpu,
-)
+from draco.agent.hardware.gpus import ABSENT, DriverInfo, FabricPlace, Gpu, GpuFault, GpuMigView, KnownGpu, LinkEnds
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import GpuLost
 from draco.agent.publish.device_names import remembered, shown
@@ -61,17 +51,13 @@ def opened(path: Path, board: str = "", gpus: int = 4) -> Nvml:
     return nvml
 
 
-def located(gpus: Sequence[Gpu]) -> list[LocatedGpu]:
-    return [LocatedGpu(gpu) for gpu in gpus]
-
-
-def a_linked(minor: int, *to: int, switched: bool = False, **fields: Any) -> LocatedGpu:
+def a_linked(minor: int, *to: int, switched: bool = False, **fields: Any) -> Gpu:
     ends = LinkEnds(switched=switched, gpus=tuple(a_gpu(other).pci_bus_id for other in to))
-    return LocatedGpu(a_gpu(minor, links=ends, **fields))
+    return a_gpu(minor, links=ends, **fields)
 
 
 def test_gpus_behind_switches_reach_all_of_the_node(path: Path) -> None:
-    found = nvlinks(located(opened(path).gpus()))
+    found = nvlinks(opened(path).gpus())
     assert found == {
         f"gpu-{one}": NvLinks(tuple(other for other in range(4) if other != one), group=0) for one in range(4)
     }
@@ -79,34 +65,34 @@ def test_gpus_behind_switches_reach_all_of_the_node(path: Path) -> None:
 
 def test_cards_with_bridges_reach_their_pair(path: Path) -> None:
     nvml = opened(path, board="A30", gpus=5)
-    assert nvlinks(located(nvml.gpus())) == {}
+    assert nvlinks(nvml.gpus()) == {}
     wiring.bridge_pairs(path)
     nvml = opened(path)
-    found = {name: (one.peers, one.group) for name, one in nvlinks(located(nvml.gpus())).items()}
+    found = {name: (one.peers, one.group) for name, one in nvlinks(nvml.gpus()).items()}
     assert found == {"gpu-0": ((1,), 0), "gpu-1": ((0,), 0), "gpu-2": ((3,), 2), "gpu-3": ((2,), 2)}
 
 
 @pytest.mark.parametrize("board", ["L40S", "T4"])
 def test_boards_without_nvlink_say_nothing(path: Path, board: str) -> None:
     [first, *_] = opened(path, board).gpus()
-    assert (nvlinks(located([first])), first.fabric) == ({}, None)
+    assert (nvlinks([first]), first.fabric) == ({}, None)
 
 
 def test_a_pair_whose_last_link_goes_down_is_none_any_more_until_it_is_up_again(path: Path) -> None:
     create(path, board="A30", gpus=2, node_name="node-1")
     wiring.bridge_pairs(path)
     nvml = opened(path)
-    assert nvlinks(located(nvml.gpus()))
+    assert nvlinks(nvml.gpus())
     for link in range(3):
         faults.nvlink(path, 0, link, down=True)
         faults.nvlink(path, 1, link, down=True)
-    assert nvlinks(located(nvml.gpus())), "one of four links is enough"
+    assert nvlinks(nvml.gpus()), "one of four links is enough"
     for gpu in (0, 1):
         faults.nvlink(path, gpu, 3, down=True)
-    assert nvlinks(located(nvml.gpus())) == {}
+    assert nvlinks(nvml.gpus()) == {}
     for gpu in (0, 1):
         faults.nvlink(path, gpu, 3, down=False)
-    assert set(nvlinks(located(nvml.gpus()))) == {"gpu-0", "gpu-1"}
+    assert set(nvlinks(nvml.gpus())) == {"gpu-0", "gpu-1"}
 
 
 def test_where_links_lead_is_asked_again_only_when_others_are_up(path: Path) -> None:
@@ -136,13 +122,11 @@ def test_a_fabric_of_several_nodes_is_known_once_the_gpu_has_joined_it(path: Pat
     assert [gpu.fabric for gpu in nvml.gpus()] == [None] * 4, "a single server has no cluster"
     wiring.join_fabric(path, cluster=CLUSTER, clique=7, joined=False)
     gpus = nvml.gpus()
-    assert ([gpu.fabric for gpu in gpus], nvlinks(located(gpus))) == ([None] * 4, {}), (
-        "nothing goes through switches yet"
-    )
+    assert ([gpu.fabric for gpu in gpus], nvlinks(gpus)) == ([None] * 4, {}), "nothing goes through switches yet"
     wiring.join_fabric(path, cluster=CLUSTER, clique=7)
     gpus = nvml.gpus()
     assert [gpu.fabric for gpu in gpus] == [FabricPlace(str(CLUSTER), 7)] * 4
-    assert set(nvlinks(located(gpus))) == {f"gpu-{number}" for number in range(4)}
+    assert set(nvlinks(gpus)) == {f"gpu-{number}" for number in range(4)}
 
 
 class Old(SimulatedNvml):
@@ -171,7 +155,7 @@ def test_a_driver_without_the_functions_says_less_and_breaks_nothing(
     assert len(gpus) == 4
     known = len(lacking) == 1
     assert [gpu.fabric for gpu in gpus] == ([FabricPlace(str(CLUSTER), 7)] * 4 if known else [None] * 4)
-    assert bool(nvlinks(located(gpus))) == known
+    assert bool(nvlinks(gpus)) == known
 
 
 def test_a_gpu_that_is_lost_while_it_is_asked_says_so(path: Path) -> None:
@@ -184,25 +168,25 @@ def test_a_gpu_that_is_lost_while_it_is_asked_says_so(path: Path) -> None:
 
 def test_a_divided_gpu_keeps_the_links_that_it_had_also_for_an_agent_that_starts(path: Path) -> None:
     nvml = opened(path)
-    before = located(nvml.gpus())
+    before = nvml.gpus()
     known = remembered({}, before)
     with mutate(path) as state:
         state.gpus[0].mig_current = state.gpus[0].mig_pending = 1
-    assert nvml.gpus()[0].links == before[0].gpu.links
-    started = located(opened(path).gpus())
-    assert started[0].gpu.links is None
+    assert nvml.gpus()[0].links == before[0].links
+    started = opened(path).gpus()
+    assert started[0].links is None
     again = msgspec.json.decode(msgspec.json.encode(remembered(known, started)), type=dict[GpuUuid, KnownGpu])
     assert nvlinks(shown(again, started)) == nvlinks(before)
 
 
 def test_an_absent_gpu_has_no_neighbours_and_is_none() -> None:
-    gone = with_fault(a_linked(1, switched=True).gpu, GpuFault(ABSENT, "Gone."))
-    gpus = [a_linked(0, switched=True), LocatedGpu(gone), a_linked(2, switched=True)]
+    gone = with_fault(a_linked(1, switched=True), GpuFault(ABSENT, "Gone."))
+    gpus = [a_linked(0, switched=True), gone, a_linked(2, switched=True)]
     assert nvlinks(gpus) == {"gpu-0": NvLinks((2,), 0), "gpu-2": NvLinks((0,), 0)}
 
 
 def test_a_link_has_two_ends_also_where_one_of_them_cannot_be_asked() -> None:
-    assert nvlinks([a_linked(0, 1), LocatedGpu(a_gpu(1))]) == {"gpu-0": NvLinks((1,), 0), "gpu-1": NvLinks((0,), 0)}
+    assert nvlinks([a_linked(0, 1), a_gpu(1)]) == {"gpu-0": NvLinks((1,), 0), "gpu-1": NvLinks((0,), 0)}
     assert nvlinks([a_linked(0, 9)]) == {}, "the other end belongs to somebody else, such as another virtual machine"
 
 
@@ -227,16 +211,16 @@ def test_sixteen_gpus_fit_and_a_list_that_does_not_is_left_out() -> None:
     assert values(40) == {"draco.dev/nvlinkGroup": 0}
 
 
-def published(gpus: Sequence[LocatedGpu], mode: MigMode | None = None) -> list[Device]:
+def published(gpus: Sequence[Gpu], mode: MigMode | None = None) -> list[Device]:
     board = BOARDS["H100-80GB"]
-    migs = {each.gpu.uuid: GpuMigView(gpu=each.gpu.uuid, capable=True, board=board) for each in gpus if mode}
-    wanted = {each.gpu.uuid: WantedGpu(uuid=each.gpu.uuid, policy="p", mode=mode) for each in gpus if mode}
+    migs = {each.uuid: GpuMigView(gpu=each.uuid, capable=True, board=board) for each in gpus if mode}
+    wanted = {each.uuid: WantedGpu(uuid=each.uuid, policy="p", mode=mode) for each in gpus if mode}
     return Offering().offer(gpus, DRIVER, migs=migs, wanted=wanted, now_s=0.0).devices
 
 
 def test_partitions_say_which_fabric_their_gpu_is_in_and_only_the_whole_what_it_is_linked_to(path: Path) -> None:
     wiring.join_fabric(path, cluster=CLUSTER, clique=7)
-    devices = published(located(opened(path).gpus()), MigMode.DYNAMIC)
+    devices = published(opened(path).gpus(), MigMode.DYNAMIC)
     kinds = {one.name: {name: value.value for name, value in one.attributes.items()} for one in devices}
     assert {said["clusterUUID"] for said in kinds.values()} == {str(CLUSTER)}
     assert {said["cliqueID"] for said in kinds.values()} == {7}
@@ -249,7 +233,7 @@ def test_two_gpus_with_an_nvlink_between_them_can_be_asked_for(path: Path) -> No
     wiring.bridge_pairs(path)
     with mutate(path) as state:
         state.gpus[1].error = pynvml.NVML_ERROR_GPU_IS_LOST  # gpu-0 is alone: its pair cannot be read
-    devices = published(located([gpu for gpu in opened(path).gpus() if gpu.uuid != load(path).gpus[1].uuid]))
+    devices = published([gpu for gpu in opened(path).gpus() if gpu.uuid != load(path).gpus[1].uuid])
     fleet = Inventory()
     one = a_slice("node-0", [])
     fleet.put_slice(msgspec.structs.replace(one, spec=msgspec.structs.replace(one.spec, devices=devices)))
@@ -284,7 +268,7 @@ def test_a_gpu_joins_its_fabric_has_joined_or_could_not(path: Path) -> None:
     [sign] = failed.reading.signs
     assert sign.name == FABRIC_FAILED
     assert "(GPU requires restart, status 16)" in sign.message
-    assert nvlinks(located([joining, failed])) == {}, "nothing goes through switches"
+    assert nvlinks([joining, failed]) == {}, "nothing goes through switches"
     assert not any(gpu.joining or gpu.reading.signs for gpu in joined)
     for gpu in (0, 1):
         faults.fabric(path, gpu, "joined")

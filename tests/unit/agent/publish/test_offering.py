@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.agent.hardware.faults import with_fault
-from draco.agent.hardware.gpus import DriverInfo, GpuFault, GpuMigView, HeldInstance, Instance, LocatedGpu, Use
+from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuFault, GpuMigView, HeldInstance, Instance, Use
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.publish.offering import PATIENCE_S, DeviceOffer, Offering, Offers
 from draco.agent.publish.partitions import partition_name
@@ -28,12 +28,12 @@ H100 = BOARDS["H100-80GB"]
 LAYOUT = [WantedInstance(profile="3g.40gb", start=4), WantedInstance(profile="4g.40gb", start=0)]
 
 
-def ampere(minor: int) -> LocatedGpu:
-    return LocatedGpu(msgspec.structs.replace(a_gpu(minor), architecture="Ampere", compute_major=8))
+def ampere(minor: int) -> Gpu:
+    return msgspec.structs.replace(a_gpu(minor), architecture="Ampere", compute_major=8)
 
 
-def a_mig(located: LocatedGpu, *there: tuple[str, int, Use], enabled: bool = False) -> GpuMigView:
-    uuid = located.gpu.uuid
+def a_mig(gpu: Gpu, *there: tuple[str, int, Use], enabled: bool = False) -> GpuMigView:
+    uuid = gpu.uuid
     held = []
     for name, start, use in there:
         profile = H100.profile(name)
@@ -44,7 +44,7 @@ def a_mig(located: LocatedGpu, *there: tuple[str, int, Use], enabled: bool = Fal
 
 
 def offer(
-    located: LocatedGpu,
+    gpu: Gpu,
     mig: GpuMigView | None,
     mode: MigMode | None = None,
     *,
@@ -53,11 +53,11 @@ def offer(
     offering: Offering | None = None,
     **fields: Any,
 ) -> DeviceOffer:
-    uuid = located.gpu.uuid
+    uuid = gpu.uuid
     wanted = {uuid: WantedGpu(uuid=uuid, policy="p", mode=mode, **fields)} if mode else {}
     migs = {uuid: mig} if mig else {}
     offering = offering or Offering(partitionable=partitionable)
-    return offering.offer([located], DRIVER, migs=migs, wanted=wanted, promised={uuid: promised}, now_s=0.0)
+    return offering.offer([gpu], DRIVER, migs=migs, wanted=wanted, promised={uuid: promised}, now_s=0.0)
 
 
 def names(offered: DeviceOffer) -> list[str]:
@@ -69,23 +69,23 @@ def taints(offered: DeviceOffer) -> set[tuple[str, str]]:
 
 
 def test_without_a_policy_a_gpu_is_offered_whole_as_if_there_were_no_mig() -> None:
-    located = LocatedGpu(a_gpu(0))
-    for mig, mode in ((None, None), (a_mig(located), None), (a_mig(located), MigMode.DISABLED)):
-        offered = offer(located, mig, mode)
+    gpu = a_gpu(0)
+    for mig, mode in ((None, None), (a_mig(gpu), None), (a_mig(gpu), MigMode.DISABLED)):
+        offered = offer(gpu, mig, mode)
         assert names(offered) == ["gpu-0"]
         assert (offered.counters, taints(offered), offered.devices[0].consumes_counters) == ([], set(), [])
 
 
 def test_a_gpu_of_which_nobody_knows_how_it_is_divided_takes_nothing_new() -> None:
-    located = LocatedGpu(a_gpu(0))
-    unknown = GpuMigView(gpu=located.gpu.uuid, state=MigState.DIRTY)
+    gpu = a_gpu(0)
+    unknown = GpuMigView(gpu=gpu.uuid, state=MigState.DIRTY)
     for mode in (None, MigMode.DYNAMIC):
-        offered = offer(located, unknown, mode)
+        offered = offer(gpu, unknown, mode)
         assert (names(offered), taints(offered)) == (["gpu-0"], {("draco.dev/unsettled", "Dirty")})
 
 
 def test_dynamic_offers_the_whole_and_every_partition() -> None:
-    offered = offer(LocatedGpu(a_gpu(0)), a_mig(LocatedGpu(a_gpu(0))), MigMode.DYNAMIC)
+    offered = offer(a_gpu(0), a_mig(a_gpu(0)), MigMode.DYNAMIC)
     assert len(offered.devices) == 1 + len(H100.placements)
     assert [one.name for one in offered.counters] == ["gpu-0-counter-set"]
 
@@ -111,7 +111,7 @@ def test_what_is_to_be_reset_now_takes_nothing_new_until_it_was(mode: MigMode) -
     assert taints(offer(ampere(0), on, mode, reset_permitted=True, **fields)) == set()
     assert taints(offer(ampere(0), off, mode, **fields)) == set(), "its window has not opened"
     assert taints(offer(ampere(0), off)) == set(), "no policy wants it any more"
-    hopper = LocatedGpu(a_gpu(0))
+    hopper = a_gpu(0)
     assert taints(offer(hopper, a_mig(hopper), mode, reset_permitted=True, **fields)) == set()
     incapable = GpuMigView(gpu=off.gpu)
     assert taints(offer(ampere(0), incapable, mode, reset_permitted=True, **fields)) == set()
@@ -136,55 +136,55 @@ def test_a_whole_gpu_in_mig_mode_that_only_a_reset_ends_attracts_nobody_while_it
 
 
 def test_static_offers_the_layout_and_nothing_else() -> None:
-    offered = offer(LocatedGpu(a_gpu(0)), a_mig(LocatedGpu(a_gpu(0))), MigMode.STATIC, layout=LAYOUT)
+    offered = offer(a_gpu(0), a_mig(a_gpu(0)), MigMode.STATIC, layout=LAYOUT)
     assert sorted(names(offered)) == ["gpu-0-mig-3g40gb-9-4", "gpu-0-mig-4g40gb-5-0"]
 
 
 def test_what_a_claim_holds_stays_published_when_the_policy_changes() -> None:
-    located = LocatedGpu(a_gpu(0))
-    mig = a_mig(located, ("1g.10gb", 2, Use.CLAIM))
+    gpu = a_gpu(0)
+    mig = a_mig(gpu, ("1g.10gb", 2, Use.CLAIM))
     beside = "gpu-0-mig-1g10gb-19-2"
-    assert names(offer(located, mig)) == ["gpu-0", beside]
-    assert names(offer(located, mig, MigMode.DISABLED)) == ["gpu-0", beside]
-    assert beside in names(offer(located, mig, MigMode.STATIC, layout=LAYOUT))
-    assert beside in names(offer(located, mig, MigMode.DYNAMIC, profiles=["7g.80gb"]))
-    assert len(offer(located, mig).counters) == 1
+    assert names(offer(gpu, mig)) == ["gpu-0", beside]
+    assert names(offer(gpu, mig, MigMode.DISABLED)) == ["gpu-0", beside]
+    assert beside in names(offer(gpu, mig, MigMode.STATIC, layout=LAYOUT))
+    assert beside in names(offer(gpu, mig, MigMode.DYNAMIC, profiles=["7g.80gb"]))
+    assert len(offer(gpu, mig).counters) == 1
 
 
 def test_a_gpu_whose_board_is_not_known_takes_nothing_new_while_a_claim_has_a_part_of_it() -> None:
-    located = LocatedGpu(a_gpu(0))
-    unknown = GpuMigView(gpu=located.gpu.uuid)
+    gpu = a_gpu(0)
+    unknown = GpuMigView(gpu=gpu.uuid)
     for mig in (None, unknown):
-        offered = offer(located, mig, promised=[a_promise(located, "1g.10gb", 2)])
+        offered = offer(gpu, mig, promised=[a_promise(gpu, "1g.10gb", 2)])
         assert (names(offered), taints(offered)) == (["gpu-0"], {("draco.dev/unsettled", "Dirty")})
-        assert taints(offer(located, mig, promised=[a_promise(located)])) == set()
+        assert taints(offer(gpu, mig, promised=[a_promise(gpu)])) == set()
 
 
-def a_promise(located: LocatedGpu, name: str = "", start: int = 0) -> PromisedDevice:
+def a_promise(gpu: Gpu, name: str = "", start: int = 0) -> PromisedDevice:
     profile = H100.profile(name)
     device = partition_name("gpu-0", Placement(profile, start)) if profile else "gpu-0"
-    return PromisedDevice(device=device, uuid=located.gpu.uuid, claim="default/soon")
+    return PromisedDevice(device=device, uuid=gpu.uuid, claim="default/soon")
 
 
 def test_what_a_claim_was_allocated_stays_published_before_there_is_an_instance() -> None:
-    located = LocatedGpu(a_gpu(0))
-    promised = [a_promise(located, "1g.10gb", 2)]
+    gpu = a_gpu(0)
+    promised = [a_promise(gpu, "1g.10gb", 2)]
     for mode in (None, MigMode.DISABLED):
-        for mig in (a_mig(located), a_mig(located, ("1g.10gb", 2, Use.CLAIM)), a_mig(located, enabled=True)):
-            offered = offer(located, mig, mode, promised=promised)
+        for mig in (a_mig(gpu), a_mig(gpu, ("1g.10gb", 2, Use.CLAIM)), a_mig(gpu, enabled=True)):
+            offered = offer(gpu, mig, mode, promised=promised)
             assert names(offered) == ["gpu-0", "gpu-0-mig-1g10gb-19-2"]
             (all_of_it, part) = [one.consumes_counters[0] for one in offered.devices]
             assert all_of_it.counter_set == part.counter_set == offered.counters[0].name
             assert part.counters["memory-slice-2"] == all_of_it.counters["memory-slice-2"]
-    static = offer(located, a_mig(located), MigMode.STATIC, layout=LAYOUT, promised=promised)
+    static = offer(gpu, a_mig(gpu), MigMode.STATIC, layout=LAYOUT, promised=promised)
     assert len(static.devices) == 1 + len(LAYOUT)
-    dynamic = offer(located, a_mig(located), MigMode.DYNAMIC, profiles=["7g.80gb"], promised=promised)
+    dynamic = offer(gpu, a_mig(gpu), MigMode.DYNAMIC, profiles=["7g.80gb"], promised=promised)
     assert names(dynamic) == ["gpu-0", "gpu-0-mig-1g10gb-19-2", "gpu-0-mig-7g80gb-0-0"]
 
 
 def test_a_gpu_that_a_claim_was_allocated_whole_stays_published_beside_its_parts() -> None:
-    located = LocatedGpu(a_gpu(0))
-    static = offer(located, a_mig(located), MigMode.STATIC, layout=LAYOUT, promised=[a_promise(located)])
+    gpu = a_gpu(0)
+    static = offer(gpu, a_mig(gpu), MigMode.STATIC, layout=LAYOUT, promised=[a_promise(gpu)])
     assert names(static)[0] == "gpu-0"
     assert len(static.devices) == 1 + len(LAYOUT)
     assert {one.consumes_counters[0].counter_set for one in static.devices} == {"gpu-0-counter-set"}
@@ -193,42 +193,42 @@ def test_a_gpu_that_a_claim_was_allocated_whole_stays_published_beside_its_parts
 
 
 def test_of_promises_only_what_the_board_has_is_offered() -> None:
-    located = LocatedGpu(a_gpu(0))
-    promised = [a_promise(located, "3g.40gb", 1), a_promise(located, "9g.1tb", 0)]
-    assert names(offer(located, a_mig(located), promised=promised)) == ["gpu-0"]
+    gpu = a_gpu(0)
+    promised = [a_promise(gpu, "3g.40gb", 1), a_promise(gpu, "9g.1tb", 0)]
+    assert names(offer(gpu, a_mig(gpu), promised=promised)) == ["gpu-0"]
 
 
 def test_a_gpu_with_a_foreign_instance_is_not_to_be_had_whole() -> None:
-    located = LocatedGpu(a_gpu(0))
-    assert taints(offer(located, a_mig(located, ("1g.10gb", 2, Use.FOREIGN)))) == {("draco.dev/foreign-instance", "")}
+    gpu = a_gpu(0)
+    assert taints(offer(gpu, a_mig(gpu, ("1g.10gb", 2, Use.FOREIGN)))) == {("draco.dev/foreign-instance", "")}
 
 
 def test_without_counters_nothing_is_offered_that_excludes_another() -> None:
-    located = LocatedGpu(a_gpu(0))
-    assert names(offer(located, a_mig(located), MigMode.DYNAMIC, partitionable=False)) == ["gpu-0"]
-    static = offer(located, a_mig(located), MigMode.STATIC, partitionable=False, layout=LAYOUT)
+    gpu = a_gpu(0)
+    assert names(offer(gpu, a_mig(gpu), MigMode.DYNAMIC, partitionable=False)) == ["gpu-0"]
+    static = offer(gpu, a_mig(gpu), MigMode.STATIC, partitionable=False, layout=LAYOUT)
     assert len(static.devices) == 2
     assert (static.counters, [one.consumes_counters for one in static.devices]) == ([], [[], []])
 
 
 def test_without_counters_what_a_claim_has_keeps_what_overlaps_from_being_offered() -> None:
-    located = LocatedGpu(a_gpu(0))
-    small, all_of_it = a_promise(located, "1g.10gb", 2), a_promise(located)
-    on, off = a_mig(located, enabled=True), a_mig(located)
+    gpu = a_gpu(0)
+    small, all_of_it = a_promise(gpu, "1g.10gb", 2), a_promise(gpu)
+    on, off = a_mig(gpu, enabled=True), a_mig(gpu)
     fields: dict[str, Any] = {"partitionable": False}
-    assert names(offer(located, on, promised=[small], **fields)) == ["gpu-0-mig-1g10gb-19-2"]
-    assert names(offer(located, a_mig(located, ("1g.10gb", 2, Use.CLAIM)), **fields)) == ["gpu-0-mig-1g10gb-19-2"]
-    static = offer(located, on, MigMode.STATIC, layout=LAYOUT, promised=[small], **fields)
+    assert names(offer(gpu, on, promised=[small], **fields)) == ["gpu-0-mig-1g10gb-19-2"]
+    assert names(offer(gpu, a_mig(gpu, ("1g.10gb", 2, Use.CLAIM)), **fields)) == ["gpu-0-mig-1g10gb-19-2"]
+    static = offer(gpu, on, MigMode.STATIC, layout=LAYOUT, promised=[small], **fields)
     assert sorted(names(static)) == ["gpu-0-mig-1g10gb-19-2", "gpu-0-mig-3g40gb-9-4"]
-    assert names(offer(located, off, MigMode.STATIC, layout=LAYOUT, promised=[all_of_it], **fields)) == ["gpu-0"]
+    assert names(offer(gpu, off, MigMode.STATIC, layout=LAYOUT, promised=[all_of_it], **fields)) == ["gpu-0"]
 
 
 def test_a_better_order_waits_for_its_turn_and_other_devices_do_not() -> None:
-    first, second = LocatedGpu(a_gpu(0)), LocatedGpu(a_gpu(1))
+    first, second = a_gpu(0), a_gpu(1)
     gpus = [first, second]
-    wanted = {one.gpu.uuid: WantedGpu(uuid=one.gpu.uuid, policy="p", mode=MigMode.DYNAMIC) for one in gpus}
-    idle = {one.gpu.uuid: a_mig(one) for one in gpus}
-    begun = idle | {second.gpu.uuid: a_mig(second, ("1g.10gb", 6, Use.CLAIM))}
+    wanted = {one.uuid: WantedGpu(uuid=one.uuid, policy="p", mode=MigMode.DYNAMIC) for one in gpus}
+    idle = {one.uuid: a_mig(one) for one in gpus}
+    begun = idle | {second.uuid: a_mig(second, ("1g.10gb", 6, Use.CLAIM))}
     offering = Offering(pace_s=2.0)
 
     def at(now_s: float, migs: dict[Any, GpuMigView], count: int = 2) -> DeviceOffer:
@@ -249,27 +249,27 @@ def test_a_better_order_waits_for_its_turn_and_other_devices_do_not() -> None:
 
 
 def test_gpus_are_offered_in_the_order_of_their_minor_numbers() -> None:
-    gpus = [LocatedGpu(a_gpu(minor)) for minor in (2, 0, 1)]
+    gpus = [a_gpu(minor) for minor in (2, 0, 1)]
     offered = Offering().offer(gpus, DRIVER, migs={}, wanted={}, now_s=0.0)
     assert names(offered) == ["gpu-0", "gpu-1", "gpu-2"]
 
 
 @pytest.mark.parametrize("use", [Use.WARM, Use.LAYOUT, Use.ORPHAN, Use.FOREIGN])
 def test_what_no_claim_holds_is_not_offered_without_a_policy(use: Use) -> None:
-    located = LocatedGpu(a_gpu(0))
-    assert names(offer(located, a_mig(located, ("1g.10gb", 0, use)))) == ["gpu-0"]
+    gpu = a_gpu(0)
+    assert names(offer(gpu, a_mig(gpu, ("1g.10gb", 0, use)))) == ["gpu-0"]
 
 
 def test_of_a_layout_only_what_the_board_has_is_offered() -> None:
     """The layout may have been chosen for the board that was there before."""
-    located = LocatedGpu(a_gpu(0))
+    gpu = a_gpu(0)
     layout = [*LAYOUT, WantedInstance(profile="3g.40gb", start=1), WantedInstance(profile="9g.1tb", start=0)]
-    offered = offer(located, a_mig(located, enabled=True), MigMode.STATIC, layout=layout)
-    assert names(offered) == names(offer(located, a_mig(located, enabled=True), MigMode.STATIC, layout=LAYOUT))
+    offered = offer(gpu, a_mig(gpu, enabled=True), MigMode.STATIC, layout=layout)
+    assert names(offered) == names(offer(gpu, a_mig(gpu, enabled=True), MigMode.STATIC, layout=LAYOUT))
 
 
 def test_a_gpu_with_a_fault_stays_published_whole_and_in_parts_and_all_of_it_is_tainted() -> None:
-    sick = LocatedGpu(with_fault(a_gpu(0), GpuFault("Xid79", "It has fallen off the bus.")))
+    sick = with_fault(a_gpu(0), GpuFault("Xid79", "It has fallen off the bus."))
     for mig, mode, count in (
         (None, None, 1),
         (a_mig(sick), MigMode.DYNAMIC, 1 + len(H100.placements)),
@@ -290,9 +290,9 @@ def under_maintenance(uuid: str, device: str = "", **taint: str) -> IsolatedGpu:
 
 def offered_under(isolated: Sequence[IsolatedGpu], mode: MigMode | None) -> set[str]:
     """The devices of two GPUs that carry the maintenance taint."""
-    gpus = [LocatedGpu(a_gpu(number)) for number in range(2)]
-    wanted = {each.gpu.uuid: WantedGpu(uuid=each.gpu.uuid, policy="p", mode=mode) for each in gpus} if mode else {}
-    migs = {each.gpu.uuid: a_mig(each) for each in gpus}
+    gpus = [a_gpu(number) for number in range(2)]
+    wanted = {each.uuid: WantedGpu(uuid=each.uuid, policy="p", mode=mode) for each in gpus} if mode else {}
+    migs = {each.uuid: a_mig(each) for each in gpus}
     offered = Offering().offer(gpus, DRIVER, migs=migs, wanted=wanted, isolated=isolated, now_s=0.0)
     return {one.name for one in offered.devices if any(each.key == "draco.dev/maintenance" for each in one.taints)}
 
@@ -312,19 +312,19 @@ def test_a_node_under_maintenance_offers_nothing_without_the_taint() -> None:
 
 @pytest.mark.parametrize("part", ["gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-me-20-3", "gpu-0-mig-3g40gb-9-4"])
 def test_of_a_part_under_maintenance_exactly_what_overlaps_it_has_the_taint(part: str) -> None:
-    gpu = LocatedGpu(a_gpu(0))
-    wanted = {gpu.gpu.uuid: WantedGpu(uuid=gpu.gpu.uuid, policy="p", mode=MigMode.DYNAMIC)}
-    offered = Offering().offer([gpu], DRIVER, migs={gpu.gpu.uuid: a_mig(gpu)}, wanted=wanted, now_s=0.0)
+    gpu = a_gpu(0)
+    wanted = {gpu.uuid: WantedGpu(uuid=gpu.uuid, policy="p", mode=MigMode.DYNAMIC)}
+    offered = Offering().offer([gpu], DRIVER, migs={gpu.uuid: a_mig(gpu)}, wanted=wanted, now_s=0.0)
     counters = a_slice("node-1", [], name="a", of=2, shared_counters=offered.counters)
     hardware = PoolHardware([counters, a_slice("node-1", offered.devices, name="b", of=2)])
     assert hardware.published_as(part) is not None
-    isolated = [under_maintenance(gpu.gpu.uuid, part)]
+    isolated = [under_maintenance(gpu.uuid, part)]
     assert offered_under(isolated, MigMode.DYNAMIC) == {part, *hardware.overlapping(part)}
 
 
 def test_two_requests_with_one_taint_make_one() -> None:
-    gpu = LocatedGpu(with_fault(a_gpu(0), GpuFault("Lost", "It is gone.")))
-    uuid = gpu.gpu.uuid
+    gpu = with_fault(a_gpu(0), GpuFault("Lost", "It is gone."))
+    uuid = gpu.uuid
     isolated = [under_maintenance(uuid), under_maintenance(""), *(under_maintenance(uuid, value=v) for v in "abcdef")]
     offered = Offering().offer([gpu], DRIVER, migs={}, wanted={}, isolated=isolated, now_s=0.0)
     told = [(each.key, each.value) for each in offered.devices[0].taints]
@@ -344,7 +344,7 @@ class Lab:
         keeper: Any = SimpleNamespace(recalled=self.recalled, known=self.known)
         divisions: Any = SimpleNamespace(of=lambda _gpus, _divisions: {})
         state = NodeState(ManualClock())
-        state.learn(view=HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(0)),)))
+        state.learn(view=HardwareView(driver=DRIVER, gpus=(a_gpu(0),)))
         self.offers = Offers(state, publisher, keeper, divisions, clock=self.clock)
 
     @asynccontextmanager
@@ -408,12 +408,12 @@ async def test_wishes_that_cannot_be_read_do_not_keep_whole_gpus_from_their_user
 
 
 def test_a_gpu_that_joins_its_fabric_is_not_to_be_had_as_a_whole_and_its_partitions_are() -> None:
-    located = LocatedGpu(a_gpu(0, joining=True))
-    assert taints(offer(located, a_mig(located))) == {("draco.dev/unsettled", "FabricJoining")}
-    offered = offer(located, a_mig(located), MigMode.DYNAMIC)
+    gpu = a_gpu(0, joining=True)
+    assert taints(offer(gpu, a_mig(gpu))) == {("draco.dev/unsettled", "FabricJoining")}
+    offered = offer(gpu, a_mig(gpu), MigMode.DYNAMIC)
     assert [one.name for one in offered.devices if one.taints] == ["gpu-0"]
 
 
 def test_a_gpu_of_an_unknown_generation_needs_a_reset_to_leave_mig_mode() -> None:
-    located = LocatedGpu(a_gpu(0, compute_major=None, compute_minor=None))
-    assert taints(offer(located, a_mig(located, enabled=True))) == {("draco.dev/unsettled", "MigMode")}
+    gpu = a_gpu(0, compute_major=None, compute_minor=None)
+    assert taints(offer(gpu, a_mig(gpu, enabled=True))) == {("draco.dev/unsettled", "MigMode")}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from draco.agent.hardware.gpus import DriverInfo, GpuMigView, HeldInstance, Instance, LocatedGpu, Use
+from draco.agent.hardware.gpus import DriverInfo, GpuMigView, HeldInstance, Instance, Use
 from draco.agent.publish import partitions
 from draco.agent.publish.partitions import Divisible
 from draco.mig.board import Board, Placement
@@ -37,7 +37,7 @@ def divisible(minor: int = 0, *there: tuple[Placement, Use], board: Board = H100
     gpu = a_gpu(minor)
     state = fields.pop("state", MigState.READY)
     mig = GpuMigView(gpu=gpu.uuid, board=board, state=state, held=tuple(held(gpu.uuid, *one) for one in there))
-    return Divisible(located=LocatedGpu(gpu), mig=mig, board=board, **fields)
+    return Divisible(gpu=gpu, mig=mig, board=board, **fields)
 
 
 def published(*gpus: Divisible) -> dict[str, Device]:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from draco.agent.hardware.gpus import DriverInfo, FabricPlace, LocatedGpu
+from draco.agent.hardware.gpus import DriverInfo, FabricPlace
 from draco.agent.publish import slices
 from draco.agent.publish.offering import Offering
 from draco.agent.publish.slices import Publisher
@@ -26,7 +26,7 @@ BY = Publisher(node="node-0", uid="uid-0", driver="gpu.nvidia.com")
 
 
 def some_devices(count: int) -> list[Device]:
-    return [slices.device(LocatedGpu(a_gpu(minor)), DRIVER) for minor in range(count)]
+    return [slices.device(a_gpu(minor), DRIVER) for minor in range(count)]
 
 
 def stored(plan: slices.SlicePlan, observed: list[ResourceSlice] | None = None) -> list[ResourceSlice]:
@@ -47,12 +47,12 @@ def published(devices: list[Device]) -> list[ResourceSlice]:
 
 
 def test_a_gpu_has_nvidias_names_and_the_standard_attributes() -> None:
-    located = LocatedGpu(a_gpu(3, addressing_mode="HMM"), pcie_root="pci0000:15", numa_node=0)
-    assert slices.device(located, DRIVER) == Device(
+    gpu = a_gpu(3, addressing_mode="HMM", pcie_root="pci0000:15", numa_node=0)
+    assert slices.device(gpu, DRIVER) == Device(
         name="gpu-3",
         attributes={
             "type": DeviceAttribute(string="gpu"),
-            "uuid": DeviceAttribute(string=located.gpu.uuid),
+            "uuid": DeviceAttribute(string=gpu.uuid),
             "productName": DeviceAttribute(string="NVIDIA H100 80GB HBM3"),
             "brand": DeviceAttribute(string="Nvidia"),
             "architecture": DeviceAttribute(string="Hopper"),
@@ -70,7 +70,7 @@ def test_a_gpu_has_nvidias_names_and_the_standard_attributes() -> None:
 
 def test_whatever_is_published_is_known_to_the_linter() -> None:
     gpu = a_gpu(addressing_mode="HMM", fabric=FabricPlace("c1c1c1c1-0000-4000-8000-000000000001", 3))
-    device = slices.device(LocatedGpu(gpu, pcie_root="pci0000:15", numa_node=0), DRIVER)
+    device = slices.device(msgspec.structs.replace(gpu, pcie_root="pci0000:15", numa_node=0), DRIVER)
     for name in device.attributes:
         domain, _, plain = name.rpartition("/")
         assert plain in (known_names.STANDARD if domain else known_names.ATTRIBUTES), name
@@ -78,7 +78,7 @@ def test_whatever_is_published_is_known_to_the_linter() -> None:
 
 
 def test_what_is_unknown_is_not_published() -> None:
-    attributes = slices.device(LocatedGpu(a_gpu(0)), DriverInfo("unknown", "13.0", "13")).attributes
+    attributes = slices.device(a_gpu(0), DriverInfo("unknown", "13.0", "13")).attributes
     assert not {"resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode", "addressingMode"} & set(
         attributes
     )
@@ -101,7 +101,7 @@ def test_driver_versions_become_semantic_ones(text: str, semantic: str | None) -
 
 
 def test_devices_stand_in_the_order_of_their_minor_numbers() -> None:
-    gpus = [LocatedGpu(a_gpu(minor)) for minor in (10, 2, 0)]
+    gpus = [a_gpu(minor) for minor in (10, 2, 0)]
     offer = Offering().offer(gpus, DRIVER, migs={}, wanted={}, now_s=0.0)
     assert [one.name for one in offer.devices] == ["gpu-0", "gpu-2", "gpu-10"]
 
@@ -245,7 +245,7 @@ def test_a_gpu_of_which_little_is_known_is_published_with_that() -> None:
         memory_bytes=None,
         pci_bus_id="000f:01:00.0",
     )
-    device = slices.device(LocatedGpu(bare), DriverInfo("r590-beta", "", ""))
+    device = slices.device(bare, DriverInfo("r590-beta", "", ""))
     assert device.capacity == {}
     assert {name: one.value for name, one in device.attributes.items()} == {
         "type": "gpu",

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from draco.agent.errors import PrepareError
-from draco.agent.hardware.gpus import DriverInfo, LocatedGpu
+from draco.agent.hardware.gpus import DriverInfo
 from draco.agent.publish import partitions
 from draco.agent.publish.offering import Offering
 from draco.mig.board import Board, Placement, Profile
@@ -62,8 +62,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MigNode:
 def published(node: MigNode, offering: Offering) -> list[Device]:
     """The devices that the node now publishes for its GPU in mode Dynamic."""
     wanted = {node.uuid: WantedGpu(uuid=node.uuid, policy="pool", mode=MigMode.DYNAMIC)}
-    gpus = [LocatedGpu(gpu) for gpu in node.scan()]
-    offered = offering.offer(gpus, DRIVER, migs=node.mig.divisions, wanted=wanted, now_s=0.0)
+    offered = offering.offer(node.scan(), DRIVER, migs=node.mig.divisions, wanted=wanted, now_s=0.0)
     [counters] = offered.counters
     assert sorted(name for name in counters.counters if "slice" in name) == sorted(
         f"memory-slice-{unit}" for unit in range(TABLE.units)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from draco.agent.hardware.faults import with_fault
-from draco.agent.hardware.gpus import DriverInfo, GpuFault, GpuMigView, LocatedGpu
+from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuFault, GpuMigView
 from draco.agent.publish.offering import DeviceOffer, Offering
 from draco.agent.publish.withdrawals import LOOK_S, NOTICE_S
 from draco.mig.known_boards import BOARDS
@@ -14,8 +14,8 @@ from draco.resources.api.draco import MigMode, PromisedDevice, WantedGpu, Wanted
 from tests.builders import a_gpu
 
 DRIVER = DriverInfo("580.65.06", "13.0", "13.580.65.06")
-GPU = LocatedGpu(a_gpu(0))
-UUID = GPU.gpu.uuid
+GPU = a_gpu(0)
+UUID = GPU.uuid
 MIG = GpuMigView(gpu=UUID, board=BOARDS["H100-80GB"])
 SMALL = "gpu-0-mig-1g10gb-19-5"
 WITHDRAWN = ("draco.dev/unsettled", "Withdrawn", "NoSchedule")
@@ -31,7 +31,7 @@ class Node:
         self,
         mode: MigMode | None,
         *,
-        gpu: LocatedGpu = GPU,
+        gpu: Gpu = GPU,
         mig: GpuMigView = MIG,
         written: bool = True,
         promised: Sequence[PromisedDevice] = (),
@@ -137,7 +137,7 @@ def test_what_goes_later_has_its_own_notice(node: Node) -> None:
 
 def test_what_is_about_to_go_still_tells_its_faults(node: Node) -> None:
     node.offers(MigMode.DYNAMIC)
-    sick = LocatedGpu(with_fault(GPU.gpu, GpuFault("Xid79", "It has fallen off the bus.")))
+    sick = with_fault(GPU, GpuFault("Xid79", "It has fallen off the bus."))
     [part] = [one for one in node.offers(None, gpu=sick).devices if one.name == SMALL]
     assert {taint.value for taint in part.taints} == {"Withdrawn", "Xid79"}
 

@@ -11,7 +11,6 @@ from draco.agent.hardware.gpus import (
     GpuMigView,
     HeldInstance,
     Instance,
-    LocatedGpu,
     UnidentifiedGpu,
     UnreadFact,
 )
@@ -27,7 +26,7 @@ from draco.resources.api.draco import InstanceUse, MigMode, MigState, WantedGpu
 from tests.builders import MOMENT, a_gpu
 
 DRIVER = DriverInfo("580.95.05", "13.0", "13.580.95.05")
-FINE = HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(1)), LocatedGpu(a_gpu(0), numa_node=1)), read_at=MOMENT)
+FINE = HardwareView(driver=DRIVER, gpus=(a_gpu(1), a_gpu(0, numa_node=1)), read_at=MOMENT)
 LOST = GpuHealth(HealthState.UNHEALTHY, "The GPU is lost.")
 
 
@@ -59,7 +58,7 @@ def test_the_status_names_gpus_in_order_and_is_ready() -> None:
 
 
 def test_the_status_counts_what_mig_has_made_of_the_gpus() -> None:
-    gpus = [located.gpu.uuid for located in FINE.gpus]
+    gpus = [gpu.uuid for gpu in FINE.gpus]
     there = [
         HeldInstance(instance=Instance(gpu=gpus[0], gi=gi, profile_id=19, start=gi, size=1), use=InstanceUse.FOREIGN)
         for gi in range(3)
@@ -150,9 +149,7 @@ def test_gpus_that_cannot_be_read_any_more_are_unknown_not_healthy() -> None:
 
 def test_a_fault_is_told_also_while_the_gpus_cannot_be_read() -> None:
     sick = with_fault(a_gpu(0), GpuFault("Xid79", "It has fallen off the bus."))
-    view = HardwareView(
-        driver=DRIVER, gpus=(LocatedGpu(sick), LocatedGpu(a_gpu(1))), fault="The driver is gone.", read_at=MOMENT
-    )
+    view = HardwareView(driver=DRIVER, gpus=(sick, a_gpu(1)), fault="The driver is gone.", read_at=MOMENT)
     assert [(one.state, one.message) for one in reports(view)] == [
         (HealthState.UNHEALTHY, "It has fallen off the bus."),
         (HealthState.UNKNOWN, "The driver is gone."),
@@ -167,13 +164,13 @@ def test_a_gpu_that_never_told_its_identity_is_named() -> None:
 
 
 def test_an_unhealthy_gpu_is_reported_with_its_reason() -> None:
-    view = HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(0, health=LOST)),), read_at=MOMENT)
+    view = HardwareView(driver=DRIVER, gpus=(a_gpu(0, health=LOST),), read_at=MOMENT)
     [gpu] = status(node_report(view), generation=1).gpus
     assert (gpu.health, gpu.message) == ("Unhealthy", "The GPU is lost.")
 
 
 def complete(*gpus: Gpu, driver: DriverInfo = DRIVER, deaf: str = "", **changes: object) -> tuple[str, list[str]]:
-    view = HardwareView(driver=driver, gpus=tuple(map(LocatedGpu, gpus)), deaf=deaf, read_at=MOMENT)
+    view = HardwareView(driver=driver, gpus=tuple(gpus), deaf=deaf, read_at=MOMENT)
     found, _, message = conditions(node_report(view, **changes))["Complete"]
     return found, message.splitlines()
 
@@ -182,7 +179,7 @@ def test_what_is_not_known_of_gpus_is_said_once_for_all_that_it_is_so_of_and_kee
     lacking = (UnreadFact("memory", "published without memory: it has none.", lacking=True),)
     gpus = [a_gpu(minor, unread=lacking, memory_bytes=None) for minor in range(2)]
     assert complete(*gpus, a_gpu(2)) == ("False", ["gpu-0, gpu-1: published without memory: it has none."])
-    said = status(node_report(HardwareView(driver=DRIVER, gpus=(LocatedGpu(gpus[0]),), read_at=MOMENT)), generation=1)
+    said = status(node_report(HardwareView(driver=DRIVER, gpus=(gpus[0],), read_at=MOMENT)), generation=1)
     [gpu] = said.gpus
     assert (gpu.memory, gpu.health, gpu.message, gpu.notes) == ("", "Healthy", "", [lacking[0].message])
     assert {one.type for one in said.conditions if one.status == "False"} == {"Complete"}
