@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from draco.agent.hardware.faults import judged
+from draco.agent.hardware.faults import health, judged
 from draco.agent.hardware.gpus import Gpu
 from draco.health.ledger import DriverLoad, FaultLedger, looked
 from tests.builders import MOMENT
@@ -13,3 +13,9 @@ def at_first_sight(gpus: Iterable[Gpu]) -> list[Gpu]:
     seen = list(gpus)
     ledger = looked(FaultLedger(), [gpu.reading for gpu in seen], now=MOMENT, load=DriverLoad("boot"))
     return [judged(gpu, ledger) for gpu in seen]
+
+
+def told(gpu: Gpu) -> str:
+    """What is said of its health."""
+    _, fault = health(gpu)
+    return "" if fault is None else fault.status.message

@@ -26,6 +26,7 @@ from draco.agent.containers.edits import ContainerEdits
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import TABLE, Capabilities, CapabilityUnknown
 from draco.agent.hardware.fault_record import FaultRecord
+from draco.agent.hardware.faults import health
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import NvmlError
 from draco.agent.metrics import AgentMetrics
@@ -120,7 +121,7 @@ def faults(text: str) -> str:
         [gpu] = FaultRecord(path, Files(), boot_id="boot", driver_load=lambda: "1", now=SystemClock().now).judge(
             [a_gpu(0)]
         )
-    return f"{gpu.health.state} {[each['event'] for each in logs]}"
+    return f"{health(gpu)[0]} {[each['event'] for each in logs]}"
 
 
 def page(text: str) -> str:

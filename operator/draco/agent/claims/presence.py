@@ -35,7 +35,7 @@ class NodeHardware(msgspec.Struct, frozen=True, kw_only=True):
 
 def gone(gpu: Gpu | None) -> bool:
     """Whether a GPU is gone for everybody, even for claims that have it."""
-    return gpu is None or gpu.minor < 0 or (gpu.fault is not None and gpu.fault.name in GONE)
+    return gpu is None or gpu.minor < 0 or (gpu.fault is not None and gpu.fault.status.name in GONE)
 
 
 def gpus_of(claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> dict[GpuUuid, Gpu]:
@@ -44,7 +44,7 @@ def gpus_of(claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> dict[GpuUuid, 
     for device in claim.devices:
         gpu = gpus.get(device.gpu)
         if gpu is None or gone(gpu):
-            fault = gpu.fault if gpu is not None else None
+            fault = gpu.fault.status if gpu is not None and gpu.fault is not None else None
             why = f"{fault.name}: {fault.message}" if fault else f"this node has no GPU {device.gpu} any more."
             raise DeviceMissing(
                 f"Claim {claim} has {device.device}, which is not there: {why} Delete the pod so that it is allocated again."

@@ -1,16 +1,16 @@
 """What the ledger of faults means for a GPU.
 
-Owns the fault names for NVML's answers, and how a GPU's fault, faults and health follow from its ledger. `draco.health` knows
-what each fault means and when it is over.
+Owns the fault names for NVML's answers, and how a GPU's faults and health follow from its ledger. `draco.health` knows what each
+fault means and when it is over.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
 
-from draco.agent.hardware.gpus import Gpu, GpuFault, GpuHealth
-from draco.health.judgement import JudgedFault, judge, whole_blocking
+from draco.agent.hardware.gpus import Gpu
+from draco.health.judgement import JudgedFault, judge
 from draco.health.ledger import FAMILIES, FaultLedger, GpuReading, LedgerEntry, Sign
 from draco.health.table import HealthState, kind_of
 from draco.resources.api.health import FaultFamily, FaultOverride, HealthEffect
@@ -45,22 +45,17 @@ class Recovery(StrEnum):
 
 
 def judged(gpu: Gpu, ledger: FaultLedger, overrides: Iterable[FaultOverride] = ()) -> Gpu:
-    """The GPU with its recorded faults and its health. One that is not readable now keeps its current fault."""
+    """The GPU with its recorded faults. One that is not readable now keeps its current fault."""
     faults = judge(ledger.of(gpu.uuid), overrides)
-    if gpu.fault is not None and (gpu.absent or gpu.minor < 0):
-        name = gpu.fault.name
-        kept = [one for one in gpu.faults if one.status.name == name][:1]
-        return msgspec.structs.replace(gpu, faults=(*kept, *(one for one in faults if one.status.name != name)))
-    worst = whole_blocking(faults)
-    fault = None if worst is None else GpuFault(worst.status.name, worst.status.message)
-    return msgspec.structs.replace(gpu, faults=faults, fault=fault, health=_health(faults, worst))
+    if (kept := gpu.fault) is not None and (gpu.absent or gpu.minor < 0):
+        faults = (kept, *(one for one in faults if one.status.name != kept.status.name))
+    return msgspec.structs.replace(gpu, faults=faults)
 
 
-def with_fault(gpu: Gpu, fault: GpuFault) -> Gpu:
+def with_fault(gpu: Gpu, name: str, message: str) -> Gpu:
     """A GPU that takes no new work for a reason that outranks its ledger."""
-    [found] = judge([LedgerEntry(gpu=gpu.uuid, name=fault.name, message=fault.message, failing=2**31 - 1)])
-    health = GpuHealth(found.health, fault.message)
-    return msgspec.structs.replace(gpu, fault=fault, faults=(found, *gpu.faults), health=health)
+    [found] = judge([LedgerEntry(gpu=gpu.uuid, name=name, message=message, failing=2**31 - 1)])
+    return msgspec.structs.replace(gpu, faults=(found, *gpu.faults))
 
 
 def with_sign(gpu: Gpu, sign: Sign) -> Gpu:
@@ -75,15 +70,16 @@ def only_sign(gpu: Gpu, sign: Sign) -> Gpu:
     return msgspec.structs.replace(gpu, seen=GpuReading(gpu=gpu.uuid, signs=(sign,), unasked=unasked))
 
 
-def _health(faults: Sequence[JudgedFault], worst: JudgedFault | None) -> GpuHealth:
-    """The health. An unreadable GPU is Unknown even before its fault blocks new work; an announced fault is mentioned."""
-    if worst is not None and worst.health is HealthState.UNHEALTHY:
-        return GpuHealth(HealthState.UNHEALTHY, worst.status.message)
-    unreadable = next((one for one in faults if one.status.family is FaultFamily.UNREADABLE), None)
+def health(gpu: Gpu) -> tuple[HealthState, JudgedFault | None]:
+    """The health, and the fault that explains it. An unreadable GPU is Unknown even before its fault blocks new work.
+
+    A healthy GPU may have one, too: the worst fault that is announced.
+    """
+    worst = gpu.fault
+    if worst is not None and worst.health is not HealthState.HEALTHY:
+        return worst.health, worst
+    unreadable = next((one for one in gpu.faults if one.status.family is FaultFamily.UNREADABLE), None)
     if unreadable is not None:
-        return GpuHealth(HealthState.UNKNOWN, unreadable.status.message)
-    said = worst or next((one for one in faults if one.status.effect is not HealthEffect.RECORD), None)
-    if said is None:
-        return GpuHealth(HealthState.HEALTHY)
-    state = said.health if worst is not None else HealthState.HEALTHY
-    return GpuHealth(state, said.status.message)
+        return HealthState.UNKNOWN, unreadable
+    announced = (one for one in gpu.faults if one.status.effect is not HealthEffect.RECORD)
+    return HealthState.HEALTHY, worst or next(announced, None)

@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.health.judgement import JudgedFault
+from draco.health.judgement import JudgedFault, whole_blocking
 from draco.health.ledger import GpuReading
-from draco.health.table import HealthState
 from draco.mig.board import Board, PlacementId, unit_mask
 from draco.resources.api.draco import InstanceUse, MigState
 from draco.resources.names import GpuUuid
@@ -106,25 +105,8 @@ class GpuMigView(msgspec.Struct, frozen=True, kw_only=True):
         return self.state is MigState.DIRTY
 
 
-class GpuHealth(msgspec.Struct, frozen=True):
-    """A GPU's health; `message` is one sentence, empty if it is healthy."""
-
-    state: HealthState
-    message: str = ""
-
-
-HEALTHY = GpuHealth(HealthState.HEALTHY)
-
-
 ABSENT = "Absent"
 """The fault of a GPU that was here and that NVML no longer lists."""
-
-
-class GpuFault(msgspec.Struct, frozen=True):
-    """Why a GPU takes no new work. `name` is one word for machines, such as Lost, Absent or Xid79; `message` a sentence."""
-
-    name: str
-    message: str
 
 
 class FabricPlace(msgspec.Struct, frozen=True):
@@ -165,11 +147,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One whole GPU, with what is published about it.
 
     `board` is what it can be divided into, None if it cannot be; `instances` are those of the last reading. `faults` are those of
-    its ledger, the worst first, and `fault` the worst one that keeps new work from all of it. `seen` is the last reading, before
-    the ledger was updated. `device` is its published name, which stays with its UUID (`device_names`); "" for one without a name
-    yet. `links` is None while it is unknown where its NVLinks lead: a divided GPU does not report that. For optional fields, None
-    and "" mean that the GPU lacks it or that it is unknown; `unread` says which. `joining`: it is being registered with its
-    NVLink fabric; until then CUDA fails on it.
+    its ledger, the worst first, after one that outranks them. `seen` is the last reading, before the ledger was updated. `device`
+    is its published name, which stays with its UUID (`device_names`); "" for one without a name yet. `links` is None while it is
+    unknown where its NVLinks lead: a divided GPU does not report that. For optional fields, None and "" mean that the GPU lacks
+    it or that it is unknown; `unread` says which. `joining`: it is being registered with its NVLink fabric; until then CUDA fails
+    on it.
     """
 
     uuid: GpuUuid
@@ -193,8 +175,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     joining: bool = False
     links: LinkEnds | None = None
     addressing_mode: str | None = None  # None: not reported; "None": the driver says that there is none
-    health: GpuHealth = HEALTHY
-    fault: GpuFault | None = None  # set: it takes no new work; claims that have it keep it
     faults: tuple[JudgedFault, ...] = ()
     seen: GpuReading | None = None
     unread: tuple[UnreadFact, ...] = ()
@@ -205,9 +185,14 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
         return self.seen or GpuReading(gpu=self.uuid)
 
     @property
+    def fault(self) -> JudgedFault | None:
+        """The worst fault that keeps new work from all of it; claims that have it keep it."""
+        return whole_blocking(self.faults)
+
+    @property
     def absent(self) -> bool:
         """Whether NVML no longer lists it: its fields are from the last reading."""
-        return self.fault is not None and self.fault.name == ABSENT
+        return self.fault is not None and self.fault.status.name == ABSENT
 
     @property
     def mig_needs_reset(self) -> bool:

@@ -21,7 +21,7 @@ import structlog
 
 from draco.agent.hardware.fault_record import FaultRecord
 from draco.agent.hardware.faults import DRIVER_HANGS, DRIVER_MISMATCH, UNREADABLE, only_sign, with_fault, with_sign
-from draco.agent.hardware.gpus import DriverInfo, EventKind, Gpu, GpuEvent, GpuFault, UnidentifiedGpu, device_name
+from draco.agent.hardware.gpus import DriverInfo, EventKind, Gpu, GpuEvent, UnidentifiedGpu, device_name
 from draco.agent.hardware.nvml import Nvml, NvmlCall
 from draco.agent.hardware.nvml_errors import CallError, DriverReloaded, NotSupported, NvmlError
 from draco.agent.threads import DaemonExecutor
@@ -369,7 +369,7 @@ class HardwareMonitor:
         """The view while a call hangs: the GPU concerned, or all if that is unknown, has an unknown state."""
         hit = {gpu.uuid for gpu in view.gpus if hang.function and hang.gpu in ("", gpu.uuid)}
         gpus = tuple(
-            with_fault(gpu, GpuFault(DRIVER_HANGS, self._said)) if gpu.uuid in hit and gpu.fault is None else gpu
+            with_fault(gpu, DRIVER_HANGS, self._said) if gpu.uuid in hit and gpu.fault is None else gpu
             for gpu in view.gpus
         )
         return msgspec.structs.replace(view, gpus=gpus, fault=self._said, hang=hang)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from draco.agent.hardware.faults import health
 from draco.agent.hardware.gpus import Gpu, GpuMigView, device_name
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.api.health_v1_pb2 import DeviceHealth, DeviceIdentifier, NodeWatchResourcesResponse
@@ -75,7 +76,7 @@ def claimed_reports(
 def reports(view: HardwareView) -> list[DeviceReport]:
     """Health of every GPU of a view. After a failed reading it is Unknown. A fault persists: no GPU recovers unobserved."""
     at = int(view.read_at.timestamp()) if view.read_at else 0
-    return [msgspec.structs.replace(_report(gpu, view.fault, at), gpu=gpu.uuid) for gpu in view.gpus]
+    return [_report(gpu, view.fault, at) for gpu in view.gpus]
 
 
 def _unread(device: PreparedDevice, why: str) -> DeviceReport:
@@ -83,12 +84,11 @@ def _unread(device: PreparedDevice, why: str) -> DeviceReport:
 
 
 def _report(gpu: Gpu, unread: str, at: int) -> DeviceReport:
-    name = next((one.status.name for one in gpu.faults if one.status.message == gpu.health.message), "")
-    if gpu.fault is not None and gpu.health.state is HealthState.UNHEALTHY:
-        return DeviceReport(device_name(gpu), HealthState.UNHEALTHY, gpu.fault.message, at, fault=gpu.fault.name)
-    if unread:
-        return DeviceReport(device_name(gpu), HealthState.UNKNOWN, unread, at, fault=name)
-    return DeviceReport(device_name(gpu), gpu.health.state, gpu.health.message, at, fault=name)
+    state, fault = health(gpu)
+    name, message = (fault.status.name, fault.status.message) if fault is not None else ("", "")
+    if unread and state is not HealthState.UNHEALTHY:
+        state, message = HealthState.UNKNOWN, unread
+    return DeviceReport(device_name(gpu), state, message, at, gpu=gpu.uuid, fault=name)
 
 
 class HealthService:

@@ -15,17 +15,7 @@ import msgspec
 
 from draco.agent.files import advice
 from draco.agent.hardware.faults import UNREADABLE, with_fault
-from draco.agent.hardware.gpus import (
-    ABSENT,
-    HEALTHY,
-    Gpu,
-    GpuFault,
-    KnownGpu,
-    UnidentifiedGpu,
-    as_told_before,
-    device_name,
-    position,
-)
+from draco.agent.hardware.gpus import ABSENT, Gpu, KnownGpu, UnidentifiedGpu, as_told_before, device_name, position
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim
@@ -157,8 +147,6 @@ def _as_read(known: KnownGpu, gpu: Gpu) -> KnownGpu:
         index=-1,
         board=gpu.board or (known.last.board if known.last else None),
         instances=(),
-        health=HEALTHY,
-        fault=None,
         faults=(),
         seen=None,
         unread=(),
@@ -200,7 +188,7 @@ def _under_its_name(gpu: Gpu, known: KnownGpu) -> Gpu:
 
 
 def _unplaced(last: Gpu, why: str) -> Gpu:
-    return with_fault(msgspec.structs.replace(last, minor=-1), GpuFault(UNREADABLE, why))
+    return with_fault(msgspec.structs.replace(last, minor=-1), UNREADABLE, why)
 
 
 def _absent(last: Gpu, unidentified: Sequence[UnidentifiedGpu]) -> Gpu:
@@ -213,7 +201,7 @@ def _absent(last: Gpu, unidentified: Sequence[UnidentifiedGpu]) -> Gpu:
         f"NVML does not list GPU {last.uuid} any more (it was at {last.pci_bus_id}).{unnamed} Bring it back and reboot the node, "
         f"or annotate the GpuNode with {FORGET_GPU}={last.uuid} if it is gone for good."
     )
-    return with_fault(last, GpuFault(ABSENT, sentence))
+    return with_fault(last, ABSENT, sentence)
 
 
 def needed_by(claims: Iterable[PreparedClaim]) -> set[GpuUuid]:

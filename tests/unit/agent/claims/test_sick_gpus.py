@@ -10,7 +10,6 @@ from draco.agent.errors import PrepareError
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.faults import with_fault
-from draco.agent.hardware.gpus import GpuFault
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
@@ -19,9 +18,9 @@ from tests.doubles.undivided import UNDIVIDED
 from tests.unit.agent import mig_node
 from tests.unit.agent.mig_node import MigNode, a_mig_claim
 
-FAULT = GpuFault("Xid79", "XID 79: the GPU has fallen off the PCI bus; drain and reboot the node.")
+FAULT = ("Xid79", "XID 79: the GPU has fallen off the PCI bus; drain and reboot the node.")
 WELL = {f"gpu-{minor}": a_gpu(minor) for minor in range(3)}
-SICK = WELL | {"gpu-1": with_fault(a_gpu(1), FAULT), "gpu-2": with_fault(a_gpu(2), GpuFault("NeedsReset", "Reset it."))}
+SICK = WELL | {"gpu-1": with_fault(a_gpu(1), *FAULT), "gpu-2": with_fault(a_gpu(2), "NeedsReset", "Reset it.")}
 
 
 class Desk:
@@ -36,7 +35,7 @@ def test_a_first_prepare_is_refused_with_the_faults_name_and_leaves_nothing(tmp_
     with pytest.raises(PrepareError) as refused:
         node.desk.prepare(a_claim("one", on=["node-0/gpu-1"]), SICK)
     assert str(refused.value) == (
-        f"Claim default/one was allocated a device that takes no new work: gpu-1 (Xid79: {FAULT.message}); delete the pod so "
+        f"Claim default/one was allocated a device that takes no new work: gpu-1 (Xid79: {FAULT[1]}); delete the pod so "
         "that the claim is allocated again, elsewhere."
     )
     assert (dict(node.record.claims), node.cdi.uids()) == ({}, [])
@@ -52,7 +51,7 @@ def test_of_several_gpus_the_sick_ones_are_named_and_no_other(tmp_path: Path) ->
 def test_a_claim_that_was_prepared_before_keeps_its_gpu(tmp_path: Path) -> None:
     node, claim = Desk(tmp_path), a_claim("one", on=["node-0/gpu-1"])
     before = node.desk.prepare(claim, WELL)
-    assert node.desk.prepare(claim, {**WELL, "gpu-1": with_fault(a_gpu(1), FAULT)}) == before
+    assert node.desk.prepare(claim, {**WELL, "gpu-1": with_fault(a_gpu(1), *FAULT)}) == before
     node.desk.unprepare(ClaimUid(claim.metadata.uid))
     assert not node.record.claims
     with pytest.raises(PrepareError, match="Xid79"):
@@ -67,7 +66,7 @@ def test_administrative_access_comes_to_look_and_is_let_in(tmp_path: Path) -> No
 def test_no_partition_of_a_sick_gpu_is_made(tmp_path: Path) -> None:
     mig_node.build(tmp_path)
     node = MigNode(tmp_path)
-    gpus = {name: with_fault(gpu, FAULT) for name, gpu in node.named.items()}
+    gpus = {name: with_fault(gpu, *FAULT) for name, gpu in node.named.items()}
     with pytest.raises(PrepareError, match=r"gpu-0-mig-1g10gb-19-4 \(Xid79: "):
         node.desk.prepare(a_mig_claim("part", "gpu-0-mig-1g10gb-19-4"), gpus)
     assert (node.real(), dict(node.record.instances)) == ([], {})

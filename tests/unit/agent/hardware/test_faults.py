@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from draco.agent.files import Files
 from draco.agent.hardware.fault_record import FaultRecord, driver_load
+from draco.agent.hardware.faults import health
 from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent
 from draco.agent.hardware.nvml import Nvml
 from draco.health.ledger import InstancePlace
@@ -64,7 +65,7 @@ class Node:
     def faults(self, looks: int = 1) -> list[str]:
         for _ in range(looks):
             self.look()
-        return [gpu.fault.name if gpu.fault else "" for gpu in self.gpus]
+        return [gpu.fault.status.name if gpu.fault else "" for gpu in self.gpus]
 
     def ledger(self, gpu: int = 0) -> dict[str, str]:
         self.look()
@@ -81,10 +82,10 @@ def test_a_gpu_with_a_fatal_xid_is_unhealthy_though_nvml_says_nothing_more(tmp_p
     faults.xid(node.path, 1, 119)
     node.told()
     well, ill = node.look()
-    assert (well.fault, well.health.state) == (None, HealthState.HEALTHY)
+    assert (well.fault, health(well)) == (None, (HealthState.HEALTHY, None))
     assert ill.fault is not None
-    assert (ill.health.state, ill.health.message) == (HealthState.UNHEALTHY, ill.fault.message)
-    assert ill.fault.message.startswith(
+    assert health(ill) == (HealthState.UNHEALTHY, ill.fault)
+    assert ill.fault.status.message.startswith(
         "XID 119: the GPU's system processor (GSP) did not answer in time; drain it and reset"
     )
 
@@ -95,11 +96,7 @@ def test_an_xid_of_a_program_is_recorded_and_says_nothing_of_the_gpus_health(tmp
         faults.xid(node.path, 0, code)
     node.told()
     assert node.ledger() == dict.fromkeys(("Xid13", "Xid31", "Xid43", "Xid45"), "Record")
-    assert (node.gpus[0].fault, node.gpus[0].health.state, node.gpus[0].health.message) == (
-        None,
-        HealthState.HEALTHY,
-        "",
-    )
+    assert (node.gpus[0].fault, health(node.gpus[0])) == (None, (HealthState.HEALTHY, None))
 
 
 def test_an_xid_that_nobody_knows_is_announced_and_keeps_nobody_away(tmp_path: Path) -> None:
@@ -270,7 +267,7 @@ def test_what_nvml_answers_about_a_gpu_is_a_fault_by_its_code(tmp_path: Path, co
     node.look()
     faults.make_unreadable(node.path, 0, code)
     assert node.faults() == [name, ""]
-    assert node.gpus[0].health.state is HealthState.UNHEALTHY
+    assert health(node.gpus[0])[0] is HealthState.UNHEALTHY
 
 
 def test_what_cannot_be_read_is_unknown_at_once_and_takes_no_new_work_after_three_readings(tmp_path: Path) -> None:
@@ -278,7 +275,7 @@ def test_what_cannot_be_read_is_unknown_at_once_and_takes_no_new_work_after_thre
     faults.make_unreadable(node.path, 0, pynvml.NVML_ERROR_UNKNOWN)
     for expected in ("", "", "Unreadable", "Unreadable"):
         assert node.faults() == [expected, ""]
-        assert node.gpus[0].health.state is HealthState.UNKNOWN
+        assert health(node.gpus[0])[0] is HealthState.UNKNOWN
     again = Node(tmp_path)
     assert again.record.judge(again.gpus)[0].fault is None, "nothing is remembered of a GPU that this agent never saw"
     faults.make_unreadable(node.path, 0, 0)
@@ -455,7 +452,7 @@ def test_a_fault_of_one_instance_leaves_the_rest_of_the_gpu_alone(tmp_path: Path
     assert node.faults() == ["", "Xid95"], "XID 95 spreads"
     [part] = node.gpus[0].faults
     assert (part.blocking, part.concerns(0b1), part.concerns(0b10), part.concerns(None)) == (True, True, False, True)
-    assert node.gpus[0].health.state is HealthState.HEALTHY
+    assert health(node.gpus[0])[0] is HealthState.HEALTHY
 
 
 def test_a_record_that_cannot_be_read_or_written_costs_no_more_than_what_it_said(tmp_path: Path) -> None:

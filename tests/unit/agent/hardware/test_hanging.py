@@ -82,7 +82,7 @@ class Watched:
 
     @property
     def faults(self) -> list[str]:
-        return [one.fault.name if one.fault else "" for one in self.hardware.view.gpus]
+        return [one.fault.status.name if one.fault else "" for one in self.hardware.view.gpus]
 
 
 @pytest.fixture

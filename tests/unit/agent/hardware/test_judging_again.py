@@ -11,8 +11,8 @@ import pytest
 
 from draco.agent.files import Files
 from draco.agent.hardware.fault_record import FaultRecord
-from draco.agent.hardware.faults import UNREADABLE, with_fault
-from draco.agent.hardware.gpus import Gpu, GpuFault
+from draco.agent.hardware.faults import UNREADABLE, health, with_fault
+from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
 from draco.kube.clock import SystemClock
@@ -101,10 +101,8 @@ async def test_a_gpu_that_is_not_read_now_keeps_its_fault_whatever_is_judged_aga
     watched = Watched(tmp_path)
     await watched.effect()
     gpu = watched.hardware.view.gpus[0]
-    unplaced = with_fault(
-        msgspec.structs.replace(gpu, minor=-1), GpuFault(UNREADABLE, "NVML does not say which it is.")
-    )
+    unplaced = with_fault(msgspec.structs.replace(gpu, minor=-1), UNREADABLE, "NVML does not say which it is.")
     [again] = watched.record.judge([unplaced])
-    assert (again.fault, again.health) == (unplaced.fault, unplaced.health)
+    assert (again.fault, health(again)) == (unplaced.fault, health(unplaced))
     assert [one.status.name for one in again.faults] == [UNREADABLE, HEAT]
     assert watched.record.judge([again]) == [again]

@@ -11,6 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from draco.agent.hardware.faults import health
 from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, LinkEnds
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import (
@@ -29,7 +30,7 @@ from draco_local.simulator.accidents import faults, hotplug
 from draco_local.simulator.gpus.boards import BOARDS
 from draco_local.simulator.gpus.state import RemappedRows, create, load, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
-from tests.doubles.judged import at_first_sight
+from tests.doubles.judged import at_first_sight, told
 
 LONG_MS = 30_000  # never reached
 
@@ -225,8 +226,8 @@ def test_a_lost_gpu_keeps_its_identity_and_hides_no_other(nvml: Nvml, path: Path
     faults.lose(path, 3)
     now = at_first_sight(nvml.gpus())
     assert [gpu.uuid for gpu in now] == [gpu.uuid for gpu in healthy]
-    assert now[3].health.state is HealthState.UNHEALTHY
-    assert "fallen off the PCI bus; drain and reboot the node" in now[3].health.message
+    assert health(now[3])[0] is HealthState.UNHEALTHY
+    assert "fallen off the PCI bus; drain and reboot the node" in told(now[3])
     assert [gpu for gpu in now if gpu.index != 3] == [gpu for gpu in healthy if gpu.index != 3]
     assert nvml.unidentified() == ()
 
@@ -234,11 +235,11 @@ def test_a_lost_gpu_keeps_its_identity_and_hides_no_other(nvml: Nvml, path: Path
 def test_what_cannot_be_read_is_unknown_and_never_healthy(nvml: Nvml, path: Path) -> None:
     nvml.gpus()
     faults.make_unreadable(path, 0)
-    health = at_first_sight(nvml.gpus())[0].health
-    assert health.state is HealthState.UNKNOWN
-    assert "Unknown Error (code 999); look for NVRM in the kernel log" in health.message
+    gpu = at_first_sight(nvml.gpus())[0]
+    assert health(gpu)[0] is HealthState.UNKNOWN
+    assert "Unknown Error (code 999); look for NVRM in the kernel log" in told(gpu)
     faults.heal(path, 0)
-    assert at_first_sight(nvml.gpus())[0].health.state is HealthState.HEALTHY
+    assert health(at_first_sight(nvml.gpus())[0])[0] is HealthState.HEALTHY
 
 
 def test_a_gpu_that_was_never_readable_is_counted_apart(path: Path) -> None:
@@ -270,7 +271,7 @@ def test_a_function_the_driver_lacks_is_a_missing_feature_and_no_fault(path: Pat
     nvml.open()
     [gpu, *_] = at_first_sight(nvml.gpus())
     assert (gpu.mig_capable, gpu.numa_node, gpu.addressing_mode) == (False, None, None)
-    assert gpu.health.state is HealthState.HEALTHY
+    assert health(gpu)[0] is HealthState.HEALTHY
 
 
 @pytest.mark.parametrize("action", range(1, 8))
@@ -278,23 +279,23 @@ def test_every_recovery_action_makes_a_gpu_unhealthy_and_says_what_it_needs(
     nvml: Nvml, path: Path, action: int
 ) -> None:
     faults.recovery_action(path, 6, action)
-    health = at_first_sight(nvml.gpus())[6].health
-    assert health.state is HealthState.UNHEALTHY
-    assert str(action) not in health.message
+    gpu = at_first_sight(nvml.gpus())[6]
+    assert health(gpu)[0] is HealthState.UNHEALTHY
+    assert str(action) not in told(gpu)
     faults.reset(path, 6)
-    assert at_first_sight(nvml.gpus())[6].health.state is HealthState.HEALTHY
+    assert health(at_first_sight(nvml.gpus())[6])[0] is HealthState.HEALTHY
 
 
 def test_a_recovery_action_of_a_newer_driver_is_unhealthy_too(nvml: Nvml, path: Path) -> None:
     faults.recovery_action(path, 0, 42)
-    assert at_first_sight(nvml.gpus())[0].health.message == "The GPU needs recovery action 42."
+    assert told(at_first_sight(nvml.gpus())[0]) == "The GPU needs recovery action 42."
 
 
 def test_a_failed_row_remap_makes_a_gpu_unhealthy_and_a_pending_one_does_not(nvml: Nvml, path: Path) -> None:
     faults.remapped_rows(path, 0, RemappedRows(uncorrectable=1, pending=True))
-    assert at_first_sight(nvml.gpus())[0].health.state is HealthState.HEALTHY
+    assert health(at_first_sight(nvml.gpus())[0])[0] is HealthState.HEALTHY
     faults.remapped_rows(path, 0, RemappedRows(uncorrectable=1, failed=True))
-    assert "replace the GPU" in at_first_sight(nvml.gpus())[0].health.message
+    assert "replace the GPU" in told(at_first_sight(nvml.gpus())[0])
 
 
 def test_a_gpu_that_is_not_there_is_named(nvml: Nvml) -> None:
@@ -446,5 +447,5 @@ def test_a_gpu_whose_name_is_no_text_is_unreadable_and_stays_what_it_is(path: Pa
     nvml.open()
     gpus = at_first_sight(nvml.gpus())
     assert [gpu.product_name for gpu in gpus] == ["H100", "", *["H100"] * 6]
-    assert [gpu.index for gpu in gpus if gpu.health.state is HealthState.UNKNOWN] == [1]
-    assert gpus[1].health.message.startswith("NVML's nvmlDeviceGetName answered bytes that are not text")
+    assert [gpu.index for gpu in gpus if health(gpu)[0] is HealthState.UNKNOWN] == [1]
+    assert told(gpus[1]).startswith("NVML's nvmlDeviceGetName answered bytes that are not text")

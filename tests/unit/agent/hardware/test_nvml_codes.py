@@ -16,6 +16,7 @@ from draco.agent.errors import InstanceHeld, PrepareError
 from draco.agent.files import Files
 from draco.agent.hardware import nvml_errors
 from draco.agent.hardware.fault_record import FaultRecord
+from draco.agent.hardware.faults import health
 from draco.agent.hardware.gpus import Gpu, Use
 from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
@@ -42,7 +43,7 @@ from draco.health.table import HealthState
 from draco.kube.clock import SystemClock
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.nvml.library import SimulatedNvml
-from tests.doubles.judged import at_first_sight
+from tests.doubles.judged import at_first_sight, told
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 ONE = a_mig_claim("one", *names([(9, 4)]))
@@ -124,17 +125,17 @@ def test_a_gpu_that_answers_with_a_code_is_unhealthy_or_unknown_and_hides_no_oth
     node = MigNode(tmp_path)
     faults.fail(path, "nvmlDeviceGetMemoryInfo", faults.ERRORS[name], gpu=1)
     sound, other = at_first_sight(node.nvml.gpus())
-    assert (sound.health.state, sound.unread) == (HealthState.HEALTHY, ())
+    assert (health(sound)[0], sound.unread) == (HealthState.HEALTHY, ())
     if name in ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION", "ARGUMENT_VERSION_MISMATCH"):
-        assert other.health.state is HealthState.HEALTHY, "that says nothing of the GPU itself"
+        assert health(other)[0] is HealthState.HEALTHY, "that says nothing of the GPU itself"
     elif name in ("GPU_IS_LOST", "RESET_REQUIRED", "NOT_FOUND"):
-        assert other.health.state is HealthState.UNHEALTHY
+        assert health(other)[0] is HealthState.UNHEALTHY
     else:
-        assert other.health.state is HealthState.UNKNOWN
+        assert health(other)[0] is HealthState.UNKNOWN
     [lacking] = other.unread
     assert lacking.name == "memory"
     assert CODES[name].told in lacking.message
-    assert CODES[name].told in other.health.message or other.health.state is HealthState.HEALTHY
+    assert CODES[name].told in told(other) or health(other)[0] is HealthState.HEALTHY
 
 
 # Reading its possible divisions

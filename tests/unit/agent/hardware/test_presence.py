@@ -18,7 +18,8 @@ from draco.agent.containers.edits import ContainerEdits
 from draco.agent.errors import DeviceMissing, PrepareError
 from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.driver_root import DriverRoot
-from draco.agent.hardware.gpus import Gpu, GpuFault, Instance
+from draco.agent.hardware.faults import with_fault
+from draco.agent.hardware.gpus import Gpu, Instance
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.record.contents import Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.settings import AgentSettings
@@ -70,7 +71,7 @@ def test_what_is_there_as_it_was_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("fault", ["Absent", "Lost", "NotFound"])
 def test_a_gpu_that_cannot_be_asked_who_it_is_is_gone_for_every_claim(fault: str) -> None:
-    silent = msgspec.structs.replace(A, fault=GpuFault(fault, "It is away."))
+    silent = with_fault(A, fault, "It is away.")
     for mine in (claim(a_device()), claim(a_device(admin=True)), claim(a_part()), claim(a_device(B), a_device())):
         with pytest.raises(DeviceMissing, match=f"n/c has gpu-0.*, which is not there: {fault}: It is away."):
             as_it_is(mine, hardware(silent, B))
@@ -79,7 +80,7 @@ def test_a_gpu_that_cannot_be_asked_who_it_is_is_gone_for_every_claim(fault: str
 
 
 def test_a_gpu_with_a_fault_that_can_be_asked_is_there() -> None:
-    ill = msgspec.structs.replace(A, fault=GpuFault("Xid119", "Its GSP does not answer."))
+    ill = with_fault(A, "Xid119", "Its GSP does not answer.")
     mine = claim(a_device())
     assert as_it_is(mine, hardware(ill)) is mine
 
@@ -196,7 +197,7 @@ def test_a_spec_whose_driver_is_replaced_while_it_is_judged_stays_until_it_can_b
 
 
 def absent(gpu: Gpu) -> Gpu:
-    return msgspec.structs.replace(gpu, fault=GpuFault("Absent", "NVML does not list it."))
+    return with_fault(gpu, "Absent", "NVML does not list it.")
 
 
 def test_asked_again_for_a_gpu_that_is_gone_the_spec_goes_and_the_claim_stays(node: MigNode) -> None:

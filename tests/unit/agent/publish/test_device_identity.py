@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from draco.agent.hardware.gpus import Gpu, GpuHealth, GpuMigView
+from draco.agent.hardware.faults import with_fault
+from draco.agent.hardware.gpus import Gpu, GpuMigView
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.ownership import remains
 from draco.agent.plugin.health_service import DeviceReport, claimed_reports, reports
@@ -39,7 +40,7 @@ def a_claim(*devices: PreparedDevice) -> PreparedClaim:
 
 
 def ill(gpu: Gpu) -> Gpu:
-    return msgspec.structs.replace(gpu, health=GpuHealth(HealthState.UNHEALTHY, "It smokes."))
+    return with_fault(gpu, "Xid79", "It smokes.")
 
 
 def told(claim: PreparedClaim, *gpus: Gpu) -> list[DeviceReport]:

@@ -5,7 +5,8 @@ from typing import cast
 
 import msgspec
 
-from draco.agent.hardware.gpus import ABSENT, Gpu, GpuFault, GpuMigView, HeldInstance, Instance, Use
+from draco.agent.hardware.faults import with_fault
+from draco.agent.hardware.gpus import ABSENT, Gpu, GpuMigView, HeldInstance, Instance, Use
 from draco.agent.publish.known_divisions import KnownDivisions
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import Partition, PreparationState, PreparedClaim, PreparedDevice
@@ -15,7 +16,7 @@ from tests.builders import a_gpu
 
 H100 = BOARDS["H100-80GB"]
 GPU = msgspec.structs.replace(a_gpu(0), board=H100)
-GONE = msgspec.structs.replace(GPU, fault=GpuFault(ABSENT, "NVML does not list it."))
+GONE = with_fault(GPU, ABSENT, "NVML does not list it.")
 DEVICE = PreparedDevice(
     request="gpu",
     pool="node-0",

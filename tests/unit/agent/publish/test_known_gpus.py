@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from draco.agent.claims.presence import gone
-from draco.agent.hardware.gpus import Gpu, GpuHealth, KnownGpu, UnidentifiedGpu, UnreadFact
+from draco.agent.hardware.faults import with_fault
+from draco.agent.hardware.gpus import Gpu, KnownGpu, UnidentifiedGpu, UnreadFact
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.publish.device_names import KnownGpus, bound, given, published, remembered, reported, shown
 from draco.agent.publish.slices import device
@@ -93,8 +94,8 @@ def test_a_gpu_that_is_no_longer_listed_is_told_of_as_absent_under_its_name() ->
     assert (seen["gpu-1"].uuid, seen["gpu-1"].minor, seen["gpu-1"].fault) == (B.uuid, 0, None)
     fault = seen["gpu-0"].fault
     assert fault is not None
-    assert (seen["gpu-0"].uuid, fault.name, seen["gpu-0"].health.state) == (A.uuid, "Absent", HealthState.UNHEALTHY)
-    assert f"draco.dev/forget-gpu={A.uuid}" in fault.message
+    assert (seen["gpu-0"].uuid, fault.status.name, fault.health) == (A.uuid, "Absent", HealthState.UNHEALTHY)
+    assert f"draco.dev/forget-gpu={A.uuid}" in fault.status.message
 
 
 def test_a_board_in_whose_place_another_sits_is_no_longer_told_of_unless_a_claim_has_it() -> None:
@@ -114,12 +115,12 @@ def test_a_board_in_whose_place_another_sits_is_no_longer_told_of_unless_a_claim
 def test_an_absent_gpu_may_be_one_that_does_not_tell_its_uuid() -> None:
     [_, away] = shown(after([A, B]), read(B), unidentified=[UnidentifiedGpu(0, "lost")])
     assert away.fault is not None
-    assert "NVML does not report the UUID of 1 GPU of this node, which may be this one." in away.fault.message
+    assert "NVML does not report the UUID of 1 GPU of this node, which may be this one." in away.fault.status.message
 
 
 def test_what_changes_while_a_gpu_is_at_work_is_not_worth_a_write() -> None:
     known = after([A, B])
-    busy = msgspec.structs.replace(A, health=GpuHealth(HealthState.UNHEALTHY, "hot"), index=5)
+    busy = with_fault(msgspec.structs.replace(A, index=5), "ThermalSlowdown", "hot")
     assert remembered(known, read(busy, B)) == known
 
 
@@ -249,7 +250,7 @@ def test_a_gpu_that_does_not_tell_where_it_is_stays_what_it_was_and_is_given_to_
     )
     assert (kept.uuid, kept.minor, gone(kept)) == (A.uuid, -1, True)
     assert kept.fault is not None
-    assert (kept.fault.name, kept.fault.message) == ("Unreadable", "It has no minor number.")
+    assert (kept.fault.status.name, kept.fault.status.message) == ("Unreadable", "It has no minor number.")
     assert not kept.absent
 
 

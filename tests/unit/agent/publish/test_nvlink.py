@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from draco.agent.hardware.faults import FABRIC_FAILED, with_fault
-from draco.agent.hardware.gpus import ABSENT, DriverInfo, FabricPlace, Gpu, GpuFault, GpuMigView, KnownGpu, LinkEnds
+from draco.agent.hardware.gpus import ABSENT, DriverInfo, FabricPlace, Gpu, GpuMigView, KnownGpu, LinkEnds
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import GpuLost
 from draco.agent.publish.device_names import remembered, shown
@@ -180,7 +180,7 @@ def test_a_divided_gpu_keeps_the_links_that_it_had_also_for_an_agent_that_starts
 
 
 def test_an_absent_gpu_has_no_neighbours_and_is_none() -> None:
-    gone = with_fault(a_linked(1, switched=True), GpuFault(ABSENT, "Gone."))
+    gone = with_fault(a_linked(1, switched=True), ABSENT, "Gone.")
     gpus = [a_linked(0, switched=True), gone, a_linked(2, switched=True)]
     assert nvlinks(gpus) == {"gpu-0": NvLinks((2,), 0), "gpu-2": NvLinks((0,), 0)}
 

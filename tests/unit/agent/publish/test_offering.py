@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.agent.hardware.faults import with_fault
-from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuFault, GpuMigView, HeldInstance, Instance, Use
+from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, HeldInstance, Instance, Use
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.publish.offering import PATIENCE_S, DeviceOffer, Offering, Offers
 from draco.agent.publish.partitions import partition_name
@@ -269,7 +269,7 @@ def test_of_a_layout_only_what_the_board_has_is_offered() -> None:
 
 
 def test_a_gpu_with_a_fault_stays_published_whole_and_in_parts_and_all_of_it_is_tainted() -> None:
-    sick = with_fault(a_gpu(0), GpuFault("Xid79", "It has fallen off the bus."))
+    sick = with_fault(a_gpu(0), "Xid79", "It has fallen off the bus.")
     for mig, mode, count in (
         (None, None, 1),
         (a_mig(sick), MigMode.DYNAMIC, 1 + len(H100.placements)),
@@ -323,7 +323,7 @@ def test_of_a_part_under_maintenance_exactly_what_overlaps_it_has_the_taint(part
 
 
 def test_two_requests_with_one_taint_make_one() -> None:
-    gpu = with_fault(a_gpu(0), GpuFault("Lost", "It is gone."))
+    gpu = with_fault(a_gpu(0), "Lost", "It is gone.")
     uuid = gpu.uuid
     isolated = [under_maintenance(uuid), under_maintenance(""), *(under_maintenance(uuid, value=v) for v in "abcdef")]
     offered = Offering().offer([gpu], DRIVER, migs={}, wanted={}, isolated=isolated, now_s=0.0)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from draco.agent.hardware.faults import with_fault
-from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuFault, GpuMigView
+from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView
 from draco.agent.publish.offering import DeviceOffer, Offering
 from draco.agent.publish.withdrawals import LOOK_S, NOTICE_S
 from draco.mig.known_boards import BOARDS
@@ -137,7 +137,7 @@ def test_what_goes_later_has_its_own_notice(node: Node) -> None:
 
 def test_what_is_about_to_go_still_tells_its_faults(node: Node) -> None:
     node.offers(MigMode.DYNAMIC)
-    sick = with_fault(GPU, GpuFault("Xid79", "It has fallen off the bus."))
+    sick = with_fault(GPU, "Xid79", "It has fallen off the bus.")
     [part] = [one for one in node.offers(None, gpu=sick).devices if one.name == SMALL]
     assert {taint.value for taint in part.taints} == {"Withdrawn", "Xid79"}
 

@@ -3,17 +3,7 @@
 import msgspec
 
 from draco.agent.hardware.faults import with_fault
-from draco.agent.hardware.gpus import (
-    DriverInfo,
-    Gpu,
-    GpuFault,
-    GpuHealth,
-    GpuMigView,
-    HeldInstance,
-    Instance,
-    UnidentifiedGpu,
-    UnreadFact,
-)
+from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, HeldInstance, Instance, UnidentifiedGpu, UnreadFact
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.metrics import AgentMetrics
 from draco.agent.plugin.health_service import reports
@@ -27,7 +17,6 @@ from tests.builders import MOMENT, a_gpu
 
 DRIVER = DriverInfo("580.95.05", "13.0", "13.580.95.05")
 FINE = HardwareView(driver=DRIVER, gpus=(a_gpu(1), a_gpu(0, numa_node=1)), read_at=MOMENT)
-LOST = GpuHealth(HealthState.UNHEALTHY, "The GPU is lost.")
 
 
 def node_report(view: HardwareView = FINE, **changes: object) -> NodeReport:
@@ -148,12 +137,18 @@ def test_gpus_that_cannot_be_read_any_more_are_unknown_not_healthy() -> None:
 
 
 def test_a_fault_is_told_also_while_the_gpus_cannot_be_read() -> None:
-    sick = with_fault(a_gpu(0), GpuFault("Xid79", "It has fallen off the bus."))
+    sick = with_fault(a_gpu(0), "Xid79", "It has fallen off the bus.")
     view = HardwareView(driver=DRIVER, gpus=(sick, a_gpu(1)), fault="The driver is gone.", read_at=MOMENT)
     assert [(one.state, one.message) for one in reports(view)] == [
         (HealthState.UNHEALTHY, "It has fallen off the bus."),
         (HealthState.UNKNOWN, "The driver is gone."),
     ]
+
+
+def test_a_call_that_hangs_is_the_reason_also_of_a_gpu_that_was_unreadable_before() -> None:
+    gpu = with_fault(with_fault(a_gpu(0), "Unreadable", "It said nothing."), "DriverHangs", "It hangs.")
+    [said] = reports(HardwareView(driver=DRIVER, gpus=(gpu,), read_at=MOMENT))
+    assert (said.state, said.fault, said.message) == (HealthState.UNKNOWN, "DriverHangs", "It hangs.")
 
 
 def test_a_gpu_that_never_told_its_identity_is_named() -> None:
@@ -164,7 +159,7 @@ def test_a_gpu_that_never_told_its_identity_is_named() -> None:
 
 
 def test_an_unhealthy_gpu_is_reported_with_its_reason() -> None:
-    view = HardwareView(driver=DRIVER, gpus=(a_gpu(0, health=LOST),), read_at=MOMENT)
+    view = HardwareView(driver=DRIVER, gpus=(with_fault(a_gpu(0), "Lost", "The GPU is lost."),), read_at=MOMENT)
     [gpu] = status(node_report(view), generation=1).gpus
     assert (gpu.health, gpu.message) == ("Unhealthy", "The GPU is lost.")
 
