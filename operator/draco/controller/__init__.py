@@ -7,6 +7,6 @@ Rooms, each importing only later ones: `app` (wiring), `handlers` with `kopf_thr
 terms), the reconcilers in `allocation`, `limits`, `reservations`, `webhook`, `claims`, `maintenance`, `fencing`, `gpu_nodes`,
 `taints`, `mig` and `health`, then `view` (the watched state of the cluster), `workers` (processes that answer users' questions).
 Beside them: `reconcilers` (the list), `reconciling` (queue, workers, metrics), `evictions` and `deallocations` (shared writes),
-`own_status` (status of our own kinds), `waiting_times` (how long claims wait), `loop_watch` (event loop latency), `metrics`,
-`self_report`, `settings`.
+`own_status` (status of our own kinds), `waiting_times` (since when pods and claims wait), `loop_watch` (event loop latency),
+`metrics`, `self_report`, `settings`.
 """

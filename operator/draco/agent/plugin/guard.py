@@ -23,6 +23,7 @@ from draco.agent.plugin.api import registration_pb2
 from draco.agent.plugin.unix_sockets import DIAL_TIMEOUT_S, SocketFile, identity, listener
 from draco.agent.plugin.wire import REGISTRATION, unary
 from draco.kube.clock import Clock
+from draco.kube.connect.retry import Pauses
 from draco.resources.texts import shown
 
 SERVING_SINCE = "draco-serving-since"
@@ -73,7 +74,7 @@ class OtherPlugins:
         self._clock = clock
         self._earlier: Collection[SocketFile] = frozenset()
         self._known: dict[SocketFile, OtherPlugin | None] = {}
-        self._ask_again: dict[SocketFile, tuple[float, float]] = {}  # when, and how long after that
+        self._silent: Pauses[SocketFile] = Pauses(clock.monotonic, first_s=1.0, longest_s=ASK_AGAIN_S)
 
     def begin(self) -> None:
         """Mark the start of serving: plugins that exist now were first."""
@@ -89,27 +90,20 @@ class OtherPlugins:
     async def look(self, *, ours: Collection[SocketFile]) -> list[OtherPlugin]:
         """The plugins of the driver that exist now, except `ours`."""
         there = {path: one for path, one in _sockets(self._registry).items() if one not in ours}
-        now = self._clock.monotonic()
         present = frozenset(there.values())
         self._known = {one: peer for one, peer in self._known.items() if one in present}
-        self._ask_again = {one: when for one, when in self._ask_again.items() if one in present}
-        waiting = {path: one for path, one in there.items() if one not in self._known and self._due(one, now)}
-        for answered, one in zip(
-            await asyncio.gather(*(_ask(path, one, self._driver) for path, one in waiting.items())),
-            waiting.values(),
-            strict=True,
-        ):
-            _, wait_s = self._ask_again.get(one, (0.0, 0.5))
-            if answered[0]:
-                self._known[one] = answered[1]
+        for one in self._silent.by_key.keys() - present:
+            self._silent.forget(one)
+        asked = {path: one for path, one in there.items() if one not in self._known and not self._silent.left_s(one)}
+        answers = await asyncio.gather(*(_ask(path, one, self._driver) for path, one in asked.items()))
+        for one, (answered, peer) in zip(asked.values(), answers, strict=True):
+            if answered:
+                self._known[one] = peer
             else:
-                self._ask_again[one] = (now + 2 * wait_s, min(2 * wait_s, ASK_AGAIN_S))
+                self._silent.begin(one, "no answer")
         found = [(path, peer) for path, one in there.items() if (peer := self._known.get(one)) is not None]
         live = await asyncio.gather(*(asyncio.to_thread(listener, path) for path, _ in found))
         return [peer for (_, peer), pid in zip(found, live, strict=True) if pid is not None]
-
-    def _due(self, one: SocketFile, now: float) -> bool:
-        return self._ask_again.get(one, (0.0, 0.0))[0] <= now
 
 
 def _sockets(registry: Path) -> Mapping[Path, SocketFile]:

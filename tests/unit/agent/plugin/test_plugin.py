@@ -186,7 +186,7 @@ async def test_other_drivers_and_what_does_not_answer_contest_nothing(root: Path
             lambda _reader, writer: writer.close(), served.registration.with_name("silent.sock")
         )
         looks = served.plugin._rivals
-        await eventually(lambda: len(looks._known) == 1 and looks._ask_again)
+        await eventually(lambda: len(looks._known) == 1 and looks._silent.by_key)
         assert served.conflicts == []
         silent.close()
         await silent.wait_closed()
