@@ -74,7 +74,25 @@ def test_every_folder_of_the_package_opens_with_a_docstring() -> None:
     assert silent == []
 
 
-def test_no_module_is_longer_than_600_lines() -> None:
+LONG_MODULES = {
+    "operator/draco/agent/mig/claim_instances.py": "the life of a claim's instances, under one lock",
+    "operator/draco/explanation/model.py": "one output format, structs only",
+    "operator/draco/resources/api/draco.py": "one API group, structs only",
+    "local/draco_local/cli/cluster_gpus.py": "one group of commands, a few lines each",
+}
+"""Modules of more than 400 lines, with the reason why each is one."""
+
+
+def test_no_module_is_longer_than_400_lines_without_a_reason() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in python_files()
+        if any(path.is_relative_to(package) for package in PACKAGES)
+    }
+    assert {name for name, length in lengths.items() if length > 400} == LONG_MODULES.keys()
+
+
+def test_no_file_of_tests_or_benchmarks_is_longer_than_600_lines() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in python_files()}
     assert {str(path.relative_to(ROOT)): length for path, length in lengths.items() if length > 600} == {}
 
