@@ -41,12 +41,10 @@ from draco.resources.api.claims import (
     ResourceClaim,
     ResourceClaimSpec,
 )
-from draco.resources.api.core import Node, Pod, PodSpec, Toleration
+from draco.resources.api.core import Pod, PodSpec, Toleration
 from draco.resources.api.meta import ObjectKey, ObjectMeta
-from draco.resources.api.slices import ResourceSlice
-from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.errors import DracoError
-from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, NODES, SLICES, TAINT_RULES
+from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, NODES, SLICES, TAINT_RULES, Kind
 from draco.resources.written.sharing import Shared
 
 R = TypeVar("R")
@@ -176,25 +174,14 @@ class FleetFeed:
         self.version = 0
         self._left_out = left_out
         self._shared = Shared()
-        self._kinds: dict[str, tuple[Any, Callable[[Any], None], Callable[[ObjectKey], None]]] = {
-            SLICES.kind: (
-                msgspec.msgpack.Decoder(ResourceSlice),
-                fleet.put_slice,
-                lambda key: fleet.remove_slice(key.name),
-            ),
-            TAINT_RULES[0].kind: (
-                msgspec.msgpack.Decoder(DeviceTaintRule),
-                fleet.put_rule,
-                lambda key: fleet.remove_rule(key.name),
-            ),
-            NODES.kind: (msgspec.msgpack.Decoder(Node), fleet.put_node, lambda key: fleet.remove_node(key.name)),
-            DEVICE_CLASSES.kind: (
-                msgspec.msgpack.Decoder(DeviceClass),
-                fleet.put_class,
-                lambda key: fleet.remove_class(key.name),
-            ),
-            CLAIMS.kind: (msgspec.msgpack.Decoder(ResourceClaim), self.placer.put, self.placer.remove),
-        }
+        kinds: Sequence[tuple[Kind[Any], Callable[[Any], None], Callable[[ObjectKey], None]]] = (
+            (SLICES, fleet.put_slice, lambda key: fleet.remove_slice(key.name)),
+            (TAINT_RULES[0], fleet.put_rule, lambda key: fleet.remove_rule(key.name)),
+            (NODES, fleet.put_node, lambda key: fleet.remove_node(key.name)),
+            (DEVICE_CLASSES, fleet.put_class, lambda key: fleet.remove_class(key.name)),
+            (CLAIMS, self.placer.put, self.placer.remove),
+        )
+        self._kinds = {kind.kind: (msgspec.msgpack.Decoder(kind.type), put, remove) for kind, put, remove in kinds}
 
     def take(self, changes: messages.Changes) -> None:
         """Apply changes."""

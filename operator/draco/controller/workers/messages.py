@@ -12,7 +12,7 @@ import msgspec
 
 from draco.explanation.model import Problem
 from draco.mig_policy.releases import ClaimRelease
-from draco.placing.groups.group import ClaimGroup, GroupPlacement
+from draco.placing.groups.group import ClaimGroup, GroupMember, GroupPlacement
 from draco.placing.preempting.victim_selection import PreemptionInput, PreemptionPlan
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
@@ -80,29 +80,26 @@ class PlanPreemption(Message, frozen=True):
 Question: TypeAlias = ExplainPending | CheckClaim | FindRelease | PlaceClaims | PlanPreemption
 
 
-def claims_of(question: Question) -> list[ResourceClaim]:
-    """The claims that a question is about."""
+def _members(question: Question) -> list[GroupMember]:
+    """The claims that a question is about, with their pods, if any."""
     match question:
         case CheckClaim():
-            return [question.claim]
+            return [GroupMember([question.claim])]
         case PlaceClaims():
-            members = [member for group in question.groups for member in group.members]
-            return [claim for member in members for claim in (*member.claims, *member.others)]
+            return [member for group in question.groups for member in group.members]
         case PlanPreemption():
-            return [claim for member in question.wanted.group.members for claim in (*member.claims, *member.others)]
-    return question.claims
+            return question.wanted.group.members
+    return [GroupMember(question.claims, [question.pod])]
+
+
+def claims_of(question: Question) -> list[ResourceClaim]:
+    """The claims that a question is about."""
+    return [claim for member in _members(question) for claim in (*member.claims, *member.others)]
 
 
 def pods_of(question: Question) -> list[Pod]:
     """The pods of the claims, if any."""
-    match question:
-        case CheckClaim():
-            return []
-        case PlaceClaims():
-            return [pod for group in question.groups for member in group.members for pod in member.pods]
-        case PlanPreemption():
-            return [pod for member in question.wanted.group.members for pod in member.pods]
-    return [question.pod]
+    return [pod for member in _members(question) for pod in member.pods]
 
 
 class UnmetDevices(Message, frozen=True):
