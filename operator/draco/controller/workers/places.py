@@ -47,11 +47,14 @@ class PendingQuestion:
 
 
 class _Row:
-    def __init__(self, wall_s: float, now_s: float, *, is_long: bool) -> None:
+    """Questions in one place by number, the current one first."""
+
+    def __init__(self, questions: dict[int, PendingQuestion], wall_s: float, now_s: float, *, is_long: bool) -> None:
+        self.questions = questions
         self.wall_s = wall_s
         self.is_long = is_long
         self.began_s = now_s
-        """When the first of the remaining questions was started."""
+        """When the current question was started."""
 
 
 class Places:
@@ -59,12 +62,8 @@ class Places:
 
     def __init__(self, short: int) -> None:
         self._short = short
-        self._asked: dict[int, tuple[PendingQuestion, _Row]] = {}
+        self._rows: list[_Row] = []
         self._number = 0
-
-    @property
-    def _rows(self) -> set[_Row]:
-        return {row for _, row in self._asked.values()}
 
     @property
     def late_at_s(self) -> float | None:
@@ -77,25 +76,23 @@ class Places:
 
     def give(self, questions: Sequence[PendingQuestion], wall_s: float, now_s: float) -> list[int]:
         """Assign a place to a row of questions with `wall_s` each. Return their numbers."""
-        row = _Row(wall_s, now_s, is_long=questions[0].is_long)
         numbers = list(range(self._number + 1, self._number + 1 + len(questions)))
         self._number += len(questions)
-        self._asked |= {number: (each, row) for number, each in zip(numbers, questions, strict=True)}
+        row = dict(zip(numbers, questions, strict=True))
+        self._rows.append(_Row(row, wall_s, now_s, is_long=questions[0].is_long))
         return numbers
 
     def end(self, number: int, now_s: float) -> PendingQuestion | None:
         """Record an answer, which starts the next question of the row. None if it was not expected."""
-        question, row = self._asked.pop(number, (None, None))
-        if row is not None:
-            row.began_s = now_s
+        row = next((each for each in self._rows if number in each.questions), None)
+        if row is None:
+            return None
+        question, row.began_s = row.questions.pop(number), now_s
+        if not row.questions:
+            self._rows.remove(row)
         return question
 
     def end_all(self) -> tuple[list[PendingQuestion], list[PendingQuestion]]:
         """Drop all rows. Return the questions that had been started, one per row, and those that had not."""
-        begun: dict[_Row, PendingQuestion] = {}
-        others = []
-        for question, row in self._asked.values():  # in the order of their numbers
-            if begun.setdefault(row, question) is not question:
-                others.append(question)
-        self._asked.clear()
-        return list(begun.values()), others
+        rows, self._rows = [list(row.questions.values()) for row in self._rows], []
+        return [row[0] for row in rows], [question for row in rows for question in row[1:]]

@@ -14,7 +14,7 @@ A question that nobody waits for leaves the queue, and each namespace has limite
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -225,16 +225,9 @@ class Workers:
     def _next_rows(self) -> list[AskQuestions]:
         rows = []
         while (first := self._next()) is not None:
-            row, questions = [], []
-            for pending in self._row(first):
-                question = self._read(pending)
-                if question is not None:
-                    row.append(pending)
-                    questions.append(question)
-                else:
-                    self._end_hold(pending, 0.0)
+            row = [(each, question) for each in self._row(first) if (question := self._read(each)) is not None]
             if row:
-                rows.append(self._ask(row, questions))
+                rows.append(self._ask(row))
         return rows
 
     def _row(self, first: PendingQuestion) -> Iterator[PendingQuestion]:
@@ -252,19 +245,19 @@ class Workers:
             yield pending
 
     def _read(self, pending: PendingQuestion) -> Question | None:
-        """Read the current question; None if nobody waits for it. Tells the asker."""
-        if pending.future.done():
-            return None
+        """Read the current question; None if nobody waits for it any more. Tells the asker."""
+        question = None
         try:
-            question = pending.read()
+            question = None if pending.future.done() else pending.read()
         except Exception as error:  # noqa: BLE001 - the asker gets it; the others are still answered
             if not pending.future.done():
                 pending.future.set_exception(error)
-            return None
         if pending.future.done():
-            return None  # reading showed that nobody asks
-        if question is None:
+            question = None  # reading may show that nobody asks
+        elif question is None:
             pending.future.set_result(None)
+        if question is None:
+            self._end_hold(pending, 0.0)
         return question
 
     def _next(self) -> PendingQuestion | None:
@@ -279,11 +272,11 @@ class Workers:
             found = self._long.take(now_s)
         return found
 
-    def _ask(self, row: list[PendingQuestion], questions: list[Question]) -> AskQuestions:
-        first = row[0]
+    def _ask(self, row: Sequence[tuple[PendingQuestion, Question]]) -> AskQuestions:
+        first, _ = row[0]
         cpu_s, wall_s = self._cpu_s(first), self._wall_s(first)
-        numbers = self._places.give(row, wall_s, self._clock.monotonic())
-        numbered = list(zip(numbers, questions, strict=True))
+        numbers = self._places.give([pending for pending, _ in row], wall_s, self._clock.monotonic())
+        numbered = [(number, question) for number, (_, question) in zip(numbers, row, strict=True)]
         return AskQuestions(numbered, self._followed.version, cpu_s, wall_s, first.is_long)
 
     def _hold(self, pending: PendingQuestion) -> None:
