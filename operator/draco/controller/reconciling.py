@@ -48,7 +48,13 @@ class Reconciling(Generic[K]):
         self.name = name
         self._reconciler = reconciler
         self._workers = workers
-        self.queue: WorkQueue[K] = WorkQueue(clock=clock, cap_s=_LONGEST_BACKOFF_S, observer=_Observer(name, metrics))
+        self.queue: WorkQueue[K] = WorkQueue(
+            clock=clock,
+            cap_s=_LONGEST_BACKOFF_S,
+            waited=metrics.queue_wait_seconds.labels(name).observe,
+            took=metrics.reconcile_seconds.labels(name).observe,
+            failed=metrics.reconcile_errors.labels(name).inc,
+        )
         self._log = structlog.get_logger(__name__).bind(reconciler=name)
         self._at_work = False
         reconciler.subscribe(self.wake)
@@ -71,18 +77,3 @@ class Reconciling(Generic[K]):
         if running_s <= after_s:
             return []
         return [f"{self.name}: one reconciliation has been running for {running_s:.0f} s"]
-
-
-class _Observer:
-    def __init__(self, name: str, metrics: OperatorMetrics) -> None:
-        self._waited = metrics.queue_wait_seconds.labels(name)
-        self._took = metrics.reconcile_seconds.labels(name)
-        self._errors = metrics.reconcile_errors.labels(name)
-
-    def started(self, waited_s: float) -> None:
-        self._waited.observe(waited_s)
-
-    def finished(self, took_s: float, *, failed: bool) -> None:
-        self._took.observe(took_s)
-        if failed:
-            self._errors.inc()

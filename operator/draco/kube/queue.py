@@ -11,7 +11,7 @@ import heapq
 import itertools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
@@ -28,18 +28,6 @@ _MOST_VOID = 64
 """Cancelled heap entries to tolerate in addition to the number of delayed keys."""
 
 
-class QueueObserver(Protocol):
-    """Observes a queue for metrics."""
-
-    def started(self, waited_s: float) -> None:
-        """A key's turn came, `waited_s` after it was added."""
-        ...
-
-    def finished(self, took_s: float, *, failed: bool) -> None:
-        """A reconcile ended."""
-        ...
-
-
 class WorkQueue(Generic[K]):
     """Keys to reconcile. Use only on the event loop's thread."""
 
@@ -49,12 +37,15 @@ class WorkQueue(Generic[K]):
         clock: Clock,
         base_s: float = 0.1,
         cap_s: float = 300.0,
-        observer: QueueObserver | None = None,
+        waited: Callable[[float], object] = lambda _: None,
+        took: Callable[[float], object] = lambda _: None,
+        failed: Callable[[], object] = lambda: None,
     ) -> None:
+        """For metrics: `waited` gets the seconds that a key waited, `took` those of its reconcile; `failed` hears of failures."""
         self._clock = clock
         self._base_s = base_s
         self._cap_s = cap_s
-        self._observer = observer
+        self._waited, self._took, self._failed = waited, took, failed
         self._ready: OrderedDict[K, float] = OrderedDict()  # when each was added
         self._running: dict[K, float] = {}  # since when
         self._stood: dict[K, float] = {}  # the running keys' delayed adds when the work began
@@ -127,16 +118,15 @@ class WorkQueue(Generic[K]):
         if key in self._due:
             self._stood[key] = self._due[key]
         self._notify()
-        if self._observer:
-            self._observer.started(now - added)
+        self._waited(now - added)
         return key
 
     def done(self, key: K, *, failed: bool = False) -> None:
         """End the work started by `get`; a key added meanwhile is queued again."""
-        took_s = self._clock.monotonic() - self._running.pop(key)
+        self._took(self._clock.monotonic() - self._running.pop(key))
         self._stood.pop(key, None)
-        if self._observer:
-            self._observer.finished(took_s, failed=failed)
+        if failed:
+            self._failed()
         added = self._again.pop(key, None)
         if added is not None:
             self._ready[key] = added

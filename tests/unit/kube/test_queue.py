@@ -310,19 +310,14 @@ async def test_a_worker_that_gives_up_waiting_loses_no_key(queue: WorkQueue[str]
     assert await asyncio.wait_for(patient, 60) == "a"
 
 
-async def test_an_observer_hears_how_long_keys_wait_and_take(clock: ManualClock) -> None:
-    class Observer:
-        def __init__(self) -> None:
-            self.heard: list[tuple[str, float, bool]] = []
-
-        def started(self, waited_s: float) -> None:
-            self.heard.append(("waited", waited_s, False))
-
-        def finished(self, took_s: float, *, failed: bool) -> None:
-            self.heard.append(("took", took_s, failed))
-
-    observer = Observer()
-    queue: WorkQueue[str] = WorkQueue(clock=clock, observer=observer)
+async def test_it_is_told_how_long_keys_wait_and_take_and_which_fail(clock: ManualClock) -> None:
+    heard: list[tuple[str, float]] = []
+    queue: WorkQueue[str] = WorkQueue(
+        clock=clock,
+        waited=lambda waited_s: heard.append(("waited", waited_s)),
+        took=lambda took_s: heard.append(("took", took_s)),
+        failed=lambda: heard.append(("failed", 0)),
+    )
     queue.add("a")
     await clock.advance(3)
     key = await queue.get()
@@ -330,7 +325,10 @@ async def test_an_observer_hears_how_long_keys_wait_and_take(clock: ManualClock)
     assert queue.longest_running_s == 2
     queue.done(key, failed=True)
     assert queue.longest_running_s == 0
-    assert observer.heard == [("waited", 3, False), ("took", 2, True)]
+    assert heard == [("waited", 3), ("took", 2), ("failed", 0)]
+    queue.add("a")
+    queue.done(await queue.get())
+    assert heard[3:] == [("waited", 0), ("took", 0)]
 
 
 operations = st.lists(
