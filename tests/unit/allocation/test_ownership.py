@@ -4,14 +4,18 @@ import msgspec
 import pytest
 
 from draco.allocation.ownership.claims import ONLY_OPERATOR_ALLOCATED, as_allocated, as_searched, is_for_operator
+from draco.allocation.ownership.classes import ClassFault, OfDriver, class_fault
 from draco.cel import compile_selector, device_view
 from draco.resources.api.claims import (
     AllocationResult,
+    CelSelector,
     DeviceAllocationResult,
     DeviceClaim,
     DeviceClass,
+    DeviceClassSpec,
     DeviceRequest,
     DeviceRequestAllocationResult,
+    DeviceSelector,
     DeviceSubRequest,
     ExactDeviceRequest,
     ResourceClaim,
@@ -90,3 +94,12 @@ def test_what_is_written_has_the_claims_own_tolerations() -> None:
     )
     result = AllocationResult(devices=DeviceAllocationResult(results=[found]))
     assert as_allocated(result).devices.results == [msgspec.structs.replace(found, tolerations=[own])]
+
+
+def test_a_class_is_judged_by_devices_that_can_be_read() -> None:
+    selectors = [DeviceSelector(cel=CelSelector(expression=ONLY_OPERATOR_ALLOCATED))]
+    unlabelled = DeviceClass(metadata=ObjectMeta(name="lost"), spec=DeviceClassSpec(selectors=selectors))
+    unreadable = Device(name="gpu-0", attributes={"driverVersion": DeviceAttribute(version="580")})
+    devices = [OfDriver(THEIRS, each) for each in (unreadable, Device(name="gpu-1"))]
+    assert class_fault(unlabelled, devices[:1]) is None
+    assert class_fault(unlabelled, devices) is ClassFault.NEITHER

@@ -5,9 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from draco.cel import DeviceTest
 from draco.maintenance.selecting.fleet import FleetPool
 from draco.maintenance.selecting.rehearsal import PoolSelection, Selected
-from draco.maintenance.selecting.selectors import MOST_DEVICES, DeviceTest
+from draco.maintenance.selecting.selectors import MOST_DEVICES
 from draco.maintenance.selecting.selectors import test_of as selector_test
 from draco.maintenance.selecting.selectors import test_of_class as class_test
 from draco.resources.api.claims import CelSelector, DeviceSelector

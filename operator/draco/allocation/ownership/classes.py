@@ -2,19 +2,18 @@
 
 A class with the label draco.dev/allocator=operator must select only devices that Draco allocates, otherwise both may allocate its
 claims. A class without it must not select only these, otherwise nobody does. Its selectors are evaluated on each device as
-published when Draco allocates it, and when it does not; devices that they cannot tell apart are evaluated once.
+published when Draco allocates it, and when it does not.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
 import msgspec
 
 from draco.allocation.ownership.claims import ONLY_OPERATOR_ALLOCATED, is_operators
-from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view
+from draco.cel import CompileError, DeviceTest, compile_selector
 from draco.cel.values.bounds import MAX_COST
-from draco.cel.values.device import split_name
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.names import ALLOCATED_BY_OPERATOR, ATTRIBUTE_ALLOCATOR, LABEL_ALLOCATOR
@@ -67,52 +66,11 @@ def class_fault(device_class: DeviceClass, devices: Iterable[OfDriver]) -> Class
         return None
     if any((cost := each.estimated_cost) is None or cost > MAX_COST for each in selectors):
         return None
-    by_draco = False
-    for each in _distinct(selectors, devices):
-        dracos, others = _selects(selectors, each)
-        if others:
+    test, by_draco = DeviceTest(selectors), False
+    for driver, device in devices:
+        plain = {name: value for name, value in device.attributes.items() if name != ATTRIBUTE_ALLOCATOR}
+        if test.says(driver, msgspec.structs.replace(device, attributes=plain)) is True:
             return ClassFault.BOTH if is_operators(device_class) else None
-        by_draco = by_draco or dracos
+        dracos = msgspec.structs.replace(device, attributes=plain | _ATTRIBUTE)
+        by_draco = by_draco or test.says(driver, dracos) is True
     return ClassFault.NEITHER if by_draco and not is_operators(device_class) else None
-
-
-def _distinct(selectors: Sequence[Selector], devices: Iterable[OfDriver]) -> Iterator[OfDriver]:
-    if any(each.reads_everything for each in selectors):
-        yield from devices
-        return
-    paths = sorted({path for each in selectors for path in each.paths}, key=str)
-    seen = set()
-    for each in devices:
-        values: dict[tuple[str, str, str], object] = {}
-        domains = set()
-        for kind, fields in (("attributes", each.device.attributes), ("capacity", each.device.capacity)):
-            for name, value in fields.items():
-                domain, identifier = split_name(name, each.driver)
-                values[kind, domain, identifier] = value
-                domains.add((kind, domain))
-        shown: list[Hashable] = [each.driver, bool(each.device.allow_multiple_allocations)]
-        for path in paths:
-            place = (path.kind, path.domain or "")
-            shown.append(str(values.get((*place, path.id))) if path.id is not None else place in domains)
-        key = tuple(shown)
-        if key not in seen:
-            seen.add(key)
-            yield each
-
-
-def _selects(selectors: Sequence[Selector], each: OfDriver) -> tuple[bool, bool]:
-    """Whether the class selects the device when Draco allocates it, and when it does not."""
-    plain = {name: value for name, value in each.device.attributes.items() if name != ATTRIBUTE_ALLOCATOR}
-    dracos, others = (
-        _matches(selectors, each.driver, msgspec.structs.replace(each.device, attributes=attributes))
-        for attributes in (plain | _ATTRIBUTE, plain)
-    )
-    return dracos, others
-
-
-def _matches(selectors: Sequence[Selector], driver: str, device: Device) -> bool:
-    try:
-        view = device_view(driver, device)
-        return all(each.matches(view) for each in selectors)
-    except EvaluationError:
-        return False

@@ -8,12 +8,13 @@ from collections.abc import Collection, Iterable, Mapping
 from cachetools import LRUCache, TTLCache
 
 from draco.allocation.fleet.supply import Supply
+from draco.cel import DeviceTest
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.watch.store import Change
 from draco.maintenance.selecting.fleet import ClassSupply, FleetPool, FreeGpus, PhysicalGpu, sick_devices
 from draco.maintenance.selecting.rehearsal import PoolSelection, Selected
-from draco.maintenance.selecting.selectors import DeviceTest, test_of, test_of_class
+from draco.maintenance.selecting.selectors import test_of, test_of_class
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.maintenance import MaintainedDevice, MaintenanceSelector
 from draco.resources.api.meta import ObjectKey

@@ -14,8 +14,8 @@ import msgspec
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.allocation.fleet.supply import Supply
 from draco.allocation.ownership.claims import is_operators
+from draco.cel import DeviceTest
 from draco.maintenance.gate import SelectionProblem
-from draco.maintenance.selecting.selectors import DeviceTest
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.maintenance import DeviceMaintenance
