@@ -95,6 +95,7 @@ class Operator:
             clock=clock,
             supply_every_s=settings.supply_every_s,
             pod_groups=features.pod_groups,
+            allocates=settings.allocate,
         )
         self.reconcilers = Reconcilers(settings, client, features, view=self.view, metrics=self.metrics, minor=minor)
         self.kopf = KopfThread(connect, self.view.own_kinds, identity=settings.identity)

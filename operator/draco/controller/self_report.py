@@ -14,6 +14,7 @@ from draco.controller.taints.reach import register_reach
 from draco.controller.view import ClusterView
 from draco.kube.election import LeaderElection
 from draco.resources.kinds import OWN_KINDS
+from draco.resources.names import ANNOTATION_GROUP_SIZE
 from draco.resources.texts import listed
 
 _OWN_KINDS = {kind.kind for kind in OWN_KINDS}
@@ -62,6 +63,11 @@ class SelfReport:
             found.append(
                 "PodDisruptionBudgets cannot be watched, so Draco evicts no pod for others, and does not show which budgets are "
                 "violated. Draco's ClusterRole must let the operator list and watch poddisruptionbudgets: upgrade the chart."
+            )
+        if self._view.jobs.forbidden:
+            found.append(
+                "Jobs cannot be watched, so Draco allocates nothing to pods of JobSets without the annotation "
+                f"{ANNOTATION_GROUP_SIZE}. Draco's ClusterRole must let the operator list and watch jobs: upgrade the chart."
             )
         if unwatched:
             found.append(

@@ -13,7 +13,7 @@ from cachetools import LRUCache
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.allocation.fleet.supply import SupplyCounts, count_supply
-from draco.allocation.ownership.gangs import GangKey, gang_of
+from draco.allocation.ownership.gangs import JOBSET_NAME, GangKey, gang_of, job_set_of
 from draco.allocation.pod_claims import made_for, naming_made
 from draco.controller.own_kinds import OwnKind
 from draco.controller.waiting_times import WaitingTimes
@@ -36,6 +36,7 @@ from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod, PodDisruptionBudget
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.health import HealthPolicy
+from draco.resources.api.jobs import Job
 from draco.resources.api.limits import DeviceLimit, Namespace
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey, ObjectMeta
@@ -51,6 +52,7 @@ from draco.resources.kinds import (
     DEVICE_RESERVATIONS,
     GPU_NODES,
     HEALTH_POLICIES,
+    JOBS,
     MAINTENANCE_BUDGETS,
     MIG_POLICIES,
     NAMESPACES,
@@ -91,6 +93,7 @@ MADE_FOR = "made for"
 """Claims by the UID of the pod that they were created for from a template."""
 BY_GANG = "gang"
 """Pods by the group that they start together with."""
+BY_JOB_SET = "job set"
 BY_UID = "uid"
 BY_EXTENDED = "extended"
 """Taint rules by the UID of the rule that they extend."""
@@ -122,6 +125,7 @@ class ClusterView:
         clock: Clock,
         supply_every_s: float = 1.0,
         pod_groups: Kind[PodGroup] | None = None,
+        allocates: bool = False,
     ) -> None:
         self.clock = clock
         shared = Shared()
@@ -130,8 +134,10 @@ class ClusterView:
         self.own_kinds: dict[Kind[Any], OwnKind[Any]] = {}
         """Kinds that people write: Kopf watches these, informers the others."""
 
-        def follow(kind: Kind[Any], *, optional: bool = False) -> Informer[Any]:
-            informer: Informer[Any] = Informer(client, kind, clock=clock, keep=shared.of, optional=optional)
+        def follow(kind: Kind[Any], label_selector: str = "", *, optional: bool = False) -> Informer[Any]:
+            informer: Informer[Any] = Informer(
+                client, kind, label_selector=label_selector, clock=clock, keep=shared.of, optional=optional
+            )
             self.collections[kind.kind] = informer
             return informer
 
@@ -165,6 +171,10 @@ class ClusterView:
         )
         """Watched if Draco allocates and the cluster serves them; otherwise always empty."""
         self.reads_pod_groups = pod_groups is not None
+        self.jobs: Collection[Job] = (
+            follow(JOBS, JOBSET_NAME, optional=True) if allocates else Collection(JOBS, clock=clock)
+        )
+        """Those of JobSets, watched if Draco allocates and an older chart does not withhold the right; otherwise always empty."""
 
         self._add_indexes()
 
@@ -214,6 +224,7 @@ class ClusterView:
         self.disruption_budgets.store.add_index(BY_NAMESPACE, lambda budget: [budget.metadata.namespace])
         self.pods.store.add_index(BY_CLAIM, lambda pod: pod.claims)
         self.pods.store.add_index(BY_GANG, lambda pod: [gang] if (gang := gang_of(pod)) else [])
+        self.jobs.store.add_index(BY_JOB_SET, lambda job: [job_set_of(job)])
         for each in (*self.own_kinds.values(), self.rules):
             each.store.add_index(BY_UID, lambda item: [item.metadata.uid])
         self.rules.store.add_index(BY_MAINTENANCE, lambda rule: [uid] if (uid := maintenance_uid(rule)) else [])

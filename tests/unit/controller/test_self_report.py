@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.self_report import SelfReport
 from draco.controller.settings import OperatorSettings
@@ -11,13 +13,20 @@ from draco.kube.connect.client import Client
 from tests.doubles.clock import ManualClock
 
 
-def test_budgets_that_may_not_be_watched_are_a_trouble_until_something_is_heard_of_them() -> None:
-    view = ClusterView(cast("Client", None), None, clock=ManualClock())
+@pytest.mark.parametrize(
+    ("kind", "right"),
+    [
+        ("PodDisruptionBudget", "the operator list and watch poddisruptionbudgets"),
+        ("Job", "the operator list and watch jobs"),
+    ],
+)
+def test_what_may_not_be_watched_is_a_trouble_until_something_is_heard_of_it(kind: str, right: str) -> None:
+    view = ClusterView(cast("Client", None), None, clock=ManualClock(), allocates=True)
     made: Any = SimpleNamespace(fences=SimpleNamespace(troubles=list), allocation=None)
     report = SelfReport(OperatorSettings(identity="a"), view, made, OperatorMetrics(), election=cast("Any", None))
     assert report.troubles() == []
-    view.disruption_budgets.forbidden = True
+    view.collections[kind].forbidden = True
     (trouble,) = report.troubles()
-    assert "the operator list and watch poddisruptionbudgets" in trouble
-    view.disruption_budgets.heard()
+    assert right in trouble
+    view.collections[kind].heard()
     assert report.troubles() == []

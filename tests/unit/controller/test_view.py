@@ -10,6 +10,7 @@ from draco.controller.taints.reach import warn_of_wide_rules
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
+from draco.kube.watch.informer import Informer
 from draco.maintenance.rules import rule_for
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodExtendedResourceClaimStatus, PodResourceClaimStatus, PodStatus
@@ -135,6 +136,14 @@ def test_a_cluster_without_taint_rules_has_a_view_without_them() -> None:
     view = a_view(taint_rules=None)
     assert view.rules_for("any") == []
     assert "DeviceTaintRule" not in view.collections
+
+
+def test_only_jobs_of_job_sets_are_watched_and_only_if_draco_allocates() -> None:
+    assert "Job" not in a_view().collections
+    client = Client(Connection("http://127.0.0.1:1"))
+    jobs = ClusterView(client, None, clock=ManualClock(), allocates=True).jobs
+    assert isinstance(jobs, Informer)
+    assert jobs._params == {"labelSelector": "jobset.sigs.k8s.io/jobset-name"}
 
 
 async def test_the_supply_is_counted_again_only_when_something_changed_and_not_too_often() -> None:

@@ -14,6 +14,7 @@ import msgspec
 from draco.allocation.ownership.claims import classes_of
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Pod
+from draco.resources.api.jobs import Job
 from draco.resources.api.scheduling import PodGroup
 from draco.resources.names import ANNOTATION_GROUP_SIZE, ANNOTATION_TOPOLOGY
 from draco.resources.texts import listed
@@ -87,6 +88,11 @@ def gang_of(pod: Pod) -> GangKey | None:
     return None
 
 
+def job_set_of(job: Job) -> GangKey:
+    """The JobSet of a Job that belongs to one."""
+    return GangKey(GangSource.JOB_SET, job.metadata.namespace, job.metadata.labels.get(JOBSET_NAME, ""))
+
+
 def has_served(key: GangKey, pod: Pod) -> bool:
     """Whether the pod has succeeded and still counts. Not in a PodGroup: kube-scheduler needs enough pods that have not ended."""
     return pod.status.phase == "Succeeded" and key.source is not GangSource.POD_GROUP
@@ -158,7 +164,7 @@ def _number(key: GangKey, where: str, said: Collection[str]) -> int | UnknownTer
 
 
 def _size_of_job_set(key: GangKey, pods: Sequence[Pod], parallelism: Mapping[str, int]) -> int | UnknownTerms:
-    number = jobs_of_set(pods)
+    number = _jobs_of_set(pods)
     if not number:
         return UnknownTerms(
             f"The pods of {key} do not have one label {JOBSET_JOBS}, so its size is not known: annotate them with "
@@ -170,12 +176,13 @@ def _size_of_job_set(key: GangKey, pods: Sequence[Pod], parallelism: Mapping[str
         return UnknownTerms(f"{key} has {number} Jobs, and pods of {len(jobs)} exist.")
     if missing := sorted(jobs - parallelism.keys()):
         return UnknownTerms(
-            f"Job {missing[0]} of {key} is not known yet. It is read within a minute if it has the label {JOBSET_NAME}."
+            f"It is not known how many pods Job {missing[0]} of {key} has: it needs the label {JOBSET_NAME} and no more pods "
+            "than its parallelism, and the operator needs the right to watch Jobs."
         )
     return sum(parallelism[job] for job in jobs)
 
 
-def jobs_of_set(pods: Iterable[Pod]) -> int:
+def _jobs_of_set(pods: Iterable[Pod]) -> int:
     """The number of Jobs in the JobSet of these pods; 0 if the pods do not agree on one."""
     said = {pod.metadata.labels.get(JOBSET_JOBS, "") for pod in pods}
     text = said.pop() if len(said) == 1 else ""

@@ -104,7 +104,7 @@ class ClaimAllocations:
         self.writes = AllocationWrites(client, view, events, count=count)
         self._returns = AllocationReturns(client, view, events)
         self._refusals = NodeRefusals(view, events, returned=self._returns.__contains__)
-        self.gangs = Gangs(client, view)
+        self.gangs = Gangs(view)
         self.preemptions = Preemptions(view, handover, workers, self.gangs)
         self._waiting = WaitingGroups(view, self.gangs, self._refusals, self._is_in_flight)
         self._useless = UselessAllocations(
@@ -122,7 +122,6 @@ class ClaimAllocations:
             view=view,
             handover=handover,
             guard=guard,
-            gangs=self.gangs,
             preemptions=self.preemptions,
             writes=self.writes,
             returns=self._returns,
@@ -152,7 +151,7 @@ class ClaimAllocations:
         """Return seconds until there is a reason to look again; infinite if only a change can give one."""
         self._looked_s = self._view.clock.monotonic()
         await self._follow_up()
-        snapshot = await self._read()
+        snapshot = self._read()
         again_s = self._notes.tell_unready(snapshot.waiting)
         if self._handover.owned:
             again_s = min(again_s, snapshot.again_s, await self._decide(snapshot))
@@ -167,15 +166,13 @@ class ClaimAllocations:
         taken = [each for each in due(self._view, self._may_be_given) if not self._is_written(each[0].metadata.key)]
         await self._at_once([self.writes.write(claim, result) for claim, result in taken])
 
-    async def _read(self) -> AllocationSnapshot:
-        """Read the waiting groups, with gang terms that only the API server knows."""
-        waiting = self._waiting_now()
-        if await self.gangs.read():
-            waiting = self._waiting_now()
+    def _read(self) -> AllocationSnapshot:
+        """Read the waiting groups, after updating `HeldBackClaims` for claims that arrived since."""
+        self._held_back.look()
+        waiting = self._waiting.groups()
         self._overdue.look(waiting)
         self._forget_others({each.uid for each in waiting})
-        unread = self.gangs.unread
-        groups = {each.uid: each for each in waiting if not each.unready and each.uid not in unread}
+        groups = {each.uid: each for each in waiting if not each.unready}
         head, overdue_s = self._head(groups)
         return AllocationSnapshot(waiting, groups, self._basis(head), overdue_s)
 
@@ -236,11 +233,6 @@ class ClaimAllocations:
                 self._second_looks.found(each.waiting.called, each.devices, before, basis)
         writes = [self.writes.write(*pair) for each in planned.allocate for pair in each.allocations]
         await self._at_once(writes + [self._returns.give_back(claim, why) for claim, why in planned.give_back])
-
-    def _waiting_now(self) -> list[WaitingGroup]:
-        """Read all groups now, after updating `HeldBackClaims` for claims that arrived since."""
-        self._held_back.look()
-        return self._waiting.groups()
 
     def _begin(self) -> None:
         """Start recording. Only on the leader: others would never forget, and would mistake the leader's writes for refusals."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from draco.allocation.ownership.gangs import gang_of
-from draco.controller.allocation.gang_reading import Gangs
+from draco.controller.allocation.gang_reading import of_job
 from draco.controller.allocation.ownership.handover import HandoverReconciler
 from draco.controller.allocation.preempting.preemption import Preemptions
 from draco.controller.allocation.reclaiming.returns import AllocationReturns
@@ -28,7 +28,6 @@ class DecisionSources(NamedTuple):
     view: ClusterView
     handover: HandoverReconciler
     guard: LimitGuard
-    gangs: Gangs
     preemptions: Preemptions
     writes: AllocationWrites
     returns: AllocationReturns
@@ -52,6 +51,7 @@ WAKES: Final[Mapping[str, Callable[[DecisionSources, Wake], object]]] = {
     "claims of which a write is remembered": _by_claims_on_their_way,
     "pods": lambda known, wake: known.view.pods.subscribe(wake, reads=_concern),
     "PodGroups": lambda known, wake: known.view.pod_groups.subscribe(wake),
+    "Jobs of JobSets": lambda known, wake: known.view.jobs.subscribe(wake, reads=of_job),
     "reservations": lambda known, wake: known.view.reservations.subscribe(wake),
     "topologies of DeviceClasses": lambda known, wake: known.view.classes.subscribe(
         wake, reads=lambda each: each.metadata.annotations.get(ANNOTATION_TOPOLOGY)
@@ -65,7 +65,6 @@ WAKES: Final[Mapping[str, Callable[[DecisionSources, Wake], object]]] = {
 TIMES: Final[Mapping[str, Callable[[DecisionSources, float], float]]] = {
     "writes": lambda known, since_s: known.writes.next_s(since_s),
     "returns": lambda known, since_s: known.returns.next_s(since_s),
-    "Jobs of JobSets": lambda known, _: known.gangs.next_s(),
     "claims that a reservation holds back": lambda known, _: known.held_back.next_s(),
 }
 """Seconds until something changes with time, by what changes.

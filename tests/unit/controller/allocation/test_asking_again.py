@@ -60,7 +60,7 @@ class Lab:
         self.clock = ManualClock()
         self.writes = 0
         self.refusal: Exception | None = Conflict(409, "Conflict", "the object has been modified")
-        self.view = ClusterView(cast("Client", None), None, clock=self.clock, pod_groups=POD_GROUPS[0])
+        self.view = ClusterView(cast("Client", None), None, clock=self.clock, pod_groups=POD_GROUPS[0], allocates=True)
         self.workers = NeverPoor(self.view)
         self.workers.instead = no_place
         self.allocations = permissive_allocations(self.view, self.workers, self)

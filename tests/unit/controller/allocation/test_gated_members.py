@@ -5,7 +5,6 @@ import pytest
 from draco.allocation.ownership.losses import standing
 from draco.controller.allocation.gang_reading import Gangs
 from draco.controller.allocation.reclaiming.useless import UselessAllocations
-from draco.kube.connect.client import Client
 from draco.resources.api.core import Pod, PodStatus
 from tests.builders import a_claim, a_pod
 from tests.unit.controller.allocation.test_waiting_groups import GPU, LABELS, SIZE, World
@@ -32,7 +31,7 @@ def test_a_group_gets_its_devices_unless_another_gate_holds_a_member(gate: str, 
 @pytest.mark.parametrize(("gate", "useless"), [(OWN, []), (OTHERS, ["a", "b"])])
 def test_what_a_group_has_is_of_no_use_while_another_gate_holds_a_member(gate: str, useless: list[str]) -> None:
     world = World(GPU)
-    gangs = Gangs(Client.__new__(Client), world.view)
+    gangs = Gangs(world.view)
     found = UselessAllocations(world.view, gangs, in_flight=lambda _: False, refused=lambda _: False)
     found.follow()
     claims = [a_claim(name, device_class="gpu", on=[f"node-0/gpu-{name}"], reserved_for=()) for name in "ab"]

@@ -13,8 +13,7 @@ from draco.kube.connect.client import Client
 from draco.kube.watch.collection import Collection
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import PodStatus
-from draco.resources.api.jobs import Job, JobSpec
-from draco.resources.api.meta import ObjectMeta, OwnerReference
+from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec
 from draco.resources.kinds import DEVICE_RESERVATIONS
 from draco.resources.names import LABEL_ALLOCATOR, LABEL_RESERVATION
@@ -34,7 +33,7 @@ class Workers(PromptWorkers):
 
 
 class Lab:
-    """A waiting JobSet of one pod; `meanwhile` is called while its Job is listed."""
+    """A waiting pod, and an allocation of a device that is gone; `meanwhile` is called while that is given back."""
 
     def __init__(self, meanwhile: Callable[["Lab"], None]) -> None:
         clock = ManualClock()
@@ -46,17 +45,10 @@ class Lab:
         meta = msgspec.structs.replace(plain.metadata, labels={LABEL_ALLOCATOR: "operator"})
         self.put(self.view.classes, msgspec.structs.replace(plain, metadata=meta))
         self.put(self.view.slices, a_slice("node-0", ["gpu-0", "gpu-1"]))
-        labels = {
-            "jobset.sigs.k8s.io/jobset-name": "set",
-            "jobset.sigs.k8s.io/global-replicas": "1",
-            "batch.kubernetes.io/job-name": "job",
-        }
-        owner = OwnerReference(api_version="batch/v1", kind="Job", name="job", uid="job", controller=True)
         self.wait("worker")
-        pending = PodStatus(phase="Pending")
-        self.put(
-            self.view.pods, a_pod("worker", claims=["worker"], labels=labels, owner_references=[owner], status=pending)
-        )
+        self.put(self.view.pods, a_pod("worker", claims=["worker"], status=PodStatus(phase="Pending")))
+        self.wait("lost", on=["node-0/gpu-7"])
+        self.gave_back = 0
 
     def put(self, collection: Collection[Any], obj: Any) -> None:
         collection._publish(collection.store.put(obj))
@@ -70,11 +62,10 @@ class Lab:
         meta = msgspec.structs.replace(claim.metadata, owner_references=[DEVICE_RESERVATIONS.owner(RESERVATION)])
         self.put(self.view.claims, msgspec.structs.replace(claim, metadata=meta))
 
-    async def list(self, *_: Any, **__: Any) -> list[Job]:
-        self.meanwhile(self)
-        return [Job(metadata=ObjectMeta(name="job", namespace="default", uid="job"), spec=JobSpec(parallelism=1))]
-
-    async def patch(self, *_: Any, **__: Any) -> ResourceClaim:
+    async def patch(self, _: Any, key: ObjectKey, *__: Any, **___: Any) -> ResourceClaim:
+        if key.name == "lost":
+            self.gave_back += 1
+            self.meanwhile(self)
         return a_claim("written")
 
 
@@ -93,10 +84,11 @@ def take_over(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("comes", [reserve_in_part, take_over])
-async def test_what_comes_while_jobs_are_listed_and_is_to_wait_yet_is_not_asked_about(
+async def test_what_comes_while_a_claim_is_given_back_and_is_to_wait_yet_is_not_asked_about(
     comes: Callable[[Lab], None],
 ) -> None:
     lab = Lab(comes)
     await lab.allocations.reconcile(KEY)
+    assert lab.gave_back == 1
     asked = [[each.metadata.name for each in claims_of(question)] for question in lab.workers.asked]
     assert asked == [["worker"]]

@@ -21,10 +21,10 @@ from draco.resources.api.core import ObjectReference, Pod, PodStatus
 from draco.resources.api.draco import Allocator, MigGangs, MigMode, PartialLoss
 from draco.resources.api.jobs import Job, JobSpec
 from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
-from draco.resources.kinds import JOBS, PODS, Kind
+from draco.resources.kinds import PODS, Kind
 from tests.builders import a_claim, a_device, a_device_class, a_mig_node, a_mig_policy, a_node, a_pod, a_slice
 from tests.doubles.clock import ManualClock
-from tests.unit.controller.watching import collection_of
+from tests.unit.controller.watching import collection_of, tell
 
 GANG = GangKey(GangSource.KUEUE, "default", "train")
 LABELS = {"kueue.x-k8s.io/pod-group-name": "train"}
@@ -43,11 +43,10 @@ class World:
         self.said: list[tuple[str, str, str]] = []
         self.unseen: list[Pod] = []
         self.nominated: object = None
-        self.parallelism = 1
         self.metrics = OperatorMetrics()
         client = cast("Client", self)
-        self.view = ClusterView(client, None, clock=self.clock)
-        self.gangs = Gangs(client, self.view)
+        self.view = ClusterView(client, None, clock=self.clock, allocates=True)
+        self.gangs = Gangs(self.view)
         self.losses = PartialLosses(
             client,
             self.view,
@@ -99,11 +98,8 @@ class World:
     def record(self, regarding: ObjectReference, *, type: str, reason: str, action: str, note: str) -> None:  # noqa: A002 - the field's name
         self.said.append((regarding.name, reason, note))
 
-    async def list(self, kind: Kind[Any], *, namespace: str, label_selector: str = "") -> list[Any]:
+    async def list(self, kind: Kind[Any], *, namespace: str) -> list[Any]:
         assert namespace == "default"
-        if kind is JOBS:
-            assert label_selector == "jobset.sigs.k8s.io/jobset-name=train"
-            return [Job(metadata=ObjectMeta(name="job", uid="job"), spec=JobSpec(parallelism=self.parallelism))]
         found = collection_of(self.view, kind.kind).store.values()
         newer = {each.metadata.key: each for each in self.unseen} if kind is PODS else {}
         return [newer.get(each.metadata.key, each) for each in found]
@@ -274,29 +270,30 @@ JOB_LABELS = {
 JOB = OwnerReference(api_version="batch/v1", kind="Job", name="job", uid="job", controller=True)
 
 
-async def test_a_job_set_whose_jobs_are_not_read_yet_is_looked_at_again() -> None:
-    world = World()
-    world.put(a_pod("one", labels=JOB_LABELS, owner_references=[JOB]))
-    assert await world.losses.reconcile(JOB_SET) == 10
+def a_job(parallelism: int) -> Job:
+    return Job(
+        metadata=ObjectMeta(name="job", namespace="default", uid="job", labels=JOB_LABELS),
+        spec=JobSpec(parallelism=parallelism),
+    )
 
 
-async def test_a_job_set_that_lacks_more_pods_than_wait_is_looked_at_again_since_its_job_may_be_made_smaller() -> None:
+async def test_a_job_set_that_lacks_more_pods_than_wait_is_looked_at_once_its_job_is_made_smaller() -> None:
     world = World()
+    woken: list[GangKey] = []
+    world.losses.subscribe(woken.append)
     world.remove("a")
     for name, node in (("one", "node-0"), ("two", "")):
         phase = "Running" if node else "Pending"
         of_job: dict[str, Any] = {"labels": JOB_LABELS, "owner_references": [JOB]}
         pod = a_pod(name, claims=[name], node=node, status=PodStatus(phase=phase), **of_job)
         world.put(pod, a_claim_of(pod, *(["node-0/gpu-0"] if node else [])))
-    world.parallelism = 3
-    await world.losses.reconcile(JOB_SET)
-    assert await world.gangs.read()
-    assert await world.losses.reconcile(JOB_SET) == 10
-    world.parallelism = 2
-    await world.clock.advance(10)
-    await world.losses.reconcile(JOB_SET)
-    assert await world.gangs.read()
-    assert await world.losses.reconcile(JOB_SET) == AFTER_S
+    assert await world.losses.reconcile(JOB_SET) is None
+    woken.clear()
+    for parallelism, again_s in ((3, None), (2, AFTER_S)):
+        tell(world.view, a_job(parallelism))
+        assert woken == [JOB_SET]
+        assert await world.losses.reconcile(JOB_SET) == again_s
+        woken.clear()
 
 
 async def test_nobody_is_evicted_while_budgets_are_unknown() -> None:

@@ -32,7 +32,7 @@ class Lab:
         self.asked: list[list[str]] = []
         """The victims in each question to the workers, which never answer."""
         self.view = ClusterView(cast("Client", None), None, clock=self.clock)
-        gangs = Gangs(cast("Client", None), self.view)
+        gangs = Gangs(self.view)
         self.preemptions = Preemptions(self.view, cast("HandoverReconciler", self), cast("Workers", self), gangs)
         ours = a_device_class("ours")
         labels = {LABEL_ALLOCATOR: "operator"}

@@ -5,9 +5,9 @@ import pytest
 
 from draco.controller.allocation.gang_reading import Gangs
 from draco.controller.allocation.reclaiming.useless import UselessAllocations
-from draco.kube.connect.client import Client
 from draco.resources.api.core import Pod, PodResourceClaimStatus, PodStatus
-from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.jobs import Job, JobSpec
+from draco.resources.api.meta import ObjectMeta, OwnerReference
 from draco.resources.kinds import DEVICE_RESERVATIONS
 from tests.builders import a_claim, a_pod
 from tests.unit.controller.allocation.test_waiting_groups import GPU, World
@@ -25,7 +25,7 @@ def using(claim: str | None) -> Pod:
 class Lab:
     def __init__(self) -> None:
         self.view = World(GPU).view
-        gangs = Gangs(Client.__new__(Client), self.view)
+        gangs = Gangs(self.view)
         self.useless = UselessAllocations(self.view, gangs, in_flight=lambda _: False, refused=lambda _: False)
         self.useless.follow()
 
@@ -59,6 +59,20 @@ def test_what_was_made_for_a_pod_that_is_not_there_is_for_kubernetes_to_delete()
     tell(lab.view, a_claim("old", device_class="gpu", on=["node-0/gpu-0"], made_for=("one-before", "gpu")))
     tell(lab.view, using("pod-gpu-x7"))
     assert lab.found() == {}
+
+
+def test_a_part_of_a_job_set_that_cannot_start_is_given_back_once_the_watch_has_reported_its_size() -> None:
+    lab = Lab()
+    labels = {"jobset.sigs.k8s.io/jobset-name": "set", "jobset.sigs.k8s.io/global-replicas": "1"}
+    owner = OwnerReference(api_version="batch/v1", kind="Job", name="job", uid="job", controller=True)
+    of_job = {**labels, "batch.kubernetes.io/job-name": "job"}
+    pending = PodStatus(phase="Pending")
+    pod = a_pod("one", claims=["one"], labels=of_job, owner_references=[owner], status=pending)
+    tell(lab.view, pod, a_claim("one", device_class="gpu", on=["node-0/gpu-0"], reserved_for=()))
+    assert lab.found() == {}
+    meta = ObjectMeta(name="job", namespace="default", uid="job", labels=labels)
+    tell(lab.view, Job(metadata=meta, spec=JobSpec(parallelism=2)))
+    assert lab.found().keys() == {"one"}
 
 
 OTHERS, OWN = "example.com/admission", "draco.dev/allocation"

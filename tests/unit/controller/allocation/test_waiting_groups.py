@@ -28,9 +28,8 @@ class World:
 
     def __init__(self, *classes: DeviceClass) -> None:
         clock = ManualClock()
-        client = cast("Client", None)
-        self.view = ClusterView(client, None, clock=clock)
-        self.waiting = WaitingGroups(self.view, Gangs(client, self.view), cast("NodeRefusals", self), lambda _: False)
+        self.view = ClusterView(cast("Client", None), None, clock=clock, allocates=True)
+        self.waiting = WaitingGroups(self.view, Gangs(self.view), cast("NodeRefusals", self), lambda _: False)
         self.put(*classes)
 
     def nodes(self, _: str) -> list[str]:

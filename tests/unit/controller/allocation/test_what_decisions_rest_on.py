@@ -22,6 +22,7 @@ from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, Ques
 from draco.kube.errors import NotFound
 from draco.placing.preempting.victim_selection import PreemptionPlan
 from draco.resources.api.core import Toleration
+from draco.resources.api.jobs import Job
 from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
 from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec, DeviceReservationStatus, Takeover
 from draco.resources.api.scheduling import PodGroup
@@ -113,6 +114,7 @@ WAKING: Final[Mapping[str, World]] = {
     "claims of which a write is remembered": (a_write_answered, taken_back_unseen),
     "pods": (a_pod_waits, lambda lab: tolerate(lab, more=True)),
     "PodGroups": (nothing, lambda lab: tell(lab.view, PodGroup(metadata=ObjectMeta(name="g", namespace="default")))),
+    "Jobs of JobSets": (nothing, lambda lab: tell(lab.view, Job(metadata=ObjectMeta(name="j", namespace="default")))),
     "reservations": (nothing, reservation_of),
     "topologies of DeviceClasses": (nothing, lambda lab: of_topology(lab.view.classes)),
     "GPUs that may be given out, or emptied": (nothing, owns),
@@ -274,14 +276,6 @@ async def cannot_be_given_back(lab: Lab) -> None:
     tell(lab.view, a_slice("node-0"), a_claim("lost", device_class="gpu.draco.dev", on=["node-0/gpu-7"]))
 
 
-async def of_a_job_set(lab: Lab) -> None:
-    """A waiting pod of a JobSet whose Job cannot be read."""
-    labels = {"jobset.sigs.k8s.io/jobset-name": "set", "jobset.sigs.k8s.io/global-replicas": "1"}
-    owner = OwnerReference(api_version="batch/v1", kind="Job", name="job", uid="job", controller=True)
-    labels |= {"batch.kubernetes.io/job-name": "job"}
-    lab.begin("worker", labels=labels, owner_references=[owner])
-
-
 async def may_take_over(lab: Lab) -> None:
     """A pod names a reservation with a claim that could yield, and this is not written down yet."""
     spec = a_claim(device_class="gpu.draco.dev").spec
@@ -306,7 +300,6 @@ async def may_take_over(lab: Lab) -> None:
 PASSING: Final[Mapping[str, Callable[[Lab], Awaitable[None]]]] = {
     "writes": is_another_by_now,
     "returns": cannot_be_given_back,
-    "Jobs of JobSets": of_a_job_set,
     "claims that a reservation holds back": may_take_over,
 }
 

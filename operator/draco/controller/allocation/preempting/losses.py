@@ -12,9 +12,9 @@ import msgspec
 import structlog
 from prometheus_client import Counter
 
-from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gang_of
+from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gang_of, job_set_of
 from draco.allocation.ownership.losses import GroupStanding, is_made_for_a_pod, releases, standing
-from draco.controller.allocation.gang_reading import Gangs
+from draco.controller.allocation.gang_reading import Gangs, of_job
 from draco.controller.allocation.preempting.preemption import Preemptions
 from draco.controller.evictions import NOT_PERMITTED, PodEvictions, refused
 from draco.controller.mig.decisions import MigDecisions
@@ -108,6 +108,7 @@ class PartialLosses:
             reads=lambda claim: claim.status.allocation is None,
         )
         self._view.mig_policies.subscribe_keys(wake, lambda _: self.all_keys(), reads=lambda policy: policy.spec)
+        self._view.jobs.subscribe_keys(wake, lambda job: [job_set_of(job)] if self._wanted else (), reads=of_job)
         self._view.pod_groups.subscribe(lambda change: wake(GangKey(GangSource.POD_GROUP, *change.key)))
 
     def all_keys(self) -> set[GangKey]:
@@ -122,7 +123,7 @@ class PartialLosses:
         found = self._standing(gang, self._gangs.pods(gang), self._view.claims.store.get)
         if found is None or found.is_whole or not self._may_be_released(found.held):
             self._short.pop(gang, None)
-            return _again_s(gang, found)
+            return None
         now_s, shortage = self._view.clock.monotonic(), self._short.get(gang)
         if shortage is None and found.is_short:
             backoff = Backoff(self._view.clock, base_s=_AGAIN_S, cap_s=_LONGEST_S)
@@ -130,7 +131,7 @@ class PartialLosses:
         if shortage is None or not shortage.is_of(found):
             if found.missing:  # no pod has replaced the missing one; otherwise a replacement is about to start
                 self._short.pop(gang, None)
-            return _again_s(gang, found)
+            return None
         if shortage.due_s > now_s:
             return shortage.due_s - now_s
         if self._preemptions.of(str(gang)) is not None or self._view.disruption_budgets.forbidden:
@@ -238,11 +239,6 @@ class PartialLosses:
 
     def _record(self, regarding: ObjectReference, kind: EventType, reason: str, note: str) -> None:
         self._events.record(regarding, type=kind, reason=reason, action=EVENT_ACTION, note=note)
-
-
-def _again_s(gang: GangKey, found: GroupStanding | None) -> float | None:
-    """Seconds until the next look without a watch event: a Job's pod count is read for the waiting pod."""
-    return _AGAIN_S if gang.source is GangSource.JOB_SET and (found is None or found.missing) else None
 
 
 def _minutes() -> int:

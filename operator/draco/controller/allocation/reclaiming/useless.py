@@ -9,14 +9,15 @@ most allocations are valid for hours. Writes nothing.
 from collections.abc import Callable, Iterator
 
 from draco.allocation.ownership.claims import is_for_operator
-from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gang_of, has_served
+from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gang_of, has_served, job_set_of
 from draco.allocation.pod_claims import held_back
-from draco.controller.allocation.gang_reading import Gangs
+from draco.controller.allocation.gang_reading import Gangs, of_job
 from draco.controller.view import MADE_FOR, ClusterView
 from draco.kube.watch.store import Change
 from draco.reservations.claims import reserved_by
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Pod
+from draco.resources.api.jobs import Job
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.scheduling import PodGroup
 from draco.resources.api.slices import ResourceSlice
@@ -54,6 +55,7 @@ class UselessAllocations:
         )
         view.slices.subscribe(self._slice_changed)
         view.pod_groups.subscribe(self._group_changed)
+        view.jobs.subscribe(self._job_changed, reads=of_job)
 
     def found(self) -> Iterator[tuple[ResourceClaim, str]]:
         """Claims to deallocate, and why. They are checked again next time."""
@@ -148,6 +150,9 @@ class UselessAllocations:
 
     def _group_changed(self, change: Change[PodGroup]) -> None:
         self._groups.add(GangKey(GangSource.POD_GROUP, *change.key))
+
+    def _job_changed(self, change: Change[Job]) -> None:
+        self._groups.update(map(job_set_of, change.versions))
 
 
 def cannot_start(group: str) -> str:
