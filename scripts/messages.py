@@ -284,14 +284,21 @@ def _is_error(function: ast.expr) -> bool:
 
 
 def _constants(tree: ast.Module) -> dict[str, str]:
-    """The names of the module that stand for a text of one word, such as the type of a condition."""
+    """The names of the module that stand for a text of one word, such as the type of a condition or an EventReason."""
     return {
-        target.id: str(node.value.value)
+        target.id: str(value.value)
         for node in tree.body
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(value := _named(node.value), ast.Constant)
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     }
+
+
+def _named(value: ast.expr | None) -> ast.expr | None:
+    match value:
+        case ast.Call(func=ast.Name(id="EventReason"), args=[name, *_]):
+            return name
+    return value
 
 
 def _reasons(node: ast.Call | ast.Tuple, constants: dict[str, str]) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ from draco.kube.connect.client import Client
 from draco.kube.discovery import Features
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
+from draco.kube.events.shares import EventReason
 from draco.mig_policy.release_policy import ReleaseDelays
 from draco.resources.names import FIELD_MANAGER_OPERATOR
 
@@ -131,14 +132,13 @@ class Reconcilers:
         made = Reconciling(name, reconciler, workers=workers, metrics=self._metrics, clock=self._view.clock)
         self._by_name[name] = made
 
-    def _notes(self, reason: str, action: str) -> Notes:
+    def _notes(self, reason: EventReason) -> Notes:
         return Notes(
             self._client,
             controller=FIELD_MANAGER_OPERATOR,
             instance=self._settings.identity,
             clock=self._view.clock,
             reason=reason,
-            action=action,
         )
 
     def _allocating(self, guard: LimitGuard) -> "AllocationParts":
@@ -166,7 +166,7 @@ class Reconcilers:
     def _explaining(self) -> PendingClaims:
         pending = PendingClaims(
             self._view,
-            self._notes(pending_claims.EVENT_REASON, pending_claims.EVENT_ACTION),
+            self._notes(pending_claims.EVENT_REASON),
             pending_after_s=self._settings.pending_after_s,
             minor=self._minor,
             workers=self.workers,
@@ -221,7 +221,7 @@ class Reconcilers:
     def _tainting(self) -> None:
         client, view = self._client, self._view
         self.reach = RuleReach(view)
-        self._reports = TaintRuleReports(view, self.reach, self._notes(reports.EVENT_REASON, reports.EVENT_ACTION))
+        self._reports = TaintRuleReports(view, self.reach, self._notes(reports.EVENT_REASON))
         self.agent_leases = AgentLeases(client, view, namespace=self._settings.namespace)
         share = self._settings.mass_outage_percent / 100
         self.fences = FencingReconciler(client, view, self.agent_leases, self.events, terms=FencingTerms(share=share))
@@ -242,7 +242,7 @@ class Reconcilers:
         repairs = RepairReconciler(
             view,
             MovableClaims(view, decisions),
-            self._notes(repair.EVENT_REASON, repair.EVENT_ACTION),
+            self._notes(repair.EVENT_REASON),
             releases,
             self.workers,
         )

@@ -12,6 +12,7 @@ import msgspec
 from draco.controller.mig.repair import EVENT_REASON
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
+from draco.kube.events.shares import EventReason
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuMig, InstanceStatus, MigPolicy
 from draco.resources.api.meta import ObjectKey
@@ -86,9 +87,9 @@ class Lab:
         refused = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}]
         await self.client.patch(PODS, key, {"status": {"conditions": refused}}, subresource="status")
 
-    async def said(self, reason: str = EVENT_REASON) -> dict[str, str]:
+    async def said(self, reason: EventReason = EVENT_REASON) -> dict[str, str]:
         """Notes of the Events on each claim."""
-        events = await self.client.list(EVENTS, namespace=self.namespace, field_selector=f"reason={reason}")
+        events = await self.client.list(EVENTS, namespace=self.namespace, field_selector=f"reason={reason.name}")
         return {event.involved_object.name: event.message for event in events if event.involved_object}
 
     async def of_policy(self) -> MigPolicy:

@@ -1,6 +1,7 @@
 """Events recorded before an operator is told to stop are still posted, and the next leader does not wait for that."""
 
 from draco.kube.connect.client import Client
+from draco.kube.events.shares import EventReason
 from draco.resources.api.core import ObjectReference
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import EVENTS, LEASES
@@ -31,8 +32,6 @@ async def test_a_leader_that_ends_gives_up_its_lease_and_posts_its_last_events(
             pod = ObjectReference(
                 api_version="v1", kind="Pod", name=f"p-{number}", namespace=namespace, uid=f"{number}"
             )
-            operator.reconcilers.events.record(
-                pod, type="Normal", reason="PodEvicted", action="Draining", note="Evicted."
-            )
+            operator.reconcilers.events.record(pod, EventReason("PodEvicted", "Draining"), "Evicted.")
     said = await client.list(EVENTS, namespace=namespace)
     assert {each.involved_object.name for each in said if each.involved_object} == {f"p-{n}" for n in range(10)}

@@ -48,7 +48,7 @@ class Lab:
         for rule in await self.client.list(kind):
             if not is_draco_own(rule):  # Draco would write those again
                 await self.client.delete(kind, rule.metadata.key)
-        for event in await self.client.list(EVENTS, field_selector=f"reason={TAINT_REPORTS}"):
+        for event in await self.client.list(EVENTS, field_selector=f"reason={TAINT_REPORTS.name}"):
             await self.client.delete(EVENTS, event.metadata.key)
 
     async def add_node(self, name: str) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import yaml
 
+from draco.controller.mig.release import RELEASED_REASON
 from draco.kube.connect.client import Client
 from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.meta import ObjectKey
@@ -163,7 +164,7 @@ async def test_where_it_may_it_releases_a_claim_and_with_it_what_a_driver_says_o
         return status.allocation is None and not status.devices
 
     async def told() -> bool:
-        return (await lab.said("ClaimReleased")).keys() == {"idle"}
+        return (await lab.said(RELEASED_REASON)).keys() == {"idle"}
 
     operator = await operator_of(served, namespace, tmp_path)
     try:

@@ -56,7 +56,7 @@ class TaintLab(Lab):
         await self.client.patch(CLAIMS, key, {"status": {**status, "reservedFor": users}}, subresource="status")
 
     async def reports(self, rule: str = "") -> list[Event]:
-        found = await self.client.list(EVENTS, namespace="default", field_selector=f"reason={EVENT_REASON}")
+        found = await self.client.list(EVENTS, namespace="default", field_selector=f"reason={EVENT_REASON.name}")
         return [each for each in found if each.involved_object and each.involved_object.name == (rule or self.rule)]
 
     async def reported(self, *texts: str, rule: str = "", type_: str = "Normal") -> Event:

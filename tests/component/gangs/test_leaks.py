@@ -41,7 +41,7 @@ async def a_leak(client: Client, namespace: str) -> ResourceClaim:
 
 async def said(client: Client, namespace: str) -> str:
     events = await client.list(EVENTS, namespace=namespace)
-    return next((each.message for each in events if each.reason == leaks.KEPT_REASON), "")
+    return next((each.message for each in events if each.reason == leaks.KEPT_REASON.name), "")
 
 
 async def test_a_group_without_a_pod_is_said_to_keep_its_devices_and_loses_them_only_as_the_policy_permits(

@@ -85,7 +85,7 @@ async def test_the_rest_leaves_once_the_policy_says_so_and_the_group_starts_agai
         await until(only_the_other, what="the release of all that the group had")
 
         async def said() -> dict[str, str]:
-            return await events_of(handed_over, namespace, losses.RELEASED_REASON)
+            return await events_of(handed_over, namespace, losses.RELEASED_REASON.name)
 
         notes = await until(said, what="the Event")
         assert SAID in notes["a"]
@@ -213,7 +213,7 @@ async def test_a_budget_that_keeps_some_keeps_all_and_is_named_until_it_is_gone(
         await release(handed_over)
 
         async def said() -> bool:
-            note = (await events_of(handed_over, namespace, losses.KEPT_REASON)).get(GROUP, "")
+            note = (await events_of(handed_over, namespace, losses.KEPT_REASON.name)).get(GROUP, "")
             return f"PodDisruptionBudget {budget} {why}" in note
 
         await until(said, what="why the rest stays")
@@ -223,7 +223,7 @@ async def test_a_budget_that_keeps_some_keeps_all_and_is_named_until_it_is_gone(
         await handed_over.delete(POD_DISRUPTION_BUDGETS, budget)
         await until(training.left, what="the release of the rest")
         events = await handed_over.list(EVENTS, namespace=namespace)
-        assert len([each for each in events if each.reason == losses.KEPT_REASON]) == 1
+        assert len([each for each in events if each.reason == losses.KEPT_REASON.name]) == 1
 
 
 async def test_the_rest_leaves_though_the_operator_dies_after_each_eviction_and_a_second_replica_goes_on(
@@ -267,13 +267,13 @@ async def test_what_is_refused_midway_is_said_and_goes_on_though_nobody_makes_th
         await release(handed_over)
 
         async def said() -> str:
-            return "".join((await events_of(handed_over, namespace, losses.KEPT_REASON)).values())
+            return "".join((await events_of(handed_over, namespace, losses.KEPT_REASON.name)).values())
 
         assert "admission webhook says: not now." in await until(said, what="why the rest stays")
         await until(training.left, what="the release of the rest")
 
         async def told() -> bool:
-            return len(await events_of(handed_over, namespace, losses.RELEASED_REASON)) == 3
+            return len(await events_of(handed_over, namespace, losses.RELEASED_REASON.name)) == 3
 
         await until(told, what="the Events of all that left")
 
@@ -314,4 +314,4 @@ async def test_one_that_succeeded_and_was_deleted_is_no_loss(
         await make_member(handed_over, namespace, "c", template="eight", labels=labels, annotations=TWO)
         await until_gone(handed_over, namespace, "a")
         assert "works" in await staying(handed_over, namespace)
-        assert {*await events_of(handed_over, namespace, losses.RELEASED_REASON)} == {"a"}
+        assert {*await events_of(handed_over, namespace, losses.RELEASED_REASON.name)} == {"a"}

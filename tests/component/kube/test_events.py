@@ -10,6 +10,7 @@ import pytest
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventLimits, EventRecorder
+from draco.kube.events.shares import EventReason
 from draco.resources.api.core import Event, ObjectReference
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import EVENTS
@@ -67,7 +68,7 @@ async def events_in(client: Client, namespace: str, *, count: int, note: str) ->
 async def test_an_event_says_what_happened_to_what(client: Client, regarding: ObjectReference, namespace: str) -> None:
     recorder = a_recorder(client)
     async with posting(recorder):
-        recorder.record(regarding, type="Warning", reason="Unallocatable", action="Explain", note="No GPU is free.")
+        recorder.record(regarding, EventReason("Unallocatable", "Explain", "Warning"), "No GPU is free.")
         [event] = await events_in(client, namespace, count=1, note="No GPU is free.")
     assert event.involved_object == regarding
     assert (event.type, event.reason, event.action) == ("Warning", "Unallocatable", "Explain")
@@ -82,7 +83,7 @@ async def test_what_others_wrote_forges_no_line_of_an_event(
     recorder = a_recorder(client)
     async with posting(recorder):
         note = "Held by train\x1b[2J\nNormal  all is well"
-        recorder.record(regarding, type="Warning", reason="InUse", action="Destroy", note=note)
+        recorder.record(regarding, EventReason("InUse", "Destroy", "Warning"), note)
         await events_in(client, namespace, count=1, note="Held by train\\u001b[2J Normal  all is well")
 
 
@@ -91,11 +92,11 @@ async def test_what_happens_again_updates_its_event_with_the_new_note_and_the_co
 ) -> None:
     recorder = a_recorder(client)
     async with posting(recorder):
-        recorder.record(regarding, type="Warning", reason="Unallocatable", action="Explain", note="3 GPUs are short.")
+        recorder.record(regarding, EventReason("Unallocatable", "Explain", "Warning"), "3 GPUs are short.")
         [first] = await events_in(client, namespace, count=1, note="3 GPUs are short.")
-        recorder.record(regarding, type="Warning", reason="Unallocatable", action="Explain", note="2 GPUs are short.")
+        recorder.record(regarding, EventReason("Unallocatable", "Explain", "Warning"), "2 GPUs are short.")
         [second] = await events_in(client, namespace, count=1, note="2 GPUs are short.")
-        recorder.record(regarding, type="Warning", reason="Unallocatable", action="Explain", note="1 GPU is short.")
+        recorder.record(regarding, EventReason("Unallocatable", "Explain", "Warning"), "1 GPU is short.")
         [third] = await events_in(client, namespace, count=1, note="1 GPU is short.")
     assert first.metadata.uid == second.metadata.uid == third.metadata.uid
     assert second.series is not None
@@ -108,8 +109,8 @@ async def test_what_happens_again_updates_its_event_with_the_new_note_and_the_co
 async def test_another_reason_is_another_event(client: Client, regarding: ObjectReference, namespace: str) -> None:
     recorder = a_recorder(client)
     async with posting(recorder):
-        recorder.record(regarding, type="Warning", reason="Unallocatable", action="Explain", note="a")
-        recorder.record(regarding, type="Normal", reason="Allocatable", action="Explain", note="b")
+        recorder.record(regarding, EventReason("Unallocatable", "Explain", "Warning"), "a")
+        recorder.record(regarding, EventReason("Allocatable", "Explain"), "b")
         await events_in(client, namespace, count=2, note="b")
 
 
@@ -117,7 +118,7 @@ async def test_an_event_about_a_cluster_scoped_object_is_in_the_default_namespac
     node = ObjectReference(api_version="v1", kind="Node", name=f"node-{Random().getrandbits(40):x}")
     recorder = a_recorder(client)
     async with posting(recorder):
-        recorder.record(node, type="Warning", reason="DriverInUse", action="Start", note="another plugin is there")
+        recorder.record(node, EventReason("DriverInUse", "Start", "Warning"), "another plugin is there")
         for _ in range(500):
             found = [event for event in await client.list(EVENTS, namespace="default") if event.involved_object == node]
             if found:
@@ -133,7 +134,7 @@ async def test_a_flood_about_one_object_is_merged_and_its_last_word_is_kept(
     recorder = a_recorder(through, clock=clock, limits=EventLimits(burst=3, refill_s=60))
     async with posting(recorder):
         for number in range(100):
-            recorder.record(regarding, type="Normal", reason="Flapping", action="Watch", note=f"note {number}")
+            recorder.record(regarding, EventReason("Flapping", "Watch"), f"note {number}")
             await asyncio.sleep(0.002)
         await eventually(lambda: len(proxy.seen) >= 3, "the burst is posted")
         assert len(proxy.seen) == 3
@@ -153,8 +154,8 @@ async def test_a_flood_about_one_object_does_not_hold_up_another(
     recorder = a_recorder(client, clock=ManualClock(), limits=EventLimits(burst=1, refill_s=1000))
     async with posting(recorder):
         for number in range(5):
-            recorder.record(regarding, type="Normal", reason=f"Reason{number}", action="Watch", note="flood")
-        recorder.record(other, type="Normal", reason="Calm", action="Watch", note="calm")
+            recorder.record(regarding, EventReason(f"Reason{number}", "Watch"), "flood")
+        recorder.record(other, EventReason("Calm", "Watch"), "calm")
         await events_in(client, namespace, count=2, note="calm")
 
 
@@ -166,8 +167,8 @@ async def test_nothing_is_lost_while_the_server_does_not_answer(
     dropped: list[str] = []
     recorder = a_recorder(through, dropped=dropped.append)
     async with posting(recorder):
-        recorder.record(regarding, type="Normal", reason="R", action="A", note="once")
-        recorder.record(regarding, type="Normal", reason="R", action="A", note="twice")
+        recorder.record(regarding, EventReason("R", "A"), "once")
+        recorder.record(regarding, EventReason("R", "A"), "twice")
         [event] = await events_in(client, namespace, count=1, note="twice")
     assert event.series is not None
     assert event.series.count == 2
@@ -180,9 +181,9 @@ async def test_an_event_whose_answer_was_lost_is_not_made_twice(
     proxy.fault(writes, proxy.lose_the_answer)
     recorder = a_recorder(through)
     async with posting(recorder):
-        recorder.record(regarding, type="Normal", reason="R", action="A", note="first")
+        recorder.record(regarding, EventReason("R", "A"), "first")
         await eventually(lambda: len(proxy.seen) >= 2, "it is tried again")
-        recorder.record(regarding, type="Normal", reason="R", action="A", note="second")
+        recorder.record(regarding, EventReason("R", "A"), "second")
         await events_in(client, namespace, count=1, note="second")
 
 
@@ -192,8 +193,8 @@ async def test_an_event_that_the_server_refuses_is_dropped_and_the_next_is_poste
     dropped: list[str] = []
     recorder = a_recorder(client, dropped=dropped.append)
     async with posting(recorder):
-        recorder.record(regarding, type="Normal", reason="R" * 200, action="A", note="the reason is too long")
-        recorder.record(regarding, type="Normal", reason="Fine", action="A", note="fine")
+        recorder.record(regarding, EventReason("R" * 200, "A"), "the reason is too long")
+        recorder.record(regarding, EventReason("Fine", "A"), "fine")
         await events_in(client, namespace, count=1, note="fine")
         assert dropped == ["refused"]
 
@@ -203,10 +204,10 @@ async def test_an_event_that_expired_is_made_anew_when_it_happens_again(
 ) -> None:
     recorder = a_recorder(client)
     async with posting(recorder):
-        recorder.record(regarding, type="Normal", reason="R", action="A", note="first")
+        recorder.record(regarding, EventReason("R", "A"), "first")
         [first] = await events_in(client, namespace, count=1, note="first")
         await client.delete(EVENTS, ObjectKey(namespace, first.metadata.name))
-        recorder.record(regarding, type="Normal", reason="R", action="A", note="second")
+        recorder.record(regarding, EventReason("R", "A"), "second")
         [second] = await events_in(client, namespace, count=1, note="second")
     assert second.metadata.uid != first.metadata.uid
 
@@ -217,10 +218,10 @@ async def test_what_happens_after_a_long_silence_is_a_new_event(
     clock = ManualClock()
     recorder = a_recorder(client, clock=clock, limits=EventLimits(series_s=900))
     async with posting(recorder):
-        recorder.record(regarding, type="Normal", reason="R", action="A", note="first")
+        recorder.record(regarding, EventReason("R", "A"), "first")
         await events_in(client, namespace, count=1, note="first")
         await clock.advance(901)
-        recorder.record(regarding, type="Normal", reason="R", action="A", note="second")
+        recorder.record(regarding, EventReason("R", "A"), "second")
         await events_in(client, namespace, count=2, note="second")
 
 
@@ -231,14 +232,14 @@ async def test_recording_is_bounded_and_never_waits(through: Client, proxy: Faul
     async with posting(recorder):
         for number in range(80):
             pod = ObjectReference(api_version="v1", kind="Pod", name=f"pod-{number}", namespace=namespace)
-            recorder.record(pod, type="Normal", reason="R", action="A", note="n")
+            recorder.record(pod, EventReason("R", "A"), "n")
     assert dropped == ["full"] * 30
 
 
 async def test_a_note_that_is_too_long_is_cut(client: Client, regarding: ObjectReference, namespace: str) -> None:
     recorder = a_recorder(client)
     async with posting(recorder):
-        recorder.record(regarding, type="Normal", reason="R", action="A", note="é" * 2000)
+        recorder.record(regarding, EventReason("R", "A"), "é" * 2000)
         for _ in range(500):
             found = await client.list(EVENTS, namespace=namespace)
             if found:
@@ -251,7 +252,7 @@ async def test_a_note_that_is_too_long_is_cut(client: Client, regarding: ObjectR
 
 async def test_what_waits_is_posted_at_the_end(client: Client, regarding: ObjectReference, namespace: str) -> None:
     recorder = a_recorder(client)
-    recorder.record(regarding, type="Normal", reason="R", action="A", note="last words")
+    recorder.record(regarding, EventReason("R", "A"), "last words")
     await recorder.flush(10)
     await events_in(client, namespace, count=1, note="last words")
 
@@ -260,6 +261,6 @@ async def test_the_end_is_not_held_up_by_a_server_that_does_not_answer(
     through: Client, proxy: FaultProxy, regarding: ObjectReference
 ) -> None:
     recorder = a_recorder(through)
-    recorder.record(regarding, type="Normal", reason="R", action="A", note="last words")
+    recorder.record(regarding, EventReason("R", "A"), "last words")
     async with proxy.unplugged(), asyncio.timeout(5):
         await recorder.flush(0.2)

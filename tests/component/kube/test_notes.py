@@ -9,6 +9,7 @@ from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.errors import Unreachable
 from draco.kube.events.notes import Notes
+from draco.kube.events.shares import EventReason
 from draco.resources.api.core import Event, ObjectReference
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import EVENTS, Kind
@@ -32,8 +33,7 @@ def some_notes(client: Client, clock: Clock | None = None) -> Notes:
         controller="draco.dev/test",
         instance="test-1",
         clock=clock or SystemClock(),
-        reason="Test",
-        action="Testing",
+        reason=EventReason("Test", "Testing", "Warning"),
     )
 
 

@@ -33,6 +33,7 @@ from draco.controller.workers.process import FleetProcessHandle
 from draco.kube.connect.client import Client, decode, encode, encode_plain
 from draco.kube.discovery import Features
 from draco.kube.errors import Forbidden, NotFound
+from draco.kube.events.shares import EventReason
 from draco.resources.api.claims import CelSelector, DeviceSelector, ResourceClaim
 from draco.resources.api.core import PodStatus
 from draco.resources.api.limits import Namespace
@@ -196,7 +197,7 @@ class Day:
         await self.clock.advance(ROUND_S)
         for claim in (each for each in made if isinstance(each, ResourceClaim)):
             about, note = CLAIMS.reference(claim.metadata), "It has a GPU."
-            self.made.events.record(about, type="Normal", reason="Allocated", action="Allocating", note=note)
+            self.made.events.record(about, EventReason("Allocated", "Allocating"), note)
         self.end([*made, *doomed] if number % 2 else [*doomed, *reversed(made)])
         for namespace in ("team", FORBIDDEN):
             brief = work(namespace, number, called="brief")

@@ -14,6 +14,7 @@ from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import Forbidden
 from draco.kube.events.notes import Notes
+from draco.kube.events.shares import EventReason
 from draco.maintenance.isolating.node_conditions import REASON, TYPES
 from draco.resources.api.core import NodeStatus, ObjectReference
 from draco.resources.api.meta import Condition
@@ -51,7 +52,7 @@ Again = Callable[[], Awaitable[float | None]]
 
 
 async def a_note(server: Server) -> Again:
-    notes = Notes(server.client, controller="draco", instance="one", clock=server.clock, reason="R", action="A")
+    notes = Notes(server.client, controller="draco", instance="one", clock=server.clock, reason=EventReason("R", "A"))
     about = ObjectReference(api_version="v1", kind="Pod", name="pod", namespace="default", uid="uid")
 
     async def again() -> float | None:

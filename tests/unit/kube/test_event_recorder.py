@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventLimits, EventRecorder
-from draco.kube.events.shares import EventType
+from draco.kube.events.shares import EventReason, EventType
 from draco.resources.api.core import Event, ObjectReference
 from draco.resources.api.meta import ObjectKey
 from tests.doubles.clock import ManualClock
@@ -19,7 +19,7 @@ from tests.doubles.clock import ManualClock
 def recorded(recorder: EventRecorder, number: int) -> None:
     for each in range(number):
         pod = ObjectReference(api_version="v1", kind="Pod", name=f"pod-{each}", namespace="default", uid=f"{each}")
-        recorder.record(pod, type="Normal", reason="Allocated", action="Allocating", note="Draco allocated gpu-0.")
+        recorder.record(pod, EventReason("Allocated", "Allocating"), "Draco allocated gpu-0.")
 
 
 class Server:
@@ -115,7 +115,7 @@ class Lab:
         )
 
     def record(self, about: ObjectReference, note: str, *, type: EventType = "Normal") -> None:  # noqa: A002 - the field's name
-        self.recorder.record(about, type=type, reason="R", action="A", note=note)
+        self.recorder.record(about, EventReason("R", "A", type), note)
 
     @asynccontextmanager
     async def posting(self) -> AsyncIterator[None]:

@@ -20,7 +20,7 @@ class Said:
     async def adopt(self) -> list[ObjectReference]:
         return self.adopted
 
-    async def say(self, regarding: ObjectReference, note: str, *, type: str) -> float:  # noqa: A002 - the field's name
+    async def say(self, regarding: ObjectReference, note: str, *, type: str | None) -> float:  # noqa: A002 - the field's name
         self.texts[regarding.uid] = f"{type}: {note}"
         return 1200.0
 
@@ -51,9 +51,9 @@ async def test_what_was_said_of_another_object_of_this_name_does_not_stay() -> N
     notes = by_name(said := Said())
     await notes.say(a_rule("one"), "hits")
     await notes.say(a_rule("two"), "hits")
-    assert said.texts == {"two": "Warning: hits"}
+    assert said.texts == {"two": "None: hits"}
     await notes.withdraw_unless_of(a_rule("two"))
-    assert said.texts == {"two": "Warning: hits"}
+    assert said.texts == {"two": "None: hits"}
     await notes.withdraw_unless_of(a_rule("three"))
     assert (said.texts, notes.said) == ({}, {})
 

@@ -13,6 +13,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import Backoff
 from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventReason
 from draco.kube.queue import WorkQueue, run_workers
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
@@ -81,7 +82,7 @@ class PodFeed:
             name=pod.metadata.name,
             uid=pod.metadata.uid,
         )
-        self._events.record(regarding, type="Warning", reason=reason, action="Preparing", note=sentence)
+        self._events.record(regarding, EventReason(reason, "Preparing", "Warning"), sentence)
 
     def _changed(self, change: Change[Pod]) -> None:
         for pod in (change.before, change.after):

@@ -12,7 +12,7 @@ from draco.agent.state.changes import RegistrationHeard
 from draco.agent.state.facts import NodeFacts
 from draco.agent.state.node import NodeState
 from draco.kube.events.events import EventRecorder
-from draco.kube.events.shares import EventType
+from draco.kube.events.shares import EventReason, EventType
 from draco.resources.api.core import ObjectReference
 from draco.resources.names import GpuUuid
 
@@ -43,7 +43,7 @@ class NodeEvents:
             uid=self._node,
             field_path=f"gpus{{{about}}}" if about else "",
         )
-        self._events.record(node, type=kind, reason=reason, action=action, note=note)
+        self._events.record(node, EventReason(reason, action, kind), note)
 
     def registration_heard(self, change: RegistrationHeard) -> None:
         """Kubelet refused the driver."""

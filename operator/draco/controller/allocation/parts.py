@@ -26,6 +26,7 @@ from draco.controller.workers.pool import Workers
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
+from draco.kube.events.shares import EventReason
 from draco.resources.api.meta import ObjectKey
 
 
@@ -41,7 +42,7 @@ class AllocationParts:
         *,
         guard: LimitGuard,
         events: EventRecorder,
-        notes: Callable[[str, str], Notes],
+        notes: Callable[[EventReason], Notes],
         evictions: PodEvictions,
         autoscaled: bool,
         settings: OperatorSettings,
@@ -71,7 +72,7 @@ class AllocationParts:
             client,
             view,
             decisions,
-            notes(leaks.KEPT_REASON, leaks.EVENT_ACTION),
+            notes(leaks.KEPT_REASON),
             events,
             metrics=metrics,
             tell_after_s=settings.leak_after_s,

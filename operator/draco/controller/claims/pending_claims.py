@@ -24,6 +24,7 @@ from draco.controller.workers.pool import Workers
 from draco.explanation.model import PendingReason
 from draco.kube.connect.retry import attempted
 from draco.kube.events.notes import Notes, NotesByKey
+from draco.kube.events.shares import EventReason
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Pod
@@ -32,8 +33,7 @@ from draco.resources.kinds import CLAIMS, PODS
 
 log = structlog.get_logger(__name__)
 
-EVENT_REASON = "ClaimPending"
-EVENT_ACTION = "Allocating"
+EVENT_REASON = EventReason("ClaimPending", "Allocating", "Warning")
 
 
 class PendingSubject(NamedTuple):

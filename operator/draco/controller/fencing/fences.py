@@ -20,7 +20,7 @@ from draco.health.fencing import FencingPlan, FencingTerms, plan_fencing
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Conflict, NotFound
 from draco.kube.events.events import EventRecorder
-from draco.kube.events.shares import EventType
+from draco.kube.events.shares import EventReason
 from draco.kube.watch.store import Change
 from draco.maintenance.rules import fence_for, fenced_node, is_fence, isolates_as
 from draco.resources.api.draco import GpuNode
@@ -34,8 +34,8 @@ log = structlog.get_logger(__name__)
 
 _Work = Callable[[], Awaitable[None]]
 AGENTS = "agents"
-AGENT_BACK = "AgentBack"
-EVENT_ACTION = "Fence"
+AGENT_LOST = EventReason(REASON_AGENT_LOST, "Fence", "Warning")
+AGENT_BACK = EventReason("AgentBack", "Fence")
 _LOST = (
     "The agent has not renewed its lease, so its report about the GPUs may be out of date. See the agent's pod on the node; if "
     "no agent should run there any more, delete this GpuNode."
@@ -125,8 +125,7 @@ class FencingReconciler:
         log.warning("agent.fenced", node=node, rule=rule.metadata.name)
         self._say(
             node,
-            "Warning",
-            REASON_AGENT_LOST,
+            AGENT_LOST,
             "The agent has not renewed its lease, so no new claim gets a GPU of this node until it does. Running pods continue. "
             f"See the agent's pod on node {node}; if no agent should run there any more, delete GpuNode {node}.",
         )
@@ -163,17 +162,14 @@ class FencingReconciler:
         node = NodeName(fenced_node(rule))
         log.info("agent.unfenced", node=node, rule=rule.metadata.name)
         if node in self.plan.lift:
-            self._say(node, "Normal", AGENT_BACK, "The node is not fenced any more: claims get its GPUs again.")
+            self._say(node, AGENT_BACK, "The node is not fenced any more: claims get its GPUs again.")
 
     async def _apply(self, kind: Kind[DeviceTaintRule], rule: DeviceTaintRule) -> None:
         await self._client.apply(kind, rule.metadata.key, rule, manager=FIELD_MANAGER_OPERATOR)
 
-    def _say(self, node: NodeName, type_: EventType, reason: str, note: str) -> None:
-        gpu_node = self._leases.gpu_node(node)
-        if gpu_node is None:
-            return
-        regarding = GPU_NODES.reference(gpu_node.metadata)
-        self._events.record(regarding, type=type_, reason=reason, action=EVENT_ACTION, note=note)
+    def _say(self, node: NodeName, reason: EventReason, note: str) -> None:
+        if (gpu_node := self._leases.gpu_node(node)) is not None:
+            self._events.record(GPU_NODES.reference(gpu_node.metadata), reason, note)
 
     def _say_suspended(self, plan: FencingPlan) -> None:
         if plan.suspended != self._suspended:

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 from draco.controller.view import BY_DEVICE, BY_POOL, ClusterView
 from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventReason
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import ObjectReference
 from draco.resources.api.draco import GpuNode, GpuStatus
@@ -18,8 +19,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, PODS
 from draco.resources.names import DeviceKey, gpu_name
 
-REASON: Final = "GpuFault"
-ACTION: Final = "Watch"
+REASON: Final = EventReason("GpuFault", "Watch", "Warning")
 _RECENT: Final = timedelta(seconds=60)
 _FaultKey: TypeAlias = tuple[object, ...]
 
@@ -65,7 +65,7 @@ class FaultNoticeReconciler:
         )
         for claim in self._users(node, gpu, fault):
             for each in (CLAIMS.reference(claim.metadata), *self._pods(claim)):
-                self._events.record(each, type="Warning", reason=REASON, action=ACTION, note=note)
+                self._events.record(each, REASON, note)
 
     def _pods(self, claim: ResourceClaim) -> Iterator[ObjectReference]:
         for consumer in claim.status.reserved_for:

@@ -26,7 +26,7 @@ from draco.health.requests import expired, is_over, places_of, remediates
 from draco.kube.connect.client import Client
 from draco.kube.errors import AlreadyExists, Conflict, NotFound
 from draco.kube.events.events import EventRecorder
-from draco.kube.events.shares import EventType
+from draco.kube.events.shares import EventReason
 from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
 from draco.resources.api.draco import GpuNode
@@ -38,10 +38,9 @@ from draco.resources.names import ANNOTATION_OUTCOME
 
 log = structlog.get_logger(__name__)
 
-EVENT_ACTION = "Remediating"
-OPENED_REASON = "RemediationOpened"
-GIVEN_UP_REASON = "RemediationGivenUp"
-LEFT_REASON = "RemediationLeft"
+OPENED_REASON = EventReason("RemediationOpened", "Remediating")
+GIVEN_UP_REASON = EventReason("RemediationGivenUp", "Remediating", "Warning")
+LEFT_REASON = EventReason("RemediationLeft", "Remediating", "Warning")
 _CLEARING = ""
 _CLEAR_EVERY_S = 600.0
 BY_PLACE = "place"
@@ -169,7 +168,7 @@ class RemediationReconciler:
             if policy is not None:
                 self._opened.labels(policy.metadata.name).inc()
                 note = f"Opened DeviceMaintenance {made.metadata.name} for {_device(request)}: {request.spec.reason}."
-                self._record(policy, "Normal", OPENED_REASON, note)
+                self._events.record(HEALTH_POLICIES.reference(policy.metadata), OPENED_REASON, note)
 
     async def _change(self, change: RequestChange) -> None:
         meta = change.request.metadata
@@ -204,7 +203,7 @@ class RemediationReconciler:
                 log.warning("health.remediation_given_up", node=node, policy=note.policy, message=note.text)
                 policy = self._view.health_policies.store.get(ObjectKey("", note.policy))
                 if policy is not None:
-                    self._record(policy, "Warning", GIVEN_UP_REASON, note.text)
+                    self._events.record(HEALTH_POLICIES.reference(policy.metadata), GIVEN_UP_REASON, note.text)
         self.on_notes.tell()
 
     def _leave(self, policy: HealthPolicy) -> None:
@@ -217,17 +216,10 @@ class RemediationReconciler:
                     f"HealthPolicy {policy.metadata.name}, which opened this, was deleted. It continues; finish, cancel or "
                     "delete it yourself."
                 )
-                kind = DEVICE_MAINTENANCES
-                about = kind.reference(meta)
-                self._events.record(about, type="Warning", reason=LEFT_REASON, action=EVENT_ACTION, note=note)
+                self._events.record(DEVICE_MAINTENANCES.reference(meta), LEFT_REASON, note)
 
     def _policy(self, uid: str) -> HealthPolicy | None:
         return next(iter(self._view.health_policies.store.by_index(BY_UID, uid)), None)
-
-    def _record(self, policy: HealthPolicy, kind: EventType, reason: str, note: str) -> None:
-        meta = policy.metadata
-        about = HEALTH_POLICIES.reference(meta)
-        self._events.record(about, type=kind, reason=reason, action=EVENT_ACTION, note=note)
 
 
 def _device(request: DeviceMaintenance) -> str:

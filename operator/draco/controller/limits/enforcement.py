@@ -14,6 +14,7 @@ import structlog
 from draco.controller.limits.holdings import HeldDevices
 from draco.controller.view import ClusterView
 from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventReason
 from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
 from draco.limits.amounts import Holdings, added, least_of
@@ -25,8 +26,7 @@ from draco.resources.kinds import CLAIMS
 
 log = structlog.get_logger(__name__)
 
-LIMIT_REASON = "DeviceLimitReached"
-EVENT_ACTION = "Allocating"
+LIMIT_REASON = EventReason("DeviceLimitReached", "Allocating", "Warning")
 
 
 class _Refused(msgspec.Struct, frozen=True):
@@ -86,13 +86,7 @@ class LimitGuard:
             after = _Refused(claim.metadata.uid, limits, text) if refusals else None
             if after is not None and (before is None or (before.uid, before.limits) != (after.uid, after.limits)):
                 log.info("allocation.limited", claim=str(key), limits=sorted(limits), why=text)
-                self._events.record(
-                    CLAIMS.reference(claim.metadata),
-                    type="Warning",
-                    reason=LIMIT_REASON,
-                    action=EVENT_ACTION,
-                    note=text,
-                )
+                self._events.record(CLAIMS.reference(claim.metadata), LIMIT_REASON, text)
             self._put(key, after)
 
     def _put(self, key: ObjectKey, refused: _Refused | None) -> None:

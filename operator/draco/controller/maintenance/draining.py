@@ -16,13 +16,13 @@ from draco.controller.maintenance.eviction_requests import EvictionRequests
 from draco.controller.view import ClusterView
 from draco.kube.errors import ApiError
 from draco.kube.events.events import EventRecorder
-from draco.kube.events.shares import EventType
+from draco.kube.events.shares import EventReason
 from draco.kube.watch.store import Change
 from draco.maintenance.draining.drain import AskedPod, DrainInput
 from draco.maintenance.progress import DrainPlan
 from draco.maintenance.taint_impact import spares_extended_resources
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import ObjectReference, Pod
+from draco.resources.api.core import Pod
 from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
@@ -33,9 +33,8 @@ from draco.resources.texts import listed
 
 log = structlog.get_logger(__name__)
 
-EVICTED_REASON = "PodEvicted"
-REQUESTED_REASON = "PodEvictionRequested"
-EVENT_ACTION = "DrainingDevice"
+EVICTED_REASON = EventReason("PodEvicted", "DrainingDevice")
+REQUESTED_REASON = EventReason("PodEvictionRequested", "DrainingDevice")
 
 _AT_ONCE = 4
 _DRAINING_PHASES = frozenset({MaintenancePhase.ISOLATED, MaintenancePhase.DRAINING, MaintenancePhase.FAILED})
@@ -167,7 +166,7 @@ class PodDrains:
             log.info("drain.requested", pod=str(pod.metadata.key), request=request.metadata.name)
             held = self._what_it_holds(request, pod)
             note = f"Asked to leave, because it holds {held}, in maintenance for {request.metadata.name}."
-            self._record(PODS.reference(pod.metadata), "Normal", note, reason=REQUESTED_REASON)
+            self._events.record(PODS.reference(pod.metadata), REQUESTED_REASON, note)
         return None
 
     async def _evict(self, request: DeviceMaintenance, pod: Pod, limit: asyncio.Semaphore) -> None:
@@ -199,18 +198,14 @@ class PodDrains:
 
     def _announce_eviction(self, request: DeviceMaintenance, pod: Pod) -> None:
         meta, held = request.metadata, self._what_it_holds(request, pod)
-        self._record(
-            PODS.reference(pod.metadata), "Normal", f"Evicted, because it holds {held}, in maintenance for {meta.name}."
-        )
+        note = f"Evicted, because it holds {held}, in maintenance for {meta.name}."
+        self._events.record(PODS.reference(pod.metadata), EVICTED_REASON, note)
         regarding = DEVICE_MAINTENANCES.reference(meta)
-        self._record(regarding, "Normal", f"Evicted pod {pod.metadata.key}, which holds {held}.")
+        self._events.record(regarding, EVICTED_REASON, f"Evicted pod {pod.metadata.key}, which holds {held}.")
 
     def _what_it_holds(self, request: DeviceMaintenance, pod: Pod) -> str:
         devices = sorted(self._view.devices_held(pod.claims).intersection(each.key for each in request.status.devices))
         return listed(f"{each.device} of {each.pool}" for each in devices) or "a device"
-
-    def _record(self, regarding: ObjectReference, type_: EventType, note: str, *, reason: str = EVICTED_REASON) -> None:
-        self._events.record(regarding, type=type_, reason=reason, action=EVENT_ACTION, note=note)
 
     def _refused_by_budgets(self) -> Iterator[str]:
         """The UIDs of requests with a pod whose eviction a budget refused."""

@@ -19,6 +19,7 @@ from draco.controller.taints.extensions import delete_rule
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventReason, EventType
 from draco.kube.watch.store import Change
 from draco.maintenance.draining.drain import plan_drain
 from draco.maintenance.plan import plan_abandoned, plan_maintenance
@@ -217,13 +218,9 @@ class MaintenanceReconciler:
         """Report a change of phase once, after writing it."""
         if status.phase is None:
             return
-        self._events.record(
-            DEVICE_MAINTENANCES.reference(request.metadata),
-            type="Warning" if status.phase is MaintenancePhase.FAILED else "Normal",
-            reason=status.phase.value,
-            action=EVENT_ACTION,
-            note=status.message,
-        )
+        type_: EventType = "Warning" if status.phase is MaintenancePhase.FAILED else "Normal"
+        reason = EventReason(status.phase.value, EVENT_ACTION, type_)
+        self._events.record(DEVICE_MAINTENANCES.reference(request.metadata), reason, status.message)
 
     def _wake_for_request(self, change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
         for request in change.versions:

@@ -21,6 +21,7 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import ServerError, Unreachable
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import times_of
+from draco.kube.events.shares import EventReason
 from draco.kube.watch.store import Change
 from draco.mig_policy.release_policy import IdleClaim, ReleaseDelays, ReleaseObstacle, obstacle, prepared_on, users
 from draco.mig_policy.releases import ClaimRelease
@@ -33,9 +34,8 @@ from draco.resources.names import ATTRIBUTE_PARENT_UUID, FIELD_MANAGER_OPERATOR,
 
 log = structlog.get_logger(__name__)
 
-RELEASED_REASON = "ClaimReleased"
-ROOM_REASON = "PlaceReleased"
-EVENT_ACTION = "Repairing"
+RELEASED_REASON = EventReason("ClaimReleased", "Repairing")
+ROOM_REASON = EventReason("PlaceReleased", "Repairing")
 
 _UNANSWERED_S = 10.0
 """How long a write without an answer may take to show up before it counts as failed."""
@@ -143,7 +143,7 @@ class ClaimReleases:
 
     async def adopt(self) -> None:
         """Learn from the former leader's Events what was released recently. Raises ApiError."""
-        selector = f"reason={RELEASED_REASON},reportingComponent={FIELD_MANAGER_OPERATOR}"
+        selector = f"reason={RELEASED_REASON.name},reportingComponent={FIELD_MANAGER_OPERATOR}"
         for event in await self._client.list(EVENTS, field_selector=selector):
             _, last = times_of(event)
             if event.involved_object is not None and last is not None:
@@ -253,25 +253,20 @@ class ClaimReleases:
         self._count.labels(policy).inc()
         held = ", ".join(release.devices.get(key, ()))
         log.info("repair.released", claim=str(key), devices=held, pod=str(release.pod), policy=policy)
-        self._record(
-            claim,
+        self._events.record(
+            CLAIMS.reference(claim.metadata),
             RELEASED_REASON,
             f"Released for pod {release.pod}, as MigPolicy {policy} permits: it held {held}, and no pod used it. It is "
             "allocated again when a pod uses it.",
         )
         for each in release.waiting:
             if (waiting := self._view.claims.store.get(each)) is not None:
-                self._record(
-                    waiting,
+                self._events.record(
+                    CLAIMS.reference(waiting.metadata),
                     ROOM_REASON,
                     f"Idle claim {key} was released, as MigPolicy {policy} permits: pod {release.pod} fits on node "
                     f"{release.node} now.",
                 )
-
-    def _record(self, claim: ResourceClaim, reason: str, note: str) -> None:
-        self._events.record(
-            CLAIMS.reference(claim.metadata), type="Normal", reason=reason, action=EVENT_ACTION, note=note
-        )
 
     def _follow(self, change: Change[ResourceClaim]) -> None:
         after, before = change.after, change.before

@@ -21,6 +21,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.retry import attempted
 from draco.kube.errors import ApiError
 from draco.kube.events.notes import Notes, NotesByKey
+from draco.kube.events.shares import EventReason
 from draco.kube.listeners import Listeners
 from draco.mig_policy import release_policy
 from draco.mig_policy.release_policy import ReleaseObstacle
@@ -33,8 +34,7 @@ from draco.resources.kinds import CLAIMS
 
 log = structlog.get_logger(__name__)
 
-EVENT_REASON = "ClaimMovable"
-EVENT_ACTION = "Repairing"
+EVENT_REASON = EventReason("ClaimMovable", "Repairing", "Warning")
 _EVERYTHING = "idle-claims"
 """The one key: advice for one pod depends on all."""
 _PACE_S = 2.0

@@ -23,6 +23,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.retry import Pauses
 from draco.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceTerminating, NotFound
 from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventReason
 from draco.kube.watch.store import Change
 from draco.reservations.claims import claim_name, lost_claims, manifest_of, reservation_key
 from draco.reservations.plan import ReservationPlan, ReservedClaims, UnusedClaims, idle_claims, plan
@@ -69,9 +70,8 @@ _LONGEST_WAIT_S: Final = 3600.0
 _IDLE_S: Final = 60.0
 """How often to check a GPU's policy, where one limits how long reserved devices may be unused."""
 
-IDLE_REASON = "ReservationUnused"
-LOST_REASON = "ReservationLost"
-EVENT_ACTION = "Reserving"
+IDLE_REASON = EventReason("ReservationUnused", "Reserving", "Warning")
+LOST_REASON = EventReason("ReservationLost", "Reserving", "Warning")
 
 
 class ReservationReconciler:
@@ -254,12 +254,10 @@ class ReservationReconciler:
         regarding = DEVICE_RESERVATIONS.reference(reservation.metadata)
         if [each for each in idle.warned if each.uid not in self._warned]:
             self._warned.update(each.uid for each in idle.warned)
-            note = warning_text(idle.warned)
-            self._events.record(regarding, type="Warning", reason=IDLE_REASON, action=EVENT_ACTION, note=note)
+            self._events.record(regarding, IDLE_REASON, warning_text(idle.warned))
         self._warned -= {each.uid for each in idle.idle} - {each.uid for each in idle.warned}
         if fresh := set(idle.lost) - set(lost_claims(reservation)):
-            note = lost_text(len(fresh))
-            self._events.record(regarding, type="Warning", reason=LOST_REASON, action=EVENT_ACTION, note=note)
+            self._events.record(regarding, LOST_REASON, lost_text(len(fresh)))
 
     def _room(self, namespace: str) -> int:
         return MOST_IN_NAMESPACE - len(self._view.claims.store.by_index(RESERVED_IN, namespace))

@@ -12,6 +12,7 @@ from draco.controller.taints.reach import RuleReach
 from draco.controller.view import BY_TAINTED_POOL, BY_UID, WIDE, ClusterView
 from draco.kube.connect.retry import attempted
 from draco.kube.events.notes import Notes, NotesByKey
+from draco.kube.events.shares import EventReason
 from draco.maintenance.rules import extended_device, extends, is_draco_own, means
 from draco.maintenance.taint_impact import TaintImpact, impact_of, sentences, spares_extended_resources, with_budgets
 from draco.resources.api.claims import ResourceClaim
@@ -19,8 +20,7 @@ from draco.resources.api.core import Pod
 from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector
 from draco.resources.names import DeviceKey, PoolKey
 
-EVENT_REASON = "TaintImpact"
-EVENT_ACTION = "ReportTaint"
+EVENT_REASON = EventReason("TaintImpact", "ReportTaint")
 _BUDGETS_EVERY_S = 300.0
 """How often to check PodDisruptionBudgets: their status changes too often to write an Event each time."""
 

@@ -27,7 +27,7 @@ from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import TRANSIENT, Backoff
 from draco.kube.errors import ApiError, NamespaceTerminating, NotFound
-from draco.kube.events.shares import EventContent, EventShares, EventSubject, EventType, RememberedSeries
+from draco.kube.events.shares import EventContent, EventReason, EventShares, EventSubject, RememberedSeries
 from draco.kube.rate_limit import Budget, RateLimit
 from draco.resources.api.core import Event, EventSeries, ObjectReference
 from draco.resources.api.meta import ObjectKey, micro_time
@@ -58,9 +58,9 @@ class EventWriter:
         last = micro_time(happening.last)
         event = Event(
             involved_object=subject.regarding,
-            reason=subject.reason,
-            action=subject.action,
-            type=subject.type,
+            reason=subject.reason.name,
+            action=subject.reason.action,
+            type=subject.reason.type,
             message=cut(shown(happening.note)),
             event_time=micro_time(happening.first),
             series=EventSeries(count=happening.count, last_observed_time=last) if happening.count > 1 else None,
@@ -120,11 +120,11 @@ class EventRecorder:
         self._swept_at = self._said_full_at = float("-inf")
         self._wake = asyncio.Event()
 
-    def record(self, regarding: ObjectReference, *, type: EventType, reason: str, action: str, note: str) -> None:  # noqa: A002 - the field's name
-        """Report an event of `regarding`: `reason` and `action` in CamelCase, `note` a sentence, cut at 1024 bytes."""
+    def record(self, regarding: ObjectReference, reason: EventReason, note: str) -> None:
+        """Report an event of `regarding`. `note` is a sentence, cut at 1024 bytes."""
         now, at = self._clock.now(), self._clock.monotonic()
         self._forget_silent(at)
-        subject = EventSubject(regarding, reason, action, type)
+        subject = EventSubject(regarding, reason)
         series = self._shares.get(subject)
         if series is None:
             if not self._shares.has_room(subject):
@@ -158,9 +158,9 @@ class EventRecorder:
                 self._dropped("refused")
                 name = str(subject.regarding.name)
                 if isinstance(error, NamespaceTerminating):  # nobody's mistake
-                    log.debug("events.refused", regarding=name, reason=subject.reason, error=str(error))
+                    log.debug("events.refused", regarding=name, reason=subject.reason.name, error=str(error))
                 else:
-                    log.warning("events.refused", regarding=name, reason=subject.reason, error=str(error))
+                    log.warning("events.refused", regarding=name, reason=subject.reason.name, error=str(error))
             else:
                 backoff.reset()
                 rest_s = min(_REST * (self._clock.monotonic() - began_s), _LONGEST_REST_S)
@@ -182,7 +182,7 @@ class EventRecorder:
         if at >= self._said_full_at + _SWEEP_S:
             self._said_full_at = at
             namespace, name = subject.regarding.namespace, subject.regarding.name
-            log.warning("events.full", namespace=namespace, regarding=name, reason=subject.reason)
+            log.warning("events.full", namespace=namespace, regarding=name, reason=subject.reason.name)
 
     def _next(self) -> tuple[EventSubject | None, float | None]:
         """The next Event to post, or seconds until one may be posted or is over (None: nothing is remembered)."""

@@ -22,7 +22,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.retry import FORBIDDEN_LONGEST_S, FORBIDDEN_S, Pauses
 from draco.kube.errors import ApiError, Forbidden, Invalid, NamespaceTerminating, NotFound
 from draco.kube.events.events import EventWriter, cut, event_name
-from draco.kube.events.shares import EventContent, EventSubject, EventType
+from draco.kube.events.shares import EventContent, EventReason, EventSubject, EventType
 from draco.kube.rate_limit import Budget, RateLimit
 from draco.resources.api.core import Event, ObjectReference
 from draco.resources.kinds import EVENTS
@@ -51,15 +51,12 @@ class _Note(msgspec.Struct, frozen=True):
 class Notes:
     """Reports one condition per object, under one reason. `controller` and `instance` as for EventRecorder."""
 
-    def __init__(
-        self, client: Client, *, controller: str, instance: str, clock: Clock, reason: str, action: str
-    ) -> None:
+    def __init__(self, client: Client, *, controller: str, instance: str, clock: Clock, reason: EventReason) -> None:
         self._client = client
         self._writer = EventWriter(client, controller=controller, instance=instance)
         self._controller = controller
         self._clock = clock
         self._reason = reason
-        self._action = action
         self._said: dict[str, _Note] = {}  # by UID, like `_refused`
         self._refused: Pauses[str] = Pauses(clock.monotonic, first_s=FORBIDDEN_S, longest_s=FORBIDDEN_LONGEST_S)
         self._next_write_s = 0.0
@@ -67,7 +64,7 @@ class Notes:
     async def adopt(self) -> list[ObjectReference]:
         """Take over the Events of the previous leader, and return the objects that they are about."""
         adopted = []
-        selector = f"reason={self._reason},reportingComponent={self._controller}"
+        selector = f"reason={self._reason.name},reportingComponent={self._controller}"
         for event in await self._client.list(EVENTS, field_selector=selector):
             regarding = event.involved_object
             if regarding is None or event.metadata.name != self._name(regarding):
@@ -81,7 +78,7 @@ class Notes:
             adopted.append(regarding)
         return adopted
 
-    async def say(self, regarding: ObjectReference, note: str, *, type: EventType = "Warning") -> float:  # noqa: A002 - the field's name
+    async def say(self, regarding: ObjectReference, note: str, *, type: EventType | None = None) -> float:  # noqa: A002 - the field's name
         """Make the object's Event say `note`, now or when due. Return seconds until it must be said again."""
         note = cut(shown(note))
         now_s = self._clock.monotonic()
@@ -102,9 +99,9 @@ class Notes:
             await self._writer.write(self._subject(regarding, type), self._name(regarding), said)
         except (Forbidden, NotFound, Invalid) as error:
             if isinstance(error, NamespaceTerminating):  # nobody's mistake
-                log.debug("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
+                log.debug("events.refused", regarding=regarding.name, reason=self._reason.name, error=str(error))
             else:
-                log.warning("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
+                log.warning("events.refused", regarding=regarding.name, reason=self._reason.name, error=str(error))
             # Whatever the cause, an immediate retry will not help.
             return self._refused.begin(regarding.uid, str(error))
         except ApiError:
@@ -124,11 +121,11 @@ class Notes:
         self._refused.forget(regarding.uid)
         await self._writer.delete(self._subject(regarding), self._name(regarding))
 
-    def _subject(self, regarding: ObjectReference, type_: EventType = "Warning") -> EventSubject:
-        return EventSubject(regarding, self._reason, self._action, type_)
+    def _subject(self, regarding: ObjectReference, type_: EventType | None = None) -> EventSubject:
+        return EventSubject(regarding, self._reason._replace(type=type_ or self._reason.type))
 
     def _name(self, regarding: ObjectReference) -> str:
-        return event_name(regarding, hashlib.sha256(f"{regarding.uid}\0{self._reason}".encode()).hexdigest()[:16])
+        return event_name(regarding, hashlib.sha256(f"{regarding.uid}\0{self._reason.name}".encode()).hexdigest()[:16])
 
     async def _pace(self) -> None:
         now_s = self._clock.monotonic()
@@ -152,7 +149,7 @@ class NotesByKey(Generic[K]):
             self.said.setdefault(self._key_of(regarding), regarding)
         return list(self.said)
 
-    async def say(self, regarding: ObjectReference, note: str, *, type: EventType = "Warning") -> float:  # noqa: A002 - the field's name
+    async def say(self, regarding: ObjectReference, note: str, *, type: EventType | None = None) -> float:  # noqa: A002 - the field's name
         """As `Notes.say`; withdraws the note of another object with the same key."""
         await self.withdraw_unless_of(regarding)
         self.said[self._key_of(regarding)] = regarding

@@ -26,13 +26,19 @@ _TYPES: Final[tuple[EventType, ...]] = ("Warning", "Normal")
 _CLUSTER: Final = ""
 
 
+class EventReason(NamedTuple):
+    """Why Events are written: their reason and action, in CamelCase, and their type."""
+
+    name: str
+    action: str
+    type: EventType = "Normal"
+
+
 class EventSubject(NamedTuple):
     """What an Event, or series of equal ones, is about."""
 
     regarding: ObjectReference
-    reason: str
-    action: str
-    type: EventType
+    reason: EventReason
 
 
 class EventContent(msgspec.Struct, frozen=True):
@@ -102,20 +108,20 @@ class EventShares:
         share = self._shares.setdefault(subject.regarding.namespace, _Share())
         self._series[subject] = series
         self._series.move_to_end(subject)
-        share.series[subject.type][subject] = None
-        share.series[subject.type].move_to_end(subject)
-        share.unposted[subject.type].setdefault(subject)
+        share.series[subject.reason.type][subject] = None
+        share.series[subject.reason.type].move_to_end(subject)
+        share.unposted[subject.reason.type].setdefault(subject)
 
     def posted(self, subject: EventSubject) -> None:
         """The series was posted: the next turn is another namespace's."""
         if (share := self._shares.get(subject.regarding.namespace)) is not None:
-            share.unposted[subject.type].pop(subject, None)
+            share.unposted[subject.reason.type].pop(subject, None)
             self._shares.move_to_end(subject.regarding.namespace)
 
     def unposted(self, subject: EventSubject) -> None:
         """The series must be posted again."""
         if subject in self._series:
-            self._shares[subject.regarding.namespace].unposted[subject.type].setdefault(subject)
+            self._shares[subject.regarding.namespace].unposted[subject.reason.type].setdefault(subject)
 
     def to_post(self) -> Iterator[EventSubject]:
         """The series to post, in order."""
@@ -134,7 +140,7 @@ class EventShares:
         for subject, series in self._series.items():
             if series.last_at > before:
                 break
-            if subject not in self._shares[subject.regarding.namespace].unposted[subject.type]:
+            if subject not in self._shares[subject.regarding.namespace].unposted[subject.reason.type]:
                 gone.append(subject)
         for subject in gone:
             self._remove(subject)
@@ -160,7 +166,7 @@ class EventShares:
     def _make_room(self, subject: EventSubject) -> bool:
         namespace = subject.regarding.namespace
         own = self._shares.get(namespace)
-        if own is not None and subject.type == "Warning" and (normal := _first_of(own, "Normal")) is not None:
+        if own is not None and subject.reason.type == "Warning" and (normal := _first_of(own, "Normal")) is not None:
             self._give_up(normal)
             return True
         if namespace == _CLUSTER or (own is not None and len(own) >= self._most_in_namespace):
@@ -172,15 +178,15 @@ class EventShares:
         return True
 
     def _give_up(self, subject: EventSubject) -> None:
-        if subject in self._shares[subject.regarding.namespace].unposted[subject.type]:
+        if subject in self._shares[subject.regarding.namespace].unposted[subject.reason.type]:
             self.when_dropped.tell(subject)
         self._remove(subject)
 
     def _remove(self, subject: EventSubject) -> None:
         namespace = subject.regarding.namespace
         share = self._shares[namespace]
-        del self._series[subject], share.series[subject.type][subject]
-        share.unposted[subject.type].pop(subject, None)
+        del self._series[subject], share.series[subject.reason.type][subject]
+        share.unposted[subject.reason.type].pop(subject, None)
         if not len(share):
             del self._shares[namespace]
 

@@ -15,6 +15,7 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Conflict, Forbidden, Unreachable
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
+from draco.kube.events.shares import EventReason
 from draco.resources.api.claims import AllocatedDeviceStatus, ResourceClaim, ResourceClaimConsumerReference
 from draco.resources.api.core import ObjectReference, Pod, PodSchedulingGroup, PodStatus
 from draco.resources.api.draco import Allocator, MigGangs, MigMode
@@ -112,8 +113,8 @@ class World:
         self.put(claim)
         return claim
 
-    def record(self, regarding: ObjectReference, *, type: str, reason: str, action: str, note: str) -> None:  # noqa: A002 - the field's name
-        self.events.append(reason)
+    def record(self, regarding: ObjectReference, reason: EventReason, note: str) -> None:
+        self.events.append(reason.name)
 
     async def list(self, kind: Kind[Any], *, namespace: str) -> list[Pod]:
         assert kind is PODS

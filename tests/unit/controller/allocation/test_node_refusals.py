@@ -11,6 +11,7 @@ from draco.controller.allocation.queue.refusals import NodeRefusals
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventReason
 from draco.resources.api.claims import ResourceClaim, ResourceClaimConsumerReference, ResourceClaimStatus
 from draco.resources.api.core import ObjectReference, PodStatus
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
@@ -49,8 +50,8 @@ class World:
         self.refusals = NodeRefusals(self.view, events, returned=lambda _: False)
         self.allocations = permissive_allocations(self.view, PromptWorkers(self.view), events=self)
 
-    def record(self, regarding: ObjectReference, *, reason: str, **_: str) -> None:
-        self.said.append(f"{reason} {regarding.name}")
+    def record(self, regarding: ObjectReference, reason: EventReason, _: str) -> None:
+        self.said.append(f"{reason.name} {regarding.name}")
 
 
 @pytest.mark.parametrize("claim", [held(), held(["pod"]), held(group=True)])

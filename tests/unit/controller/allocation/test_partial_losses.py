@@ -16,6 +16,7 @@ from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, DisruptionRefused, Forbidden
 from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventReason
 from draco.resources.api.claims import ResourceClaim, ResourceClaimConsumerReference
 from draco.resources.api.core import ObjectReference, Pod, PodStatus
 from draco.resources.api.draco import Allocator, MigGangs, MigMode, PartialLoss
@@ -40,7 +41,7 @@ class World:
         """The answers to the next evictions of a pod, except dry runs."""
         self.foreseen: dict[str, ApiError] = {}
         self.asked: list[str] = []
-        self.said: list[tuple[str, str, str]] = []
+        self.said: list[tuple[str, EventReason, str]] = []
         self.unseen: list[Pod] = []
         self.nominated: object = None
         self.metrics = OperatorMetrics()
@@ -95,7 +96,7 @@ class World:
         assert uid == str(GANG)
         return self.nominated
 
-    def record(self, regarding: ObjectReference, *, type: str, reason: str, action: str, note: str) -> None:  # noqa: A002 - the field's name
+    def record(self, regarding: ObjectReference, reason: EventReason, note: str) -> None:
         self.said.append((regarding.name, reason, note))
 
     async def list(self, kind: Kind[Any], *, namespace: str) -> list[Any]:

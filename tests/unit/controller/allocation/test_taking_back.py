@@ -12,6 +12,7 @@ from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, ServerError, Unreachable
 from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventReason
 from draco.resources.api.claims import ResourceClaim, ResourceClaimStatus
 from draco.resources.api.core import ObjectReference
 from draco.resources.api.meta import ObjectKey
@@ -47,8 +48,8 @@ class World:
         if self.answers:
             raise self.answers.pop(0)
 
-    def record(self, regarding: ObjectReference, *, type: str, reason: str, action: str, note: str) -> None:  # noqa: A002 - the field's name
-        self.events.append(f"{reason} {regarding.name}: {note}")
+    def record(self, regarding: ObjectReference, reason: EventReason, note: str) -> None:
+        self.events.append(f"{reason.name} {regarding.name}: {note}")
 
     @property
     def tried(self) -> list[str]:

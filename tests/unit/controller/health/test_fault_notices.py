@@ -10,6 +10,7 @@ from draco.controller.health.fault_notices import FaultNoticeReconciler
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventReason
 from draco.resources.api.claims import AllocatedDeviceStatus, ResourceClaim
 from draco.resources.api.core import ObjectReference
 from draco.resources.api.draco import GpuNode
@@ -28,8 +29,8 @@ class Recorded:
     def __init__(self) -> None:
         self.said: list[tuple[str, str, str]] = []
 
-    def record(self, regarding: ObjectReference, *, reason: str, note: str, **_: Any) -> None:
-        self.said.append((f"{regarding.kind} {regarding.name}", reason, note))
+    def record(self, regarding: ObjectReference, reason: EventReason, note: str) -> None:
+        self.said.append((f"{regarding.kind} {regarding.name}", reason.name, note))
 
     def taken(self) -> list[str]:
         """The objects that got Events since the last call."""

@@ -8,6 +8,7 @@ import msgspec
 from draco.controller.limits.enforcement import LimitGuard
 from draco.controller.limits.holdings import HeldDevices
 from draco.controller.view import ClusterView
+from draco.kube.events.shares import EventReason
 from draco.kube.watch.collection import Collection
 from draco.placing.groups.group import ClaimGroup, GroupMember, GroupPlacement
 from draco.resources.api.claims import AllocationResult, ResourceClaim
@@ -30,7 +31,7 @@ class World:
         waiting = [unallocated(on(gpu)) for gpu in range(3)]
         self.put(a_namespace("default", tenant="a"), *a_mig_pool("node-0", 2), *waiting, *objects)
 
-    def record(self, regarding: ObjectReference, *, note: str, **_: str) -> None:
+    def record(self, regarding: ObjectReference, _: EventReason, note: str) -> None:
         self.events.append((regarding.name, note))
 
     def put(self, *objects: Any) -> None:

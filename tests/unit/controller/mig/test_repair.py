@@ -18,6 +18,7 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Conflict, Forbidden, ServerError, TooManyRequests, Unreachable
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
+from draco.kube.events.shares import EventReason
 from draco.mig_policy import release_policy
 from draco.mig_policy.release_policy import ReleaseDelays
 from draco.mig_policy.releases import ClaimRelease
@@ -58,8 +59,8 @@ class Happenings:
     def __init__(self) -> None:
         self.texts: list[tuple[str, str, str]] = []
 
-    def record(self, regarding: ObjectReference, *, type: str, reason: str, action: str, note: str) -> None:  # noqa: A002 - the field's name
-        self.texts.append((reason, regarding.name, note))
+    def record(self, regarding: ObjectReference, reason: EventReason, note: str) -> None:
+        self.texts.append((reason.name, regarding.name, note))
 
 
 class Server:

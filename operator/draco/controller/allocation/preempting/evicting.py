@@ -18,16 +18,16 @@ from draco.controller.deallocations import Deallocations
 from draco.controller.evictions import NOT_PERMITTED, PodEvictions, refused
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
-from draco.resources.api.core import ObjectReference, Pod
+from draco.kube.events.shares import EventReason
+from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.kinds import CLAIMS, DEVICE_RESERVATIONS, PODS
 from draco.resources.texts import agreeing, counted, listed
 
 log = structlog.get_logger(__name__)
 
-PREEMPTED_REASON = "Preempted"
-PREEMPTING_REASON = "Preempting"
-EVENT_ACTION = "Preempting"
+PREEMPTED_REASON = EventReason("Preempted", "Preempting")
+PREEMPTING_REASON = EventReason("Preempting", "Preempting")
 
 
 class PreemptionEvictions:
@@ -110,10 +110,10 @@ class PreemptionEvictions:
                 f"{agreeing(_pods(waiting) or 1, 'gets', 'get')} them; the reservation's own priority is {its}. Its claim waits "
                 "for others."
             )
-            self._record(CLAIMS.reference(claim.metadata), PREEMPTED_REASON, note)
+            self._events.record(CLAIMS.reference(claim.metadata), PREEMPTED_REASON, note)
             if (owner := claim.metadata.controller) is not None:
                 key = ObjectMeta(name=owner.name, namespace=claim.metadata.namespace, uid=owner.uid)
-                self._record(DEVICE_RESERVATIONS.reference(key), PREEMPTED_REASON, note)
+                self._events.record(DEVICE_RESERVATIONS.reference(key), PREEMPTED_REASON, note)
         return True
 
     async def _still_waits(self, nomination: Nomination) -> bool:
@@ -146,16 +146,13 @@ class PreemptionEvictions:
                 f"Evicted, because {_who(waiting)} of priority {priority} {agreeing(_pods(waiting) or 1, 'gets', 'get')} devices "
                 f"that it holds; {its_own} {its}."
             )
-            self._record(PODS.reference(pod.metadata), PREEMPTED_REASON, note)
+            self._events.record(PODS.reference(pod.metadata), PREEMPTED_REASON, note)
         devices = listed(f"{each.device} of {each.pool}" for each in nomination.results)
         note = f"Draco evicted {counted(len(pods), 'pod')} of lower priority to make room: {devices}."
         member = waiting.group.members[0]
-        self._record(CLAIMS.reference(member.claims[0].metadata), PREEMPTING_REASON, note)
+        self._events.record(CLAIMS.reference(member.claims[0].metadata), PREEMPTING_REASON, note)
         if member.pods:
-            self._record(PODS.reference(member.pods[0].metadata), PREEMPTING_REASON, note)
-
-    def _record(self, regarding: ObjectReference, reason: str, note: str) -> None:
-        self._events.record(regarding, type="Normal", reason=reason, action=EVENT_ACTION, note=note)
+            self._events.record(PODS.reference(member.pods[0].metadata), PREEMPTING_REASON, note)
 
 
 def _pods(waiting: WaitingGroup) -> int:

@@ -22,7 +22,7 @@ from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import Backoff
 from draco.kube.events.events import EventRecorder
-from draco.kube.events.shares import EventType
+from draco.kube.events.shares import EventReason
 from draco.maintenance.draining.disruption import why_refused
 from draco.placing.preempting.victims import VictimInput, evictable
 from draco.resources.api.claims import ResourceClaim
@@ -34,9 +34,8 @@ from draco.resources.texts import counted, sentence
 
 log = structlog.get_logger(__name__)
 
-RELEASED_REASON = "GroupReleased"
-KEPT_REASON = "GroupNotReleased"
-EVENT_ACTION = "Releasing"
+RELEASED_REASON = EventReason("GroupReleased", "Releasing")
+KEPT_REASON = EventReason("GroupNotReleased", "Releasing", "Warning")
 AFTER_S = 300.0
 """How long a group may be short of a pod."""
 _AGAIN_S, _LONGEST_S = 10.0, 300.0
@@ -215,9 +214,9 @@ class PartialLosses:
             "spec.gangs.onPartialLoss); it will be allocated again together."
         )
         for pod in going:
-            self._record(PODS.reference(pod.metadata), "Normal", RELEASED_REASON, note)
+            self._events.record(PODS.reference(pod.metadata), RELEASED_REASON, note)
         if (group := self._pod_group(gang)) is not None:
-            self._record(group, "Normal", RELEASED_REASON, note)
+            self._events.record(group, RELEASED_REASON, note)
 
     def _refuse(self, gang: GangKey, staying: Sequence[tuple[Pod, str]], missing: int) -> None:
         """Report once, on the PodGroup or the first pod that stays, why the group keeps its devices."""
@@ -229,16 +228,13 @@ class PartialLosses:
             f"{gang} has been short of {counted(missing, 'pod')} for {_minutes()} min, and Draco cannot evict the rest "
             f"(MigPolicy spec.gangs.onPartialLoss). Pod {first.metadata.name}: {sentence(why)}"
         )
-        self._record(self._pod_group(gang) or PODS.reference(first.metadata), "Warning", KEPT_REASON, note)
+        self._events.record(self._pod_group(gang) or PODS.reference(first.metadata), KEPT_REASON, note)
 
     def _pod_group(self, gang: GangKey) -> ObjectReference | None:
         if gang.source is not GangSource.POD_GROUP:
             return None
         group = self._view.pod_groups.store.get(ObjectKey(gang.namespace, gang.name))
         return self._view.pod_groups.kind.reference(group.metadata) if group is not None else None
-
-    def _record(self, regarding: ObjectReference, kind: EventType, reason: str, note: str) -> None:
-        self._events.record(regarding, type=kind, reason=reason, action=EVENT_ACTION, note=note)
 
 
 def _minutes() -> int:

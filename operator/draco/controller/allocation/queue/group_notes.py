@@ -10,12 +10,12 @@ import structlog
 from draco.controller.allocation.waiting_group import WaitingGroup
 from draco.kube.clock import Clock
 from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventReason
 from draco.resources.kinds import CLAIMS, PODS
 
 log = structlog.get_logger(__name__)
 
-WAITING_REASON = "GroupWaiting"
-EVENT_ACTION = "Allocating"
+WAITING_REASON = EventReason("GroupWaiting", "Allocating", "Warning")
 
 
 class GroupNotes:
@@ -56,4 +56,4 @@ class GroupNotes:
             PODS.reference(member.pods[0].metadata) if member.pods else CLAIMS.reference(member.claims[0].metadata)
         )
         log.info("allocation.group_waits", group=waiting.group.name, why=why)
-        self._events.record(regarding, type="Warning", reason=WAITING_REASON, action=EVENT_ACTION, note=why)
+        self._events.record(regarding, WAITING_REASON, why)

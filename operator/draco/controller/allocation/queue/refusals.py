@@ -13,6 +13,7 @@ from draco.allocation.ownership.claims import nodes_of
 from draco.controller.view import ClusterView
 from draco.kube.connect.retry import doubling_s
 from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventReason
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
@@ -22,8 +23,7 @@ from draco.resources.texts import listed
 
 log = structlog.get_logger(__name__)
 
-TAKEN_BACK_REASON = "AllocationTakenBack"
-EVENT_ACTION = "Allocating"
+TAKEN_BACK_REASON = EventReason("AllocationTakenBack", "Allocating", "Warning")
 _FIRST_S = 30.0
 _LONGEST_S = 300.0
 
@@ -76,9 +76,7 @@ class NodeRefusals:
             f"Pod {pod.metadata.name} could not run on {listed(nodes)}, where this claim was allocated; Draco tries other nodes "
             f"for {pause_s:.0f} s."
         )
-        self._events.record(
-            CLAIMS.reference(claim.metadata), type="Warning", reason=TAKEN_BACK_REASON, action=EVENT_ACTION, note=note
-        )
+        self._events.record(CLAIMS.reference(claim.metadata), TAKEN_BACK_REASON, note)
 
     def _forget(self, change: Change[Pod]) -> None:
         if change.before is not None and (

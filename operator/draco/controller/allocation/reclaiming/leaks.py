@@ -30,6 +30,7 @@ from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes, NotesByKey
+from draco.kube.events.shares import EventReason
 from draco.mig_policy.release_policy import prepared_on
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
@@ -40,9 +41,8 @@ from draco.resources.texts import agreeing, counted, listed
 
 log = structlog.get_logger(__name__)
 
-KEPT_REASON = "DevicesKeptWithoutPods"
-RELEASED_REASON = "LeakReleased"
-EVENT_ACTION = "Allocating"
+KEPT_REASON = EventReason("DevicesKeptWithoutPods", "Allocating", "Warning")
+RELEASED_REASON = EventReason("LeakReleased", "Allocating")
 _BY_KEEPER = "PodGroup that keeps it"
 SETTLE_S = 10.0
 """How long a claim must be unreserved before it is deallocated, so that schedulers notice and pods show up."""
@@ -229,8 +229,6 @@ class LeakedClaims:
         log.info("leak.released", claim=str(claim.metadata.key), devices=devices, pod_group=str(group))
         self._events.record(
             CLAIMS.reference(claim.metadata),
-            type="Normal",
-            reason=RELEASED_REASON,
-            action=EVENT_ACTION,
-            note=f"Draco took back {devices}, as the MigPolicy says: PodGroup {group} has no pod. Its next pods get devices.",
+            RELEASED_REASON,
+            f"Draco took back {devices}, as the MigPolicy says: PodGroup {group} has no pod. Its next pods get devices.",
         )

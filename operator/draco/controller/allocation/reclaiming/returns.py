@@ -10,6 +10,7 @@ from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError
 from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventReason
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS
@@ -17,8 +18,7 @@ from draco.resources.texts import listed
 
 log = structlog.get_logger(__name__)
 
-GIVEN_BACK_REASON = "AllocationGivenBack"
-EVENT_ACTION = "Allocating"
+GIVEN_BACK_REASON = EventReason("AllocationGivenBack", "Allocating")
 _UNANSWERED_S = 10.0
 """How long a write without an answer may take to show up before it counts as failed."""
 _CHANGED_S = 1.0
@@ -72,10 +72,5 @@ class AllocationReturns:
             return
         devices = listed(f"{each.device} of {each.pool}" for each in claim.results)
         log.info("allocation.given_back", claim=str(meta.key), devices=devices, why=why)
-        self._events.record(
-            CLAIMS.reference(claim.metadata),
-            type="Normal",
-            reason=GIVEN_BACK_REASON,
-            action=EVENT_ACTION,
-            note=f"Draco took back {devices}: {why}",
-        )
+        regarding = CLAIMS.reference(claim.metadata)
+        self._events.record(regarding, GIVEN_BACK_REASON, f"Draco took back {devices}: {why}")

@@ -17,6 +17,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.retry import Pauses, doubling_s
 from draco.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound
 from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventReason
 from draco.placing.groups.group import allocated
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.meta import ObjectKey, ObjectMeta
@@ -27,8 +28,7 @@ log = structlog.get_logger(__name__)
 
 FINALIZER: Final = "resource.kubernetes.io/delete-protection"
 """On every allocated claim; kube-controller-manager removes it on deallocation."""
-ALLOCATED_REASON = "Allocated"
-EVENT_ACTION = "Allocating"
+ALLOCATED_REASON = EventReason("Allocated", "Allocating")
 REMEDY = "set the chart's value operator.allocate to true, which gives it the right and the admission policies"
 
 _REFUSED_S, _REFUSED_LONGEST_S = 5.0, 60.0
@@ -270,13 +270,7 @@ class AllocationWrites:
         self._count.inc()
         devices = listed(f"{each.device} of {each.pool}" for each in write.planned.results)
         log.info("allocation.written", claim=str(write.key), devices=devices)
-        self._events.record(
-            CLAIMS.reference(write.planned.metadata),
-            type="Normal",
-            reason=ALLOCATED_REASON,
-            action=EVENT_ACTION,
-            note=f"Draco allocated {devices}.",
-        )
+        self._events.record(CLAIMS.reference(write.planned.metadata), ALLOCATED_REASON, f"Draco allocated {devices}.")
 
     def _is_last(self, seen: _Version) -> bool:
         claim = self._view.claims.store.get(seen.key)
