@@ -7,7 +7,7 @@ them; `app` starts and stops the parts.
 from typing import Final
 
 from draco.agent.claims.cdi import CdiFolder
-from draco.agent.claims.leftovers import Leftovers
+from draco.agent.claims.leftover_claims import LeftoverClaims
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.claims.work import ClaimWork
 from draco.agent.containers.common_edits import CommonEdits, EditsRefresh
@@ -202,7 +202,7 @@ class AgentParts:
         self.work: Final = ClaimWork(
             preparer, self.checkpoint, self.instances, self.threads, self.state, driver=settings.driver
         )
-        self.leftovers: Final = Leftovers(
+        self.leftovers: Final = LeftoverClaims(
             client,
             self.state,
             self.checkpoint,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from draco.agent.claims.leftovers import CONFIRM_S
+from draco.agent.claims.leftover_claims import CONFIRM_S
 from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.plugin.dra_service import DEADLINE_S
 from draco.agent.plugin.health_service import TIMEOUT_S

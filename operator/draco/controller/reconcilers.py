@@ -19,7 +19,7 @@ from draco.controller.health.fault_notices import FaultNoticeReconciler
 from draco.controller.health.policies import HealthPolicyReconciler
 from draco.controller.health.remediation import RemediationReconciler
 from draco.controller.limits.enforcement import LimitGuard
-from draco.controller.limits.holdings import HeldDevices
+from draco.controller.limits.holdings_cache import HeldDevices
 from draco.controller.limits.statuses import DeviceLimitReconciler
 from draco.controller.maintenance.budgets import MaintenanceAdmission
 from draco.controller.maintenance.draining import PodDrains

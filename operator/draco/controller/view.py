@@ -134,10 +134,8 @@ class ClusterView:
         self.own_kinds: dict[Kind[Any], OwnKind[Any]] = {}
         """Kinds that people write: Kopf watches these, informers the others."""
 
-        def follow(kind: Kind[Any], label_selector: str = "", *, optional: bool = False) -> Informer[Any]:
-            informer: Informer[Any] = Informer(
-                client, kind, label_selector=label_selector, clock=clock, keep=shared.of, optional=optional
-            )
+        def follow(kind: Kind[Any], labels: str = "", *, optional: bool = False) -> Informer[Any]:
+            informer = Informer(client, kind, label_selector=labels, clock=clock, keep=shared.of, optional=optional)
             self.collections[kind.kind] = informer
             return informer
 

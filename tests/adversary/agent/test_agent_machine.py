@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis.stateful import invariant
 
-from draco.agent.claims.leftovers import Leftovers
+from draco.agent.claims.leftover_claims import LeftoverClaims
 from draco.agent.hardware.device_nodes import OPTIONAL, REQUIRED, DeviceNodes
 from draco.agent.mig import last_spec
 from draco.agent.mig.last_spec import SpecMemory
@@ -76,7 +76,7 @@ def test_a_claim_without_an_object_that_stays_prepared_is_seen(monkeypatch: pyte
     async def blind(*_: object) -> str:
         return ""
 
-    monkeypatch.setattr(Leftovers, "_why_not_ours", blind)
+    monkeypatch.setattr(LeftoverClaims, "_why_not_ours", blind)
     with pytest.raises(AssertionError, match="claims whose objects are gone are prepared for more than a minute"):
         play(steps)
 

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from draco.agent.claims.leftovers import CONFIRM_S, Leftovers
+from draco.agent.claims.leftover_claims import CONFIRM_S, LeftoverClaims
 from draco.agent.claims.work import ClaimWork
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.holders import HoldingProcess
@@ -308,7 +308,7 @@ class Looking:
         self.told: list[str] = []
         self.claims = {claim.uid: claim}
         self.state = NodeState(ManualClock())
-        self.leftovers = Leftovers(
+        self.leftovers = LeftoverClaims(
             client or node.client,
             self.state,
             cast("Checkpoint", SimpleNamespace(claims=self.claims)),

@@ -15,7 +15,7 @@ from draco.controller.allocation.reclaiming import leaks
 from draco.controller.allocation.reclaiming.leaks import LeakedClaims
 from draco.controller.allocation.writing.gates import SchedulingGates
 from draco.controller.allocation.writing.holds import ScaleDownHolds
-from draco.controller.deallocations import Deallocations
+from draco.controller.deallocation_writes import Deallocations
 from draco.controller.evictions import PodEvictions
 from draco.controller.limits.enforcement import LimitGuard
 from draco.controller.metrics import OperatorMetrics

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import structlog
 
-from draco.controller.limits.holdings import HeldDevices
+from draco.controller.limits.holdings_cache import HeldDevices
 from draco.controller.view import ClusterView
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.shares import EventReason

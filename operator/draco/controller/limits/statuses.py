@@ -6,7 +6,7 @@ Owns when a limit is counted, and the metrics. Keys are UIDs. `own_status` write
 from collections.abc import Callable, Mapping
 
 from draco.controller.limits.enforcement import LimitGuard
-from draco.controller.limits.holdings import HeldDevices
+from draco.controller.limits.holdings_cache import HeldDevices
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.own_status import PolicyStatuses

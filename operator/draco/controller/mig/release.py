@@ -3,7 +3,8 @@
 Owns which claims may be moved, by the policies of their GPUs (`MovableClaims`), and the history this needs: since when a claim
 has been idle, what was released recently, and which own writes the watch has not delivered. A release clears `status.allocation`,
 as kube-controller-manager does when a claim's last consumer is gone, and the API server drops the device status with it;
-`deallocations` does the writing. Allocates nothing. `mig_policy.release_policy` decides which claims in the caller's way may go.
+`deallocation_writes` does the writing. Allocates nothing. `mig_policy.release_policy` decides which claims in the caller's way
+may go.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +15,7 @@ import msgspec
 import structlog
 from prometheus_client import Counter
 
-from draco.controller.deallocations import Deallocations
+from draco.controller.deallocation_writes import Deallocations
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client

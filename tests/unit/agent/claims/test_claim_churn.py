@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from draco.agent.claims.leftovers import Leftovers
+from draco.agent.claims.leftover_claims import LeftoverClaims
 from draco.agent.claims.work import ClaimWork
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
@@ -135,7 +135,7 @@ async def test_of_claims_that_are_gone_and_cannot_be_given_up_nothing_is_left_wi
     async def unknown(_: PreparedClaim) -> None:
         return None
 
-    leftovers = Leftovers(
+    leftovers = LeftoverClaims(
         cast("Client", Server("")),
         NodeState(ManualClock()),
         cast("Checkpoint", SimpleNamespace(claims=on_record)),

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from draco.controller.allocation.reclaiming.leaks import SETTLE_S, LeakedClaims
-from draco.controller.deallocations import REMEDY
+from draco.controller.deallocation_writes import REMEDY
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import ClusterView

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from draco.controller.allocation.reclaiming.returns import AllocationReturns
-from draco.controller.deallocations import REMEDY, Deallocations
+from draco.controller.deallocation_writes import REMEDY, Deallocations
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, ServerError, Unreachable

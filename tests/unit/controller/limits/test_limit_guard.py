@@ -6,7 +6,7 @@ from typing import Any, cast
 import msgspec
 
 from draco.controller.limits.enforcement import LimitGuard
-from draco.controller.limits.holdings import HeldDevices
+from draco.controller.limits.holdings_cache import HeldDevices
 from draco.controller.view import ClusterView
 from draco.kube.events.shares import EventReason
 from draco.kube.watch.collection import Collection

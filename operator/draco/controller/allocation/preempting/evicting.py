@@ -14,7 +14,7 @@ from prometheus_client import Counter
 
 from draco.controller.allocation.preempting.preemption import Nomination, Preemptions
 from draco.controller.allocation.waiting_group import WaitingGroup
-from draco.controller.deallocations import Deallocations
+from draco.controller.deallocation_writes import Deallocations
 from draco.controller.evictions import NOT_PERMITTED, PodEvictions, refused
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder

@@ -23,7 +23,7 @@ from draco.allocation.ownership.leaks import (
     keepers,
     release_after,
 )
-from draco.controller.deallocations import Deallocations
+from draco.controller.deallocation_writes import Deallocations
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import ClusterView

@@ -1,11 +1,11 @@
 """Gives back allocations that nobody can use: their group cannot start, or their devices are gone.
 
-A write in flight counts as allocated until the watch delivers it. `deallocations` does the writing.
+A write in flight counts as allocated until the watch delivers it. `deallocation_writes` does the writing.
 """
 
 import structlog
 
-from draco.controller.deallocations import Deallocations
+from draco.controller.deallocation_writes import Deallocations
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError

@@ -37,7 +37,7 @@ INTERVAL_S: Final = 30.0
 CONFIRM_S: Final = 10.0
 
 
-class Leftovers:
+class LeftoverClaims:
     """Checks claims and unprepares leftovers through `work`. `tell` makes an Event."""
 
     def __init__(
