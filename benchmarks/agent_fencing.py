@@ -32,7 +32,7 @@ from draco.kube.connect.client import Client
 from draco.kube.discovery import discover
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
-from draco.maintenance.rules import fenced_node
+from draco.maintenance.taint_rules import fenced_node
 from draco.resources.api.core import Lease, Node
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.taints import DeviceTaintRule

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from benchmarks.mig_streams import GRID, MIXES, PROFILES, Arrival, MersenneTwister64, arrivals
 from benchmarks.table import Row, shown, tell
 from draco.mig.geometry import BoardPool, Choice, geometry, largest_first
-from draco.mig.packing import packable
+from draco.mig.ideal_packing import packable
 from draco.mig.replay import Policy, Replay, ReplayCounts, ReplayOutcome, SimulatedFleet, rule_of, used_share
 
 GPUS, GPUS_PER_NODE, LOAD = 16, 8, 0.8

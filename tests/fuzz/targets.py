@@ -17,9 +17,9 @@ from draco.cli.selector.cases import evaluated
 from draco.cli.simulate.scenarios import answers
 from draco.cli.simulate.traces import LONGEST_LINE, Arrive, TraceError, events
 from draco.mig.geometry import geometry
+from draco.mig.ideal_packing import packable
 from draco.mig.known_boards import BOARDS
 from draco.mig.layouts import LayoutError, resolve
-from draco.mig.packing import packable
 from draco.mig.replay import Policy, Replay, SimulatedFleet, rule_of
 from draco.resources.api.draco import LayoutInstances
 from draco.resources.api.slices import Device

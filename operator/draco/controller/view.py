@@ -22,7 +22,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.watch.collection import Collection
 from draco.kube.watch.informer import Informer
-from draco.maintenance.rules import (
+from draco.maintenance.taint_rules import (
     extended_device,
     extended_from,
     extends,

@@ -23,8 +23,8 @@ from draco.explanation.findings.fleet_findings import FleetFinder, FleetFindings
 from draco.explanation.findings.folding import folded
 from draco.explanation.findings.held_allocations import obstacles
 from draco.explanation.findings.joint_fit import fits_alone
-from draco.explanation.findings.nodes import MAX_NODES, device_causes, main_reason
-from draco.explanation.findings.placement import nodes_for, unbound
+from draco.explanation.findings.main_reason import MAX_NODES, device_causes, main_reason
+from draco.explanation.findings.node_rules import nodes_for, unbound
 from draco.explanation.findings.verdicts import constrained_requests
 from draco.explanation.model import Explanation, NodeCause, NodeReason, PendingReason, ProblemKind, RequestExplanation
 from draco.explanation.note import cause_and_fix, with_summary

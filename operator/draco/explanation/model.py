@@ -1,8 +1,8 @@
 """The structs of an explanation, ready to be written as JSON.
 
 Owns the structs and their closed sets of words; fields are only added. Computes only properties of single structs. `explain`
-fills Explanation, RequestExplanation, CauseCount and NodeCauses of devices; `placement` NodeCauses of the pod's rules; `verdicts`
-DeviceVerdict and its parts; `problems.claims` Problem; `nearest` NearestMiss; `unmet` UnmetRequest; `held_allocations`
+fills Explanation, RequestExplanation, CauseCount and NodeCauses of devices; `node_rules` NodeCauses of the pod's rules;
+`verdicts` DeviceVerdict and its parts; `problems.claims` Problem; `nearest` NearestMiss; `unmet` UnmetRequest; `held_allocations`
 UseObstacle.
 """
 
@@ -246,7 +246,7 @@ class NodeReason(StrEnum):
 class NodeCause(OutputStruct, frozen=True, kw_only=True):
     """Nodes that do not fit for one cause. Every node is in one NodeCause or in `fits_on`.
 
-    `placement` fills causes of the pod's rules, `explain` those of devices.
+    `node_rules` fills causes of the pod's rules, `explain` those of devices.
     """
 
     reason: NodeReason

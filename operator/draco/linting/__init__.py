@@ -2,6 +2,5 @@
 
 `lint(manifests)` returns findings; a correctable finding carries edits. Works on plain trees: callers read and write YAML.
 
-Rooms: `rules` (by subject, and their order), over `objects` (paths in manifests), `schema`, `names` (what NVIDIA's driver
-publishes) and `model` (findings and edits).
+Rooms: `rules` (by subject, and their order), over `objects` (paths in manifests), `schema` and `model` (findings and edits).
 """

@@ -33,9 +33,9 @@ from draco.maintenance.readiness import (
     worked_condition,
 )
 from draco.maintenance.returning import if_changed, plan_return
-from draco.maintenance.rules import maintained_device
 from draco.maintenance.selecting.matching import has_begun, unseen_rules
 from draco.maintenance.snapshot import MaintenanceSnapshot
+from draco.maintenance.taint_rules import maintained_device
 from draco.maintenance.working.verification import VerificationVerdict, verdict_of
 from draco.resources.api.maintenance import (
     CONDITION_BLOCKED,

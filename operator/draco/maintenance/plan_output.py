@@ -5,7 +5,7 @@ from enum import Enum
 
 import msgspec
 
-from draco.maintenance.rules import maintained_device
+from draco.maintenance.taint_rules import maintained_device
 from draco.resources.api.maintenance import DeviceMaintenanceStatus
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.texts import listed

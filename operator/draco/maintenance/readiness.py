@@ -11,8 +11,8 @@ import msgspec
 from draco.maintenance import wording
 from draco.maintenance.isolating.isolation_state import IsolationState
 from draco.maintenance.progress import DrainPlan
-from draco.maintenance.rules import overlapped
 from draco.maintenance.snapshot import MaintenanceSnapshot
+from draco.maintenance.taint_rules import overlapped
 from draco.resources.api.maintenance import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,

@@ -11,7 +11,7 @@ import msgspec
 
 from draco.mig.board import Profile
 from draco.mig.geometry import BoardPool, Choice, Geometry
-from draco.mig.packing import packable
+from draco.mig.ideal_packing import packable
 from draco.mig.repair import PlacedInstance, plan_repair
 
 

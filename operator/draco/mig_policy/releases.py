@@ -14,7 +14,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_selection import selects
 from draco.allocation.search.allocate import first_fitting, would_get
-from draco.explanation.findings.placement import PodRules
+from draco.explanation.findings.node_rules import PodRules
 from draco.resources.api.claims import AllocationResult, ResourceClaim, ResourceClaimStatus
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import ObjectKey

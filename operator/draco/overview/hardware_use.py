@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.rules import means
+from draco.maintenance.taint_rules import means
 from draco.resources.api.slices import ResourceSlice, by_pool
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.findings.held_allocations import obstacles
-from draco.maintenance.rules import fenced_node
+from draco.maintenance.taint_rules import fenced_node
 from draco.overview import status_schema as schema
 from draco.overview.installation import troubles
 from draco.overview.maintenances import pause_warning

@@ -6,8 +6,8 @@ from functools import cached_property
 
 import msgspec
 
-from draco.maintenance.rules import extends, maintenance_uid
 from draco.maintenance.taint_impact import TaintImpact, impact_of, sentences, with_budgets
+from draco.maintenance.taint_rules import extends, maintenance_uid
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.status_schema import RuleView
 from draco.resources.api.claims import ResourceClaim

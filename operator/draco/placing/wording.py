@@ -7,7 +7,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.claims import as_searched, is_for_operator
 from draco.allocation.ownership.gangs import gang_of
 from draco.explanation.findings.allocated import reaching
-from draco.explanation.findings.placement import nodes_for
+from draco.explanation.findings.node_rules import nodes_for
 from draco.placing.groups.gang_search import best_together
 from draco.placing.groups.group import allocated
 from draco.placing.search.best import BestPlacement, BestPlacer

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from draco.reservations.claims import claim_name, index_of, is_in_use, is_there_to_stay, lost_claims, reserved_by
-from draco.reservations.terms import ReservationProblem, is_expired
+from draco.reservations.validity import ReservationProblem, is_expired
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation, LostClaims, Takeover, UnusedClaim

@@ -8,7 +8,7 @@ import msgspec
 
 from draco.reservations.claims import is_in_use
 from draco.reservations.plan import ReservationPlan, ReservedClaims, UnusedClaims, as_written
-from draco.reservations.terms import (
+from draco.reservations.validity import (
     ReservationPriority,
     ReservationProblem,
     expires_at,

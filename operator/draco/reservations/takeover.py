@@ -21,7 +21,7 @@ import msgspec
 
 from draco.reservations.claims import index_of, is_in_use, reserved_by
 from draco.reservations.plan import ReservedClaims
-from draco.reservations.terms import is_expired
+from draco.reservations.validity import is_expired
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.reservations import DeviceReservation, Takeover

@@ -20,7 +20,7 @@ from draco.allocation.search.allocate import first_fitting
 from draco.explanation.explain import explain
 from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.held_allocations import refused_configuration
-from draco.explanation.findings.placement import nodes_for, unbound
+from draco.explanation.findings.node_rules import nodes_for, unbound
 from draco.explanation.model import Explanation, UseObstacle
 from draco.resources.api.claims import (
     AllocationResult,

@@ -10,7 +10,7 @@ from draco.allocation.extended_resources import note as extended_note
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.allocation.ownership.claims import is_for_operator
-from draco.maintenance.rules import extended_device, plan_extensions
+from draco.maintenance.taint_rules import extended_device, plan_extensions
 from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
 from draco.resources.api.core import Node, Pod, PodDisruptionBudget
 from draco.resources.api.draco import MigPolicy

@@ -9,7 +9,7 @@ import aiohttp
 
 from draco.health.requests import remediates
 from draco.kube.errors import NotFound
-from draco.maintenance.rules import fence_name
+from draco.maintenance.taint_rules import fence_name
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from draco.cli.input.policy_checks import refusal
+from draco.cli.input.mig_policy_checks import refusal
 from draco.resources.api.draco import MigPolicy
 from draco.resources.written.manifests import ManifestError, decode_own
 from draco_local.cluster.controlplane import ControlPlane

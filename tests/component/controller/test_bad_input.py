@@ -15,7 +15,7 @@ import pytest
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, NotFound
-from draco.maintenance.rules import isolates_as, maintenance_uid
+from draco.maintenance.taint_rules import isolates_as, maintenance_uid
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import Condition, ObjectKey
 from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, NODES, SLICES

@@ -13,7 +13,7 @@ from draco.controller.settings import OperatorSettings
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
-from draco.maintenance.rules import fence_for, fence_name, isolates_as
+from draco.maintenance.taint_rules import fence_for, fence_name, isolates_as
 from draco.resources.api.core import Lease
 from draco.resources.api.meta import ObjectKey, find_condition
 from draco.resources.api.taints import DeviceTaintRule

@@ -21,7 +21,7 @@ from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, NotFound
 from draco.kube.events.events import CLUSTER_EVENTS_NAMESPACE, EventRecorder
-from draco.maintenance.rules import maintenance_uid, rule_for
+from draco.maintenance.taint_rules import maintenance_uid, rule_for
 from draco.resources.api.core import Event
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import ObjectKey

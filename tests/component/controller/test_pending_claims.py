@@ -14,7 +14,7 @@ from draco.controller.app import Operator
 from draco.controller.taints.reports import EVENT_REASON as TAINT_REPORTS
 from draco.explanation.explain import explain
 from draco.kube.connect.client import Client
-from draco.maintenance.rules import is_draco_own
+from draco.maintenance.taint_rules import is_draco_own
 from draco.resources.api.core import Event
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, EVENTS, NODES, PODS, SLICES, TAINT_RULES, Kind

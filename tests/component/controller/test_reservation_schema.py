@@ -9,7 +9,7 @@ from msgspec.json import encode as json_of
 
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError
-from draco.reservations.terms import expires_at
+from draco.reservations.validity import expires_at
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import DEVICE_RESERVATIONS
 

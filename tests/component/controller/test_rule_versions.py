@@ -14,7 +14,7 @@ from draco.cli import root
 from draco.kube.connect.client import Client
 from draco.kube.discovery import discover
 from draco.linting.rules.versions import VERSIONS
-from draco.maintenance.rules import maintenance_uid
+from draco.maintenance.taint_rules import maintenance_uid
 from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, PODS

@@ -13,7 +13,7 @@ from draco.cli.taint.targets import (
     rules_to_remove,
     taint_of,
 )
-from draco.maintenance.rules import extension_for, rule_for
+from draco.maintenance.taint_rules import extension_for, rule_for
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
 from draco.resources.kinds import TAINT_RULES
 from draco.resources.names import NVIDIA_DRIVER

@@ -8,7 +8,7 @@ import pytest
 from draco.agent.publish.slices import slice_name
 from draco.cli.withdraw.plan import FieldManager, ManagedClaim, ManagedMeta, Written, plan
 from draco.maintenance.draining.eviction_requests import eviction_request_for
-from draco.maintenance.rules import rule_for
+from draco.maintenance.taint_rules import rule_for
 from draco.resources.api.core import Lease
 from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.jobs import Job

@@ -11,7 +11,7 @@ from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.watch.informer import Informer
-from draco.maintenance.rules import rule_for
+from draco.maintenance.taint_rules import rule_for
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodExtendedResourceClaimStatus, PodResourceClaimStatus, PodStatus
 from draco.resources.api.maintenance import MaintenancePhase

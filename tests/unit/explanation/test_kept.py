@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from draco.allocation.fleet.fleet import MAX_OF_NODES, Fleet
 from draco.explanation.explain import explain
-from draco.explanation.findings.placement import PodRules, nodes_for
+from draco.explanation.findings.node_rules import PodRules, nodes_for
 from draco.resources.api.core import Node, NodeSpec, NodeTaint, Pod, PodSpec, Toleration
 from draco.resources.api.meta import ObjectMeta
 from tests.builders import a_node, a_slice

@@ -10,7 +10,7 @@ import pytest
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import allocate, first_fitting
-from draco.explanation.findings.placement import UNSCHEDULABLE, PodRules
+from draco.explanation.findings.node_rules import UNSCHEDULABLE, PodRules
 from draco.explanation.model import ChangeKind, NodeReason
 from draco.explanation.problems.claims import problems_of
 from draco.explanation.remedies.changes import SuggestedChange

@@ -7,7 +7,7 @@ import pytest
 from draco.allocation.fleet.fleet import Fleet
 from draco.cel.paths import AttributePath
 from draco.explanation.explain import explain
-from draco.explanation.findings.placement import selector_text, tolerates
+from draco.explanation.findings.node_rules import selector_text, tolerates
 from draco.explanation.model import (
     AllocatedClaim,
     Cause,

@@ -3,8 +3,8 @@
 from datetime import datetime
 
 from draco.maintenance.gate import start_time
-from draco.maintenance.rules import isolated_board, maintained_device
 from draco.maintenance.selecting.matching import has_begun, is_exact
+from draco.maintenance.taint_rules import isolated_board, maintained_device
 from draco.resources.api.maintenance import (
     CONDITION_WORKED,
     OVER,

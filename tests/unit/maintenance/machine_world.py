@@ -9,11 +9,11 @@ import msgspec
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.progress import DrainPlan, FailedJob, JobsState, Purpose
-from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid
 from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu
 from draco.maintenance.selecting.matching import MaintenanceScope, has_begun
 from draco.maintenance.selecting.rehearsal import PoolSelection, Selected
 from draco.maintenance.selecting.selectors import test_of
+from draco.maintenance.taint_rules import isolated_board, maintained_device, maintenance_uid
 from draco.maintenance.working.verification import AgentVerdict
 from draco.resources.api.claims import CelSelector, DeviceSelector, ResourceClaim
 from draco.resources.api.maintenance import (

@@ -9,9 +9,9 @@ import pytest
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_output import MaintenancePlan
-from draco.maintenance.rules import isolated_board, maintained_device
 from draco.maintenance.selecting.matching import isolated_boards, scope_of
 from draco.maintenance.snapshot import MaintenanceSnapshot
+from draco.maintenance.taint_rules import isolated_board, maintained_device
 from draco.resources.api.maintenance import (
     DeadlineAction,
     DeviceMaintenance,

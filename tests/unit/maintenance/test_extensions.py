@@ -4,7 +4,14 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.rules import extended_device, extends, extension_for, plan_extensions, plan_orphans, rule_for
+from draco.maintenance.taint_rules import (
+    extended_device,
+    extends,
+    extension_for,
+    plan_extensions,
+    plan_orphans,
+    rule_for,
+)
 from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector
 from draco.resources.kinds import TAINT_RULES
 from draco.resources.names import ANNOTATION_EXTEND, LABEL_EXTENDS, NVIDIA_DRIVER

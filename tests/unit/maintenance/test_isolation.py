@@ -9,9 +9,9 @@ import pytest
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.isolating.gpu_node_entries import isolated_gpus, not_heeded
 from draco.maintenance.plan import plan_maintenance
-from draco.maintenance.rules import rule_for
 from draco.maintenance.selecting.matching import scope_of
 from draco.maintenance.snapshot import MaintenanceSnapshot
+from draco.maintenance.taint_rules import rule_for
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu
 from draco.resources.api.maintenance import (
     CONDITION_ISOLATED,

@@ -30,7 +30,6 @@ from draco.maintenance.plan import plan_abandoned, plan_maintenance
 from draco.maintenance.plan_output import AdmissionWish, MaintenancePlan
 from draco.maintenance.progress import Purpose
 from draco.maintenance.readiness import age_of
-from draco.maintenance.rules import maintained_device, maintenance_uid
 from draco.maintenance.selecting.matching import (
     MaintenanceSelection,
     fixed_selection,
@@ -41,6 +40,7 @@ from draco.maintenance.selecting.matching import (
 )
 from draco.maintenance.selecting.rehearsal import scope_devices
 from draco.maintenance.snapshot import MaintenanceSnapshot
+from draco.maintenance.taint_rules import maintained_device, maintenance_uid
 from draco.resources.api.maintenance import (
     CONDITION_READY_FOR_WORK,
     DeviceMaintenance,

@@ -11,9 +11,9 @@ import pytest
 from draco.maintenance.gate import SelectionProblem, Waiting
 from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.progress import DrainPlan, FailedJob, JobsState
-from draco.maintenance.rules import rule_for
 from draco.maintenance.selecting.matching import MaintenanceScope
 from draco.maintenance.snapshot import MaintenanceSnapshot
+from draco.maintenance.taint_rules import rule_for
 from draco.maintenance.working.verification import AgentVerdict
 from draco.resources.api.maintenance import (
     Approval,

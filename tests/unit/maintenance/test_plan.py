@@ -11,9 +11,9 @@ from draco.maintenance.isolating.isolation_state import LISTED_DEVICES
 from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.progress import DrainPlan, JobsState
-from draco.maintenance.rules import maintained_device, maintenance_uid, rule_for, rule_name
 from draco.maintenance.selecting.matching import MaintenanceScope, scope_of
 from draco.maintenance.snapshot import MaintenanceSnapshot
+from draco.maintenance.taint_rules import maintained_device, maintenance_uid, rule_for, rule_name
 from draco.resources.api.maintenance import (
     CONDITION_BLOCKED,
     CONDITION_ISOLATED,

@@ -8,9 +8,9 @@ import pytest
 
 from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_output import MaintenancePlan
-from draco.maintenance.rules import rule_for
 from draco.maintenance.selecting.matching import MaintenanceScope, has_begun
 from draco.maintenance.snapshot import MaintenanceSnapshot
+from draco.maintenance.taint_rules import rule_for
 from draco.resources.api.maintenance import CONDITION_ISOLATED, CONDITION_READY_FOR_WORK, MaintainedDevice
 from draco.resources.api.meta import Condition
 from draco.resources.names import LABEL_MAINTENANCE

@@ -10,9 +10,9 @@ from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.progress import DrainPlan
-from draco.maintenance.rules import isolated_board, maintained_device, rule_for
 from draco.maintenance.selecting.matching import MaintenanceScope, scope_of, vanished
 from draco.maintenance.snapshot import MaintenanceSnapshot
+from draco.maintenance.taint_rules import isolated_board, maintained_device, rule_for
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.meta import ObjectKey

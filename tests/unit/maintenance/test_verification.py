@@ -8,9 +8,9 @@ import pytest
 
 from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.progress import FailedJob, JobsState
-from draco.maintenance.rules import rule_for
 from draco.maintenance.selecting.matching import MaintenanceScope
 from draco.maintenance.snapshot import MaintenanceSnapshot
+from draco.maintenance.taint_rules import rule_for
 from draco.maintenance.working.verification import AgentVerdict, VerificationVerdict, agents_say, verdict_of
 from draco.resources.api.draco import GpuNode, GpuStatus
 from draco.resources.api.health import FaultFamily, GpuFaultStatus, HealthEffect

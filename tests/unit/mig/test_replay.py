@@ -7,8 +7,8 @@ import pytest
 
 from draco.mig.board import Board, Profile
 from draco.mig.geometry import geometry
+from draco.mig.ideal_packing import packable
 from draco.mig.known_boards import BOARDS
-from draco.mig.packing import packable
 from draco.mig.replay import Policy, Replay, ReplayOutcome, SimulatedFleet, rule_of, used_share
 from tests.unit.mig.enumerated import plain
 

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.cli.status import screen as status_screen
-from draco.maintenance.rules import fence_for, plan_extensions
+from draco.maintenance.taint_rules import fence_for, plan_extensions
 from draco.overview.snapshot import Snapshot
 from draco.overview.status import claim_state, status_of
 from draco.overview.status_schema import ClaimState, ClusterStatus, DeviceCounts, DeviceState, MissingView

@@ -2,7 +2,7 @@
 
 import pytest
 
-from draco.reservations.terms import ReservationPriority, ReservationProblem, priority_of
+from draco.reservations.validity import ReservationPriority, ReservationProblem, priority_of
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.scheduling import PriorityClass
 

@@ -5,7 +5,7 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draco.maintenance.rules import fence_for, fenced_node
+from draco.maintenance.taint_rules import fence_for, fenced_node
 from draco.resources.names import LONGEST_NAME, PoolKey, agent_lease_name
 from tests.builders import a_gpu_node
 

@@ -1,4 +1,4 @@
-"""Whether Draco evicts other pods for a waiting pod. `placing.victims` decides who may be evicted at all."""
+"""Whether Draco evicts other pods for a waiting pod. `placing.preempting.victims` decides who may be evicted at all."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -9,7 +9,7 @@ from draco.allocation.ownership.leaks import ended_users
 from draco.allocation.pod_claims import MissingClaimError, claims_of, known_claims_of, uses_devices, using
 from draco.cli.output import CommandError
 from draco.explanation.findings.held_allocations import obstacles
-from draco.explanation.findings.placement import unbound
+from draco.explanation.findings.node_rules import unbound
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey

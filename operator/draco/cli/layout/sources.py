@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from draco.cli.input.manifests import Manifest, Sources, decode_all, files_option, read_or_ask
-from draco.cli.input.policy_checks import refusal
+from draco.cli.input.mig_policy_checks import refusal
 from draco.cli.input.reading import Reader, without_kinds
 from draco.cli.options import CLUSTER_OPTIONS, cluster_option, gathered
 from draco.cli.output import CommandError

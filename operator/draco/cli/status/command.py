@@ -15,8 +15,8 @@ from draco.cli.output import print_document, visible
 from draco.cli.status import screen as status_screen
 from draco.cli.tables import print_screen
 from draco.kube.discovery import autoscalers
-from draco.maintenance.rules import is_draco_own
 from draco.maintenance.taint_impact import spares_extended_resources
+from draco.maintenance.taint_rules import is_draco_own
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.installation import OPERATORS, leading
 from draco.overview.maintenances import claims_held

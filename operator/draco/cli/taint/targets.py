@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 
-from draco.maintenance.rules import extends, is_draco_own, maintenance_uid
+from draco.maintenance.taint_rules import extends, is_draco_own, maintenance_uid
 from draco.overview.taint_rules import selector_text
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.taints import EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector

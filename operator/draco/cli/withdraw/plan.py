@@ -15,7 +15,7 @@ from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.holds import releasing
 from draco.maintenance.draining.eviction_requests import is_draco_request
 from draco.maintenance.isolating.node_conditions import REASON, TYPES
-from draco.maintenance.rules import is_draco_own, maintained_device, maintenance_uid
+from draco.maintenance.taint_rules import is_draco_own, maintained_device, maintenance_uid
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Lease, Node, Pod

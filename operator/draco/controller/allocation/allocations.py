@@ -46,7 +46,7 @@ from draco.controller.allocation.waiting_group import WaitingGroup
 from draco.controller.allocation.wakes import TIMES, WAKES, DecisionSources
 from draco.controller.allocation.writing.writes import AllocationWrites
 from draco.controller.limits.enforcement import LimitGuard, LimitRound
-from draco.controller.reservations.held_back import HeldBackClaims
+from draco.controller.reservations.held_back_claims import HeldBackClaims
 from draco.controller.reservations.takeovers import due, kept_claims
 from draco.controller.view import ClusterView
 from draco.controller.workers.fair_queue import QueuePriority

@@ -14,7 +14,7 @@ from draco.controller.allocation.preempting.preemption import Preemptions
 from draco.controller.allocation.reclaiming.returns import AllocationReturns
 from draco.controller.allocation.writing.writes import AllocationWrites
 from draco.controller.limits.enforcement import LimitGuard
-from draco.controller.reservations.held_back import HeldBackClaims
+from draco.controller.reservations.held_back_claims import HeldBackClaims
 from draco.controller.view import ClusterView
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim

@@ -22,7 +22,7 @@ from draco.kube.errors import ApiError, Conflict, NotFound
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.shares import EventReason
 from draco.kube.watch.store import Change
-from draco.maintenance.rules import fence_for, fenced_node, is_fence, isolates_as
+from draco.maintenance.taint_rules import fence_for, fenced_node, is_fence, isolates_as
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.meta import Condition, is_true, timed
 from draco.resources.api.slices import ResourceSlice

@@ -28,9 +28,9 @@ from draco.maintenance.budgets.admission import (
 from draco.maintenance.budgets.status import budget_status
 from draco.maintenance.gate import COUNTING, Waiting
 from draco.maintenance.readiness import age_of
-from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid
 from draco.maintenance.selecting.fleet import CLIQUE_LABEL, PhysicalGpu, PublishedDevice, nvlink_domain, place
 from draco.maintenance.selecting.matching import has_begun, unseen_rules
+from draco.maintenance.taint_rules import isolated_board, maintained_device, maintenance_uid
 from draco.resources.api.maintenance import (
     OVER,
     BudgetScope,

@@ -28,7 +28,7 @@ from draco.maintenance.draining.eviction_requests import (
     request_key,
     standing_of,
 )
-from draco.maintenance.rules import MANAGED_BY
+from draco.maintenance.taint_rules import MANAGED_BY
 from draco.resources.api.core import Pod
 from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.maintenance import DeviceMaintenance

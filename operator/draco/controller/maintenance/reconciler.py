@@ -25,9 +25,9 @@ from draco.maintenance.draining.drain import plan_drain
 from draco.maintenance.plan import plan_abandoned, plan_maintenance
 from draco.maintenance.plan_output import AdmissionWish, MaintenancePlan
 from draco.maintenance.progress import DrainPlan, Purpose
-from draco.maintenance.rules import is_fence, maintenance_uid
 from draco.maintenance.selecting.matching import fixed_selection, has_begun
 from draco.maintenance.snapshot import MaintenanceSnapshot
+from draco.maintenance.taint_rules import is_fence, maintenance_uid
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode

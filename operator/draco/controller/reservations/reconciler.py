@@ -39,7 +39,7 @@ from draco.reservations.status import (
     warning_text,
 )
 from draco.reservations.takeover import LONGEST, kept_up
-from draco.reservations.terms import (
+from draco.reservations.validity import (
     ReservationPriority,
     ReservationProblem,
     expires_at,

@@ -11,7 +11,7 @@ import structlog
 from draco.controller.view import BY_EXTENDED, BY_EXTENDED_POOL, BY_UID, ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, NotFound
-from draco.maintenance.rules import ExtensionPlan, extended_device, extends, plan_extensions, plan_orphans
+from draco.maintenance.taint_rules import ExtensionPlan, extended_device, extends, plan_extensions, plan_orphans
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import Kind

@@ -18,8 +18,8 @@ from draco.controller.metrics import OperatorMetrics
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
-from draco.maintenance.rules import extended_device, extends, maintenance_uid
 from draco.maintenance.taint_impact import TaintAmounts
+from draco.maintenance.taint_rules import extended_device, extends, maintenance_uid
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey

@@ -13,8 +13,8 @@ from draco.controller.view import BY_TAINTED_POOL, BY_UID, WIDE, ClusterView
 from draco.kube.connect.retry import attempted
 from draco.kube.events.notes import Notes, NotesByKey
 from draco.kube.events.shares import EventReason
-from draco.maintenance.rules import extended_device, extends, is_draco_own, means
 from draco.maintenance.taint_impact import TaintImpact, impact_of, sentences, spares_extended_resources, with_budgets
+from draco.maintenance.taint_rules import extended_device, extends, is_draco_own, means
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector

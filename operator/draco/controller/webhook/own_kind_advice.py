@@ -19,7 +19,7 @@ from draco.maintenance.budgets.status import no_class
 from draco.maintenance.gate import schedule_problem
 from draco.maintenance.selecting.selectors import test_of
 from draco.mig_policy.matching import rules_of
-from draco.reservations.terms import is_expired, problem_of
+from draco.reservations.validity import is_expired, problem_of
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.draco import MigPolicy
 from draco.resources.api.foreign import read

@@ -6,7 +6,7 @@ from typing import Final
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.claims import is_for_operator
 from draco.explanation.findings.details import consumers_of
-from draco.explanation.findings.placement import holds, selector_text
+from draco.explanation.findings.node_rules import holds, selector_text
 from draco.explanation.model import AllocatedClaim, PendingReason
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Node, Pod

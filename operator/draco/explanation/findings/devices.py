@@ -11,7 +11,7 @@ from draco.allocation.search.requests import expand, matcher
 from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.details import DeviceDetails, newer_elsewhere
 from draco.explanation.findings.fleet_findings import FleetFinder
-from draco.explanation.findings.placement import nodes_for
+from draco.explanation.findings.node_rules import nodes_for
 from draco.explanation.findings.verdicts import ConstrainedRequest, DeviceFinding, constrained_requests
 from draco.explanation.model import Cause, CauseCount, DeviceVerdict
 from draco.explanation.wording import cause_text

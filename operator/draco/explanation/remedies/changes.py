@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import msgspec
 
-from draco.explanation.findings.placement import PlacementObstacle
+from draco.explanation.findings.node_rules import PlacementObstacle
 from draco.explanation.model import ChangeKind, NearestMiss
 from draco.explanation.selection import Asked, with_devices
 from draco.resources.api.claims import AllocationResult, CelSelector, DeviceSelector, DeviceSubRequest, ResourceClaim

@@ -12,7 +12,7 @@ from draco.allocation.fleet.rowwise import select
 from draco.allocation.ownership.claims import is_operators
 from draco.allocation.search.candidates import tolerated
 from draco.explanation.findings.details import consumers_of, taint_seen
-from draco.explanation.findings.placement import PlacementObstacle
+from draco.explanation.findings.node_rules import PlacementObstacle
 from draco.explanation.model import ChangeKind, NodeReason
 from draco.explanation.remedies.changes import SuggestedChange
 from draco.explanation.remedies.trials import Trials

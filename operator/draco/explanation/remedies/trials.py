@@ -20,7 +20,7 @@ from draco.allocation.fleet.rowwise import Combined, combine, number, select
 from draco.allocation.fleet.state import AllocatedState
 from draco.allocation.search.allocate import would_get
 from draco.allocation.search.candidates import tolerated
-from draco.explanation.findings.placement import PodRules, holds, nodes_for
+from draco.explanation.findings.node_rules import PodRules, holds, nodes_for
 from draco.explanation.problems.published import PublishedNames
 from draco.explanation.selection import Asked, Selection, alternatives, count, first_rows, least, selection
 from draco.resources.api.claims import AllocationResult, ResourceClaim

@@ -11,7 +11,7 @@ from draco.linting.rules.classes import check_allocators
 from draco.linting.rules.configurations import check_configurations
 from draco.linting.rules.extended import check_extended_resources
 from draco.linting.rules.fields import check_fields, check_names, check_nesting
-from draco.linting.rules.policies import check_health_policies
+from draco.linting.rules.health_policies import check_health_policies
 from draco.linting.rules.references import check_container_claims, check_pod_claims
 from draco.linting.rules.requests import check_admin_access, check_references_to_requests, check_requests
 from draco.linting.rules.selectors import check_constraints, check_selectors

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 import msgspec
 
-from draco.maintenance.rules import MANAGED_BY
+from draco.maintenance.taint_rules import MANAGED_BY
 from draco.resources.api.core import Pod
 from draco.resources.api.evictions import INTENT_EVICTION, EvictionRequest, EvictionRequestSpec, EvictionRequestTarget
 from draco.resources.api.evictions import EvictionRequestPodReference as PodReference

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
-from draco.maintenance.rules import isolated_board, isolates_as, maintained_device, overlapped, rule_for
 from draco.maintenance.selecting.matching import MaintenanceScope, MaintenanceSelection, has_begun, keeps_isolated
+from draco.maintenance.taint_rules import isolated_board, isolates_as, maintained_device, overlapped, rule_for
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import DeviceMaintenance, MaintainedDevice
 from draco.resources.api.meta import ObjectKey

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.rules import isolated_board, maintained_device, overlapped
+from draco.maintenance.taint_rules import isolated_board, maintained_device, overlapped
 from draco.resources.api.maintenance import OVER, DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey, gpu_name

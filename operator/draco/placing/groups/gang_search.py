@@ -14,7 +14,7 @@ from draco.allocation.fleet.rowwise import unpacked
 from draco.allocation.ownership.claims import as_allocated, as_searched, nodes_of
 from draco.allocation.search.allocate import would_get
 from draco.explanation.findings.allocated import reaching
-from draco.explanation.findings.placement import nodes_for
+from draco.explanation.findings.node_rules import nodes_for
 from draco.placing.groups.group import ClaimGroup, GroupMember, allocated
 from draco.placing.groups.topology import SPREAD, domains_of
 from draco.placing.scoring.score import ALONE, RestOfGroup

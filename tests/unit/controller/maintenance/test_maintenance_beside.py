@@ -19,8 +19,8 @@ from draco.kube.events.events import EventRecorder
 from draco.kube.watch.watching import Removal
 from draco.maintenance.budgets.admission import StartCandidate
 from draco.maintenance.progress import JobsState, Purpose
-from draco.maintenance.rules import fence_for, rule_for
 from draco.maintenance.selecting.fleet import PhysicalGpu
+from draco.maintenance.taint_rules import fence_for, rule_for
 from draco.maintenance.working.jobs import JobTarget, job_name
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import PodStatus

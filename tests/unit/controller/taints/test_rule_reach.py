@@ -15,8 +15,8 @@ from draco.controller.taints import reach as rule_reach
 from draco.controller.taints.reach import NAMED_RULES, OTHERS, RuleReach, register_reach
 from draco.controller.view import ClusterView
 from draco.kube.watch.collection import Collection
-from draco.maintenance.rules import extension_for, plan_extensions, rule_for
 from draco.maintenance.taint_impact import TaintAmounts
+from draco.maintenance.taint_rules import extension_for, plan_extensions, rule_for
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import TAINT_RULES
 from draco.resources.names import NVIDIA_DRIVER, PoolKey

@@ -8,7 +8,7 @@ import pytest
 
 from draco.controller.workers import answering, messages
 from draco.controller.workers.answering import FleetFeed, answer, warm_up
-from draco.explanation.findings.placement import PodRules, nodes_for
+from draco.explanation.findings.node_rules import PodRules, nodes_for
 from draco.placing.groups.group import ClaimGroup, GroupMember
 from draco.resources.api.core import Node, Pod, PodSpec, Toleration
 from draco.resources.api.meta import ObjectMeta

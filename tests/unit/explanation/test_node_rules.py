@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.explanation.findings.placement import PodRules, nodes_for, selector_text, tolerates
+from draco.explanation.findings.node_rules import PodRules, nodes_for, selector_text, tolerates
 from draco.explanation.model import NodeReason
 from draco.resources.api.core import Affinity, Node, NodeAffinity, NodeTaint, Pod, Toleration
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.reservations.terms import problem_of
+from draco.reservations.validity import problem_of
 from draco.resources.api.claims import (
     DeviceClaim,
     DeviceClaimConfiguration,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from draco.mig.board import Board, Profile
+from draco.mig.ideal_packing import ClosedForm, packable, shape
 from draco.mig.known_boards import BOARDS
-from draco.mig.packing import ClosedForm, packable, shape
 from tests.unit.mig.enumerated import Counts, layouts, maximal, multiset, plain, table_of
 
 
