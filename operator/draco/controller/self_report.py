@@ -66,8 +66,9 @@ class SelfReport:
             )
         if self._view.jobs.forbidden:
             found.append(
-                "Jobs cannot be watched, so Draco allocates nothing to pods of JobSets without the annotation "
-                f"{ANNOTATION_GROUP_SIZE}. Draco's ClusterRole must let the operator list and watch jobs: upgrade the chart."
+                "Jobs cannot be watched, so Draco allocates late to pods of JobSets, or, if it cannot list Jobs either, only to "
+                f"those with the annotation {ANNOTATION_GROUP_SIZE}. Draco's ClusterRole must let the operator list and watch "
+                "jobs: upgrade the chart."
             )
         if unwatched:
             found.append(

@@ -94,6 +94,7 @@ MADE_FOR = "made for"
 BY_GANG = "gang"
 """Pods by the group that they start together with."""
 BY_JOB_SET = "job set"
+"""Jobs by their JobSet."""
 BY_UID = "uid"
 BY_EXTENDED = "extended"
 """Taint rules by the UID of the rule that they extend."""
@@ -172,7 +173,7 @@ class ClusterView:
         self.jobs: Collection[Job] = (
             follow(JOBS, JOBSET_NAME, optional=True) if allocates else Collection(JOBS, clock=clock)
         )
-        """Those of JobSets, watched if Draco allocates and an older chart does not withhold the right; otherwise always empty."""
+        """Those of JobSets, if Draco allocates; otherwise always empty. An older chart grants no right to watch them."""
 
         self._add_indexes()
 

@@ -585,5 +585,7 @@ async def test_a_kind_that_need_not_be_readable_counts_as_synced_and_says_whethe
     async with following(informer):
         await eventually(lambda: informer.forbidden, "the right is missing")
         await client.create(CONFIG_MAPS, a_config_map(namespace, "a"))
+        if refused is watches:
+            await eventually(lambda: names(informer) == ["a"], "it is listed again, as that is permitted")
         is_permitted = True
         await eventually(lambda: not informer.forbidden and names(informer) == ["a"], "it is read")

@@ -176,8 +176,8 @@ def _size_of_job_set(key: GangKey, pods: Sequence[Pod], parallelism: Mapping[str
         return UnknownTerms(f"{key} has {number} Jobs, and pods of {len(jobs)} exist.")
     if missing := sorted(jobs - parallelism.keys()):
         return UnknownTerms(
-            f"It is not known how many pods Job {missing[0]} of {key} has: it needs the label {JOBSET_NAME} and no more pods "
-            "than its parallelism, and the operator needs the right to watch Jobs."
+            f"It is not known how many pods Job {missing[0]} of {key} has: it lacks the label {JOBSET_NAME}, has more pods than "
+            "its parallelism, or is being deleted, or the operator lacks the right to list and watch Jobs."
         )
     return sum(parallelism[job] for job in jobs)
 

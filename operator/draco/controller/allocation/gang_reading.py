@@ -82,7 +82,10 @@ class Gangs:
         return self._view.pod_groups.store.get(ObjectKey(gang.namespace, gang.name))
 
     def _parallelism(self, gang: GangKey, pods: Sequence[Pod]) -> dict[str, int]:
-        """Pods by Job name. A Job with more pods than it is to have is unknown: the watch may not have delivered that it grew."""
+        """Pods by Job name. A Job with more pods than it is to have is unknown.
+
+        The watches may not have told yet that the Job has grown, or that its pods have ended.
+        """
         jobs: dict[str, _JobPods] = {}
         for pod in pods:
             name = pod.metadata.labels.get(JOB_NAME)
@@ -101,9 +104,9 @@ class Gangs:
         # A recreated Job may still have terminating pods of its predecessor: the Job with pods that stay wins.
         for job in sorted(jobs.values(), key=lambda each: each.alive):
             found.pop(job.name, None)
-            it = known.get(job.uid)
-            if it is not None and (_has_ended(it) or job.alive <= _pods_of(it)):
-                found[job.name] = _pods_of(it, job.succeeded)
+            reported = known.get(job.uid)
+            if reported is not None and job.alive <= _pods_of(reported):
+                found[job.name] = _pods_of(reported, job.succeeded)
         return found
 
 
@@ -119,4 +122,7 @@ def _has_ended(job: Job) -> bool:
 
 def _pods_of(job: Job, succeeded: int = 0) -> int:
     """How many of its pods start together after `succeeded` have succeeded."""
-    return succeeded if _has_ended(job) else 1 if job.spec.parallelism is None else job.spec.parallelism
+    if _has_ended(job):
+        return succeeded
+    parallelism = 1 if job.spec.parallelism is None else job.spec.parallelism
+    return parallelism if job.spec.completions is None else min(parallelism, job.spec.completions)

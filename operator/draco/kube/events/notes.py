@@ -79,7 +79,10 @@ class Notes:
         return adopted
 
     async def say(self, regarding: ObjectReference, note: str, *, type: EventType | None = None) -> float:  # noqa: A002 - the field's name
-        """Make the object's Event say `note`, now or when due. Return seconds until it must be said again."""
+        """Make the object's Event say `note`, now or when due. Return seconds until it must be said again.
+
+        Without `type`, the Event has the type of its reason.
+        """
         note = cut(shown(note))
         now_s = self._clock.monotonic()
         if (wait_s := self._refused.left_s(regarding.uid)) > 0:

@@ -93,6 +93,7 @@ class Informer(Collection[T]):
                     self.forbidden = True
                     if self._optional:
                         self.synced.set()
+                        self._version = ""  # the right to list may be there, without that to watch
             except Exception as fault:  # noqa: BLE001 - the outermost loop; a bug of ours must not leave the store outdated
                 error, self._version = fault, ""
                 self._log.exception("informer.fault")

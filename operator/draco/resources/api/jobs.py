@@ -32,9 +32,10 @@ class JobStatus(ApiStruct, frozen=True, kw_only=True):
 
 
 class JobSpec(ApiStruct, frozen=True, kw_only=True):
-    """Number of pods that run in parallel; 1 if unset."""
+    """Number of pods that run in parallel (1 if unset), and that must succeed."""
 
     parallelism: int | None = None
+    completions: int | None = None
 
 
 class Job(ObjectStruct, frozen=True, kw_only=True):

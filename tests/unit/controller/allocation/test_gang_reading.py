@@ -32,7 +32,14 @@ class World:
             self.tell(name, parallelism)
 
     def job(
-        self, name: str, parallelism: int | None = 1, *, uid: str = "", ended: str = "", deleted: bool = False
+        self,
+        name: str,
+        parallelism: int | None = 1,
+        *,
+        uid: str = "",
+        ended: str = "",
+        deleted: bool = False,
+        completions: int | None = None,
     ) -> Job:
         return Job(
             metadata=ObjectMeta(
@@ -42,7 +49,7 @@ class World:
                 labels={"jobset.sigs.k8s.io/jobset-name": "set"},
                 deletion_timestamp=self.clock.now() if deleted else None,
             ),
-            spec=JobSpec(parallelism=parallelism),
+            spec=JobSpec(parallelism=parallelism, completions=completions),
             status=JobStatus(conditions=[Condition(type=ended, status="True")] if ended else []),
         )
 
@@ -112,6 +119,16 @@ def test_of_a_job_that_has_ended_those_count_that_have_succeeded() -> None:
     world.put("leader-1")
     assert world.size == 5
     world.tell("leader", 3, ended="Complete")
+    assert world.size is None, "the end of its last pod is not reported yet"
+    world.put("leader-1", phase="Failed")
+    assert world.size == 3
+
+
+def test_a_job_never_has_more_pods_than_must_succeed() -> None:
+    world = World(leader=1)
+    tell(world.view, world.job("workers", 4, completions=2))
+    world.number = 2
+    world.put("leader-0", "workers-0", "workers-1")
     assert world.size == 3
 
 

@@ -22,7 +22,7 @@ from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, Ques
 from draco.kube.errors import NotFound
 from draco.placing.preempting.victim_selection import PreemptionPlan
 from draco.resources.api.core import Toleration
-from draco.resources.api.jobs import Job
+from draco.resources.api.jobs import Job, JobSpec
 from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
 from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec, DeviceReservationStatus, Takeover
 from draco.resources.api.scheduling import PodGroup
@@ -95,6 +95,14 @@ async def a_pod_waits(lab: Lab) -> None:
     tolerate(lab, more=False)
 
 
+def a_job(parallelism: int) -> Job:
+    return Job(metadata=ObjectMeta(name="j", namespace="default"), spec=JobSpec(parallelism=parallelism))
+
+
+async def a_job_is_known(lab: Lab) -> None:
+    tell(lab.view, a_job(parallelism=3))
+
+
 def taken_back_unseen(lab: Lab) -> None:
     """The watch was interrupted while the claim was allocated and while that allocation was removed."""
     lab.wait("young", version="7")
@@ -114,7 +122,7 @@ WAKING: Final[Mapping[str, World]] = {
     "claims of which a write is remembered": (a_write_answered, taken_back_unseen),
     "pods": (a_pod_waits, lambda lab: tolerate(lab, more=True)),
     "PodGroups": (nothing, lambda lab: tell(lab.view, PodGroup(metadata=ObjectMeta(name="g", namespace="default")))),
-    "Jobs of JobSets": (nothing, lambda lab: tell(lab.view, Job(metadata=ObjectMeta(name="j", namespace="default")))),
+    "Jobs of JobSets": (a_job_is_known, lambda lab: tell(lab.view, a_job(parallelism=2))),
     "reservations": (nothing, reservation_of),
     "topologies of DeviceClasses": (nothing, lambda lab: of_topology(lab.view.classes)),
     "GPUs that may be given out, or emptied": (nothing, owns),
