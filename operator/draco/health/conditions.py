@@ -96,6 +96,8 @@ _FUNCTIONS: Final = frozenset(
     {"size", "int", "double", "string", "bool", "contains", "startsWith", "endsWith", "matches"}
 )
 _ORDERINGS: Final = frozenset({"_<_", "_<=_", "_>_", "_>=_"})
+_NOT_ORDERED: Final = ([types.INT, types.DOUBLE], [types.INT, types.UINT])
+"""Operands that Kubernetes orders and cel-python does not; it does in the other order."""
 _LOOPS: Final = frozenset({"all", "exists", "existsOne"})
 _MOST_FAULTS: Final = 64
 """The most fault names of a GPU that conditions see."""
@@ -195,12 +197,9 @@ def _not_plain(checked: CheckedExpression) -> Iterator[Issue]:
                 if name[0].isalpha() and name not in _FUNCTIONS:
                     known = nearest(name, _FUNCTIONS)
                     yield Issue(node.position, f"a condition cannot call '{name}'{known.rstrip('.')}")
-                elif name in _ORDERINGS and len({checked.types[each] for each in node.arguments}) > 1:
-                    # Kubernetes permits it, cel-python does not.
-                    kinds = " with ".join(runtime_name(checked.types[each]) for each in node.arguments)
-                    yield Issue(
-                        node.position, f"a condition cannot compare {kinds}; convert one with double() or int()"
-                    )
+                elif name in _ORDERINGS and (kinds := [checked.types[each] for each in node.arguments]) in _NOT_ORDERED:
+                    said = f"a condition cannot compare int with {runtime_name(kinds[1])}"
+                    yield Issue(node.position, f"{said}; convert one with double() or int()")
                 elif name in {"_?._", "_[?_]"}:
                     yield Issue(node.position, "a condition needs no '?': every field has a value")
             case ListExpr() if node.optional:

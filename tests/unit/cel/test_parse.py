@@ -155,7 +155,7 @@ def test_macros_become_loops_that_know_what_was_written(text: str, macro: str) -
         ("for", "ERROR: <input>:1:1: reserved identifier: for\n | for\n | ^"),
         (
             "type.T{",
-            "ERROR: <input>:1:7: message literals are not supported; a selector can call timestamp() or duration()\n",
+            "ERROR: <input>:1:7: message literals are not supported\n",
         ),
         ("[a{}]", "ERROR: <input>:1:3: message literals are not supported"),
         ("f(1){}", "ERROR: <input>:1:5: Syntax error: mismatched input '{' expecting <EOF>"),

@@ -58,6 +58,7 @@ def refused(expression: str) -> str:
         ("has(fault.xid)", True),
         ('fault.message.matches("^a+$") ? true : gpu.numaNode < 0', True),
         ('gpu.driverVersion.startsWith("580.") && gpu.node == "node-0"', True),
+        ("1.5 < fault.count || double(fault.count) > 0", True),
     ],
 )
 def test_a_condition_is_answered(expression: str, answer: bool) -> None:
@@ -97,7 +98,7 @@ def test_what_a_fault_lacks_has_a_value_too() -> None:
             "fault.count < 1.5",
             "at 1:13: a condition cannot compare int with double; convert one with double() or int()",
         ),
-        ("1u >= fault.count", "a condition cannot compare uint with int"),
+        ("fault.count >= 1u", "a condition cannot compare int with uint"),
     ],
 )
 def test_a_mistake_is_found_when_the_condition_is_written(expression: str, said: str) -> None:

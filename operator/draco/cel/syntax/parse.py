@@ -250,7 +250,7 @@ def _syntax_error(expression: str, problem: UnexpectedInput) -> Issue:
     position = len(expression) if at_end else _at(problem.token)
     expected = problem.accepts or problem.expected
     if problem.token.type == "LBRACE" and "LPAR" in expected:  # after a name: the grammar has no messages
-        return Issue(position, "message literals are not supported; a selector can call timestamp() or duration()")
+        return Issue(position, "message literals are not supported")
     before = expression[:position].rstrip()[-1:]
     if before in {"-", "!"} or (before == "." and "IDENT" in expected):
         return Issue(position, f"Syntax error: no viable alternative at input '{before}{'' if at_end else found}'")
