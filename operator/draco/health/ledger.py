@@ -48,7 +48,7 @@ class LinkReading(msgspec.Struct, frozen=True):
 
 
 class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of a GPU. It says nothing of the families in `unasked`, nor of `hidden` ones, because the GPU is divided."""
+    """One reading of a GPU. It says nothing of families in `unasked`, nor of `hidden` ones: the GPU is divided or lacks them."""
 
     gpu: GpuUuid
     signs: tuple[Sign, ...] = ()

@@ -136,7 +136,9 @@ def test_what_a_divided_gpu_does_not_tell_of_ends_with_a_load_of_the_driver_only
 
     assert divided_for_long(ledger).of(GPU)
     again = reloaded(ledger) if agent_lives else loaded(ledger, DriverLoad("next", "2"))
-    assert bool(divided_for_long(again).of(GPU)) is (name not in {"NvLinkDown", "NvLinkErrors", "RowRemapPending"})
+    assert bool(divided_for_long(again).of(GPU)) is (
+        name not in {"EccUncorrected", "NvLinkDown", "NvLinkErrors", "RowRemapPending"}
+    )
 
 
 @given(steps)

@@ -240,6 +240,12 @@ def _link_state(gpu: GpuState, link: int) -> int:
     return int(pynvml.NVML_FEATURE_DISABLED if down else pynvml.NVML_FEATURE_ENABLED)
 
 
+def _uncorrected(gpu: GpuState) -> int:
+    if gpu.mig_current:
+        raise not_supported()  # the documentation of nvmlDeviceGetMemoryErrorCounter says so of volatile counters
+    return gpu.ecc.uncorrected_volatile
+
+
 def _remapped(gpu: GpuState) -> Any:
     _needs(gpu, Architecture.AMPERE)
     if gpu.instances:
@@ -294,7 +300,7 @@ def _field_type(field: int) -> int:
 FIELDS: Mapping[int, Callable[[GpuState], int]] = MappingProxyType(
     {
         pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL: lambda gpu: gpu.ecc.corrected_volatile,
-        pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL: lambda gpu: gpu.ecc.uncorrected_volatile,
+        pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL: _uncorrected,
         pynvml.NVML_FI_DEV_ECC_SBE_AGG_TOTAL: lambda gpu: gpu.ecc.corrected_aggregate,
         pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL: lambda gpu: gpu.ecc.uncorrected_aggregate,
         pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT: _link_count,

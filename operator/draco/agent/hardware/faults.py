@@ -75,11 +75,11 @@ def health(gpu: Gpu) -> tuple[HealthState, JudgedFault | None]:
 
     A healthy GPU may have one, too: the worst fault that is announced.
     """
-    worst = gpu.fault
-    if worst is not None and worst.health is not HealthState.HEALTHY:
+    blocking = (one for one in gpu.faults if one.blocking and one.mask is None)
+    if (worst := next((one for one in blocking if one.health is not HealthState.HEALTHY), None)) is not None:
         return worst.health, worst
     unreadable = next((one for one in gpu.faults if one.status.family is FaultFamily.UNREADABLE), None)
     if unreadable is not None:
         return HealthState.UNKNOWN, unreadable
     announced = (one for one in gpu.faults if one.status.effect is not HealthEffect.RECORD)
-    return HealthState.HEALTHY, worst or next(announced, None)
+    return HealthState.HEALTHY, gpu.fault or next(announced, None)

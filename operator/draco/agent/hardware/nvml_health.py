@@ -67,9 +67,12 @@ class HealthReader:
                 refused(family, error)
             values = {}
         _recovery(values.get(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION), signs, unasked)
-        counted = values.get(pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL)
+        errors = values.get(pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL)
+        if errors is None:  # a divided GPU does not report them, nor one whose ECC is off
+            lacks = divided or pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL in values
+            (hidden if lacks else unasked).add(FaultFamily.ECC)
         found = {
-            FaultFamily.ECC: self._ecc(counted, handle, signs, unasked),
+            FaultFamily.ECC: self._ecc(errors, handle, signs, unasked),
             FaultFamily.ROW_REMAP: self._rows(handle, signs, hidden if divided else unasked),
             FaultFamily.THERMAL: self._thermal(uuid, handle, signs, unasked),
         }
@@ -80,7 +83,7 @@ class HealthReader:
         if divided:  # partitions have no NVLinks, so their state says nothing
             hidden.add(FaultFamily.NVLINK)
         elif not self._links.get(uuid):
-            unasked.add(FaultFamily.NVLINK)
+            (hidden if uuid in self._links else unasked).add(FaultFamily.NVLINK)
         else:
             links = self._link_reading(uuid, values)
             if links is None:
@@ -89,38 +92,37 @@ class HealthReader:
             gpu=uuid, signs=tuple(signs), unasked=frozenset(unasked), hidden=frozenset(hidden), links=links
         )
 
-    def _values(self, uuid: GpuUuid, handle: Any) -> dict[object, int]:
-        """The available field values. Those of links are read per link, once the number of links is known."""
+    def _values(self, uuid: GpuUuid, handle: Any) -> dict[object, int | None]:
+        """The answered field values; None is not supported. Those of links are read per link, once their number is known."""
         wanted: list[Any] = [*_FIELDS]
         if uuid in self._links:
             wanted += [(pynvml.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in range(self._links[uuid])]
         else:
             wanted.append(pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
         answers = optional(self._call, "nvmlDeviceGetFieldValues", handle, wanted) or ()
-        found: dict[object, int] = {
-            name: int(value.value.ullVal if value.valueType == _LONG else value.value.uiVal)
+        found = {
+            name: None if value.nvmlReturn == pynvml.NVML_ERROR_NOT_SUPPORTED else _number(value)
             for name, value in zip(wanted, answers, strict=False)
-            if value.nvmlReturn == pynvml.NVML_SUCCESS
+            if value.nvmlReturn in {pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_SUPPORTED}
         }
-        if uuid not in self._links and answers:
-            self._links[uuid] = min(found.get(pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT, 0), pynvml.NVML_NVLINK_MAX_LINKS)
+        if uuid not in self._links and pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT in found:
+            number = found[pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT] or 0
+            self._links[uuid] = min(number, pynvml.NVML_NVLINK_MAX_LINKS)
             return self._values(uuid, handle) if self._links[uuid] else found
         return found
 
-    def _link_reading(self, uuid: GpuUuid, values: dict[object, int]) -> LinkReading | None:
+    def _link_reading(self, uuid: GpuUuid, values: dict[object, int | None]) -> LinkReading | None:
         states = [values.get((pynvml.NVML_FI_DEV_NVLINK_GET_STATE, link)) for link in range(self._links[uuid])]
         if None in states:
             return None
         up = sum(1 << link for link, state in enumerate(states) if state)
-        return LinkReading(up, sum(values.get(one, 0) for one in _ERRORS_OF_LINKS))
+        return LinkReading(up, sum(values.get(one) or 0 for one in _ERRORS_OF_LINKS))
 
     def _ecc(self, errors: int | None, handle: Any, signs: list[Sign], unasked: set[FaultFamily]) -> CallError | None:
         if errors:
             what = "memory error" if errors == 1 else "memory errors"
             sentence = f"{errors} {what} could not be corrected since the driver was loaded; {_AT_NEXT_RESET}."
             signs.append(Sign(faults.ECC_UNCORRECTED, sentence, errors))
-        if errors is None:
-            unasked.add(FaultFamily.ECC)
         status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
         try:
             status.version = pynvml.nvmlEccSramErrorStatus_v1
@@ -165,6 +167,10 @@ class HealthReader:
         elif slowdown is not None and celsius > slowdown - THERMAL_MARGIN_C:
             unasked.add(FaultFamily.THERMAL)
         return None
+
+
+def _number(value: Any) -> int:
+    return int(value.value.ullVal if value.valueType == _LONG else value.value.uiVal)
 
 
 _AT_NEXT_RESET = "a board that contains such errors keeps working: reset the GPU at the next opportunity"

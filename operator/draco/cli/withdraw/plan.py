@@ -44,6 +44,7 @@ from draco.resources.names import (
     OPERATOR_LEASE,
     SCHEDULING_GATE,
     DeviceKey,
+    gpu_name,
 )
 from draco.resources.texts import counted, listed
 
@@ -136,7 +137,7 @@ def _isolated(found: Written) -> set[DeviceKey]:
     """Devices in maintenance, each isolated by its own rule or by its agent."""
     by_rules = {maintained_device(rule) for rule in found.rules if maintenance_uid(rule)}
     by_agents = {
-        DeviceKey(each.spec.driver, each.spec.pool.name, device.name)
+        DeviceKey(each.spec.driver, each.spec.pool.name, gpu_name(device.name))
         for each in filter(is_agents, found.slices)
         for device in each.spec.devices
         if any(taint.is_of_maintenance for taint in device.taints)

@@ -350,6 +350,19 @@ def test_counters_and_links_that_nvml_does_not_answer_for_a_while_end_no_fault(t
     assert node.ledger() == {}
 
 
+def test_memory_errors_of_a_gpu_that_is_divided_since_end_with_a_new_load_of_the_driver(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.ecc_errors(node.path, 0, uncorrected=2)
+    assert node.ledger() == {"EccUncorrected": "Announce"}
+    by_hand.set_mode(node.path, 0, pynvml.NVML_DEVICE_MIG_ENABLE)
+    node.faults(2 * CLEAN)
+    assert node.ledger() == {"EccUncorrected": "Announce"}, "its counters are not reported"
+    faults.reboot(node.path)
+    node = Node(tmp_path)
+    node.faults(CLEAN)
+    assert node.ledger() == {}
+
+
 def test_heat_is_a_fault_until_the_gpu_is_some_degrees_cooler_than_where_it_begins(tmp_path: Path) -> None:
     node = Node(tmp_path)
     limit = SimulatedNvml(node.path)

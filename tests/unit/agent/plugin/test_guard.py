@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import grpc.aio
 import pytest
 
 from draco.agent.errors import AnotherPlugin, SettingsError
+from draco.agent.plugin import guard
 from draco.agent.plugin.api import registration_pb2
 from draco.agent.plugin.guard import SERVING_SINCE, OtherPlugins, ProcessLock, peers, refuse_beside_others
 from draco.agent.plugin.unix_sockets import identity
@@ -158,3 +160,22 @@ def test_a_folder_that_cannot_be_written_is_one_sentence_with_the_fix(tmp_path: 
         pass
     with pytest.raises(SettingsError, match="/proc/1 cannot be written"), ProcessLock(Path("/proc/1/agent.lock")):
         pass
+
+
+async def test_a_silent_socket_is_asked_again_after_pauses_that_double_up_to_half_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, asked = ManualClock(), list[float]()
+
+    async def silence(*_: object) -> tuple[bool, None]:
+        asked.append(clock.monotonic())
+        return False, None
+
+    monkeypatch.setattr(guard, "_ask", silence)
+    looks = OtherPlugins(tmp_path, DRIVER, clock=clock)
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(tmp_path / "mute.sock"))
+        for _ in range(100):
+            await looks.look(ours=())
+            await clock.advance(1)
+    assert [later - sooner for sooner, later in pairwise(asked)] == [1, 2, 4, 8, 16, 30, 30]

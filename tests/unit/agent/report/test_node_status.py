@@ -1,6 +1,7 @@
 """What is reported about a node: GPUs, conditions, health."""
 
 import msgspec
+import pytest
 
 from draco.agent.hardware.faults import with_fault
 from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, HeldInstance, Instance, UnidentifiedGpu, UnreadFact
@@ -149,6 +150,14 @@ def test_a_call_that_hangs_is_the_reason_also_of_a_gpu_that_was_unreadable_befor
     gpu = with_fault(with_fault(a_gpu(0), "Unreadable", "It said nothing."), "DriverHangs", "It hangs.")
     [said] = reports(HardwareView(driver=DRIVER, gpus=(gpu,), read_at=MOMENT))
     assert (said.state, said.fault, said.message) == (HealthState.UNKNOWN, "DriverHangs", "It hangs.")
+
+
+@pytest.mark.parametrize("first", ["DriverMismatch", "EccThreshold"])
+def test_a_broken_gpu_is_unhealthy_also_while_the_driver_does_not_match(first: str) -> None:
+    second = "EccThreshold" if first == "DriverMismatch" else "DriverMismatch"
+    gpu = with_fault(with_fault(a_gpu(0), first, f"{first}."), second, f"{second}.")
+    [said] = reports(HardwareView(driver=DRIVER, gpus=(gpu,), read_at=MOMENT))
+    assert (said.state, said.fault) == (HealthState.UNHEALTHY, "EccThreshold")
 
 
 def test_a_gpu_that_never_told_its_identity_is_named() -> None:
