@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from draco.kube.connect.client import decode, decode_page
+from draco.kube.connect.client import decode, decode_page, token_of
 from draco.resources.kinds import CLAIMS, SLICES
 
 DEVICE = {"driver": "gpu.example.com", "pool": "node-0", "device": "gpu-0"}
@@ -39,3 +39,18 @@ def test_a_page_with_such_objects_has_them_all() -> None:
 def test_what_does_not_fit_without_its_nulls_either_is_named() -> None:
     with pytest.raises(msgspec.ValidationError, match="Expected `array`, got `str`"):
         decode(SLICES, msgspec.json.encode({"spec": {**COUNTERS["spec"], "devices": "all"}}))  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b'{"kind":"PodList","metadata":{"continue":"next"},"items":[{"metadata":{"name":"a"}}]}',
+        b'{"apiVersion":"draco.dev/v1alpha1","items":[{"metadata":{"continue":"no"}}],"metadata":{"continue":"next"}}',
+        b'{"metadata":{"note":",\\"items\\":[","continue":"next"},"items":[]}',
+        b'{"metadata":{"continue":"next"},"items":null}',
+    ],
+    ids=["own kinds", "custom resources", "the word in a text", "no items"],
+)
+def test_the_continue_token_is_found_wherever_the_server_writes_it(page: bytes) -> None:
+    assert token_of(page) == "next"
+    assert token_of(page.replace(b'"next"', b'""')) == ""

@@ -7,7 +7,7 @@ does) and retries nothing (`retry` does).
 import asyncio
 import gc
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from functools import cache
 from typing import Any, Generic, Self, TypeVar
 
@@ -322,6 +322,10 @@ def convert(kind: Kind[T], plain: object) -> T:
 
 def token_of(answer: bytes) -> str:
     """The continue token, "" on the last page, read without decoding the objects."""
+    # The API server writes the metadata of its own kinds before the items, and that of custom resources after them.
+    if (start := answer.find(b',"items":[')) > 0:
+        with suppress(msgspec.MsgspecError):
+            return read(_metadata_decoder, answer[:start] + b"}").metadata.continue_
     return read(_metadata_decoder, answer).metadata.continue_
 
 
