@@ -10,7 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from draco.agent.hardware.gpus import Gpu
-from draco.health.judgement import JudgedFault, judge
+from draco.health.judgement import JudgedFault, judge, whole_blocking
 from draco.health.ledger import FAMILIES, FaultLedger, GpuReading, LedgerEntry, Sign
 from draco.health.table import HealthState, kind_of
 from draco.resources.api.health import FaultFamily, FaultOverride, HealthEffect
@@ -75,8 +75,8 @@ def health(gpu: Gpu) -> tuple[HealthState, JudgedFault | None]:
 
     A healthy GPU may have one, too: the worst fault that is announced.
     """
-    blocking = (one for one in gpu.faults if one.blocking and one.mask is None)
-    if (worst := next((one for one in blocking if one.health is not HealthState.HEALTHY), None)) is not None:
+    worst = whole_blocking([one for one in gpu.faults if one.health is not HealthState.HEALTHY])
+    if worst is not None:
         return worst.health, worst
     unreadable = next((one for one in gpu.faults if one.status.family is FaultFamily.UNREADABLE), None)
     if unreadable is not None:

@@ -142,7 +142,7 @@ def _isolated(found: Written) -> set[DeviceKey]:
         for device in each.spec.devices
         if any(taint.is_of_maintenance for taint in device.taints)
     }
-    return by_agents.union(device for device in by_rules if device)
+    return {device for device in by_rules if device} | by_agents
 
 
 def _slices(found: Written) -> Iterator[Reversal]:
