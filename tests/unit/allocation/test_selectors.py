@@ -121,8 +121,9 @@ def test_a_comparison_of_serial_numbers_says_what_asking_of_each_device_says(
         assert list(inventory.selectors.scan(expression).outcomes) == asked_of_each(expression, inventory.columns)
 
 
+@pytest.mark.parametrize("gpus", [100, 1000])
 def test_devices_are_not_told_apart_by_serial_numbers_that_a_selector_does_not_name(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
     seen: list[str] = []
 
@@ -132,7 +133,7 @@ def test_devices_are_not_told_apart_by_serial_numbers_that_a_selector_does_not_n
 
     monkeypatch.setattr("draco.allocation.fleet.selectors.device_view", view)
     inventory = Inventory()
-    inventory.put_slice(a_slice(devices=[a_gpu(f"gpu-{n}", serial=str(n)) for n in range(1000)]))
+    inventory.put_slice(a_slice(devices=[a_gpu(f"gpu-{n}", serial=str(n)) for n in range(gpus)]))
     assert sum(scanned(inventory, f"{OF_D}.serial == '7'")) == 1
     assert len(seen) == 2
     inventory.put_slice(a_slice("node-1", [a_gpu("gpu-0", serial="7")]))

@@ -26,6 +26,7 @@ MAX_COLUMNS: Final = 512
 """Limits memory if a driver publishes a different attribute name for every device."""
 _GROWTH: Final = 1024
 _AT_ONCE: Final = 8192
+_ANY_VALUE: Final = bytes(bool(slot) for slot in range(BYTES))
 _EVERY_BIT: Final = bytes(0xFF if mark else 0 for mark in range(BYTES))
 
 _CODE: Final = "i"
@@ -102,12 +103,18 @@ class Column:
 
     def told_apart(self, strings: Collection[str]) -> "Combined | array[int]":
         """The same for callers that distinguish only these strings: fast for any number of distinct values."""
-        if self.slots is not None or self._no_strings or len(strings) > MAX_SLOTS - 2:
+        if self._no_strings or len(strings) > MAX_SLOTS - 2:
             return self.numbered()
+        values = range(2 + len(strings))
+        if self.slots is not None:
+            table = bytearray(_ANY_VALUE)
+            for value, string in enumerate(strings, start=2):
+                if string in self._known:
+                    table[self._known[string].slot] = value
+            return number(self.slots.translate(table), values)
         if self._present is None:
             self._present = nonzero(self.codes)
         codes = bytearray(self._present)
-        values = range(2 + len(strings))
         for value, string in enumerate(strings, start=2):
             known = self._known.get(string)
             if known is None:
