@@ -313,9 +313,11 @@ class Driven:
             )
 
     def _is_woken(self, queue: WorkQueue[Any], key: Any) -> bool:
-        """Whether the key is queued or running, or delayed by less than a periodic look."""
+        """Whether the key is queued or running, waits for another try, or is delayed by less than a periodic look."""
         soon_s = self.clock.monotonic() + ABSENT_S
-        return key in queue._ready or key in queue._running or queue._due.get(key, soon_s + 1.0) <= soon_s
+        if key in queue._ready or key in queue._running:
+            return True
+        return key in queue._due and (key in queue._backoffs or queue._due[key] <= soon_s)
 
     def _effects(self) -> tuple[Any, ...]:
         """What reconcilers change: objects of the API server, the offer, and instances."""
