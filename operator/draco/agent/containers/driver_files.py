@@ -1,7 +1,7 @@
 """Finds what containers need of an installed driver: the same files that NVIDIA's toolkit finds, without it.
 
 Owns the list of files, and the substitute for a missing `nvidia-cdi-hook`, which tells the container's linker of them. Only
-reads. Source: what nvidia-ctk 1.20.1 writes for a driver root.
+reads. Source: what nvidia-ctk 1.20.1 writes for a driver root, without the MPS pipe.
 """
 
 import re
@@ -20,7 +20,9 @@ PROGRAMS: Final = (
 )
 PROGRAM_FOLDERS: Final = ("usr/local/nvidia/bin", "usr/bin", "bin", "usr/local/bin")
 """The first is that of a driver that is all below one folder: programs elsewhere may be scripts that start its own."""
-SOCKETS: Final = ("run/nvidia-fabricmanager/socket", "run/nvidia-persistenced/socket", "tmp/nvidia-mps")
+SOCKETS: Final = ("run/nvidia-fabricmanager/socket", "run/nvidia-persistenced/socket")
+MPS_PIPE: Final = "/tmp/nvidia-mps"  # noqa: S108 - the path on which CUDA looks for it
+"""Pipe of an MPS daemon of the node: CUDA uses it unasked, and whoever has it can end the daemon. No container gets it."""
 _UNVERSIONED: Final = re.compile(r"libnvidia-egl-(gbm|wayland|wayland2)\.so\.\d+(\.\d+)+")
 _BY_NAME: Final = re.compile(r"lib(cuda|cudadebugger|nvcuvid|nvidia-[a-z0-9-]+|nvoptix)\.so(\.[0-9]+)+")
 """Driver libraries whose file names lack its version."""

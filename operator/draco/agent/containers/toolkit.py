@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from draco.agent.containers.driver_files import MPS_PIPE
 from draco.agent.containers.edits import ContainerEdits, Hook, Mount
 from draco.agent.hardware.driver_root import DriverRoot, InstalledDriver
 from draco.resources.errors import DracoError
@@ -170,6 +171,7 @@ def _read(answer: bytes, seen: Path, driver: InstalledDriver) -> ContainerEdits:
         mounts=[
             Mount(_on_host(each.host_path, seen, driver), each.container_path, each.options)
             for each in generated.mounts
+            if each.container_path != MPS_PIPE
         ],
     )
 

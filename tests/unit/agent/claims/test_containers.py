@@ -119,6 +119,21 @@ def test_a_program_is_taken_from_beside_the_libraries(tmp_path: Path) -> None:
     assert "/usr/bin/nvidia-debugdump" in found
 
 
+def test_no_container_gets_the_pipe_of_the_nodes_own_mps_daemon(root: DriverRoot, no_toolkit: Path) -> None:
+    (root.view / "tmp/nvidia-mps").mkdir(parents=True)
+    assert "/tmp/nvidia-mps" not in mounts(own(root))
+    said = json.loads(BY_NVIDIA.read_bytes().replace(b"/driver/", f"{root.view}/".encode()))
+    pipe = {"hostPath": f"{root.view}/tmp/nvidia-mps", "containerPath": "/tmp/nvidia-mps"}
+    said["containerEdits"]["mounts"].append(pipe)
+    a_program(no_toolkit, "nvidia-ctk", answering(root, json.dumps(said).encode()))
+    a_program(no_toolkit, "nvidia-cdi-hook", "")
+    common = CommonEdits(root, hook_folder=no_toolkit.parent)
+    common.refresh(VERSION)
+    assert common.problem == ""
+    assert "/run/nvidia-persistenced/socket" in mounts(common.current())
+    assert "/tmp/nvidia-mps" not in mounts(common.current())
+
+
 # Asking NVIDIA's toolkit
 
 
