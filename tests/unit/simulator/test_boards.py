@@ -33,7 +33,7 @@ def _most_side_by_side(profile: Profile) -> int:
 
 def test_the_boards_that_were_promised_are_there() -> None:
     assert set(BOARDS) == {
-        "A100-40GB", "A100-80GB", "H100-80GB", "H200-141GB", "B200", "A30", "RTX-PRO-6000", "L40S", "T4",
+        "A100-40GB", "A100-80GB", "H100-80GB", "H200-141GB", "B200", "A30", "RTX-PRO-6000", "L40S", "T4", "P4",
     }  # fmt: skip
 
 

@@ -86,6 +86,7 @@ def fresh(gpu: GpuState) -> None:
     gpu.recovery_action = 0
     gpu.instances.clear()
     gpu.mig_current = gpu.mig_pending
+    gpu.compute_mode = gpu.time_slice = 0
     gpu.ecc.corrected_volatile = gpu.ecc.uncorrected_volatile = 0
     gpu.remapped.pending = False
     gpu.links.clear()  # a reset trains them again, and counts from 0
@@ -127,6 +128,7 @@ def _take_out(state: SimulatedNodeState, gpu: GpuState) -> None:
     state.gpus.remove(gpu)
     gpu.processes.clear()
     gpu.instances.clear()
+    gpu.compute_mode = gpu.time_slice = 0
     on_board = BOARDS[gpu.board].architecture < Architecture.HOPPER  # where the mode is kept
     gpu.mig_current = gpu.mig_pending = gpu.mig_pending if on_board else 0
     state.missing.append(gpu)

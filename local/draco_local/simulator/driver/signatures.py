@@ -90,6 +90,7 @@ SIGNATURES: Final[tuple[Signature, ...]] = (
     gives("nvmlDeviceGetCudaComputeCapability", _INT, _INT),
     gives("nvmlDeviceGetMemoryInfo", pynvml.c_nvmlMemory_t),
     Signature("nvmlDeviceGetMemoryInfo_v2", (HANDLE, VERSIONED), memory_v2),
+    does("nvmlDeviceSetComputeMode", "hn"),
     gives("nvmlDeviceGetBAR1MemoryInfo", pynvml.c_nvmlBAR1Memory_t),
     gives("nvmlDeviceGetPciInfo_v3", pynvml.nvmlPciInfo_t),
     fills("nvmlDeviceGetPciInfoExt", pynvml.nvmlPciInfoExt_v1_t),

@@ -24,6 +24,7 @@ class BoardError(DracoError):
 class Architecture(IntEnum):
     """NVML's nvmlDeviceArchitecture_t."""
 
+    PASCAL = 4
     TURING = 6
     AMPERE = 7
     ADA = 8
@@ -292,6 +293,22 @@ _BOARDS = (
         power_limit_w=70,
         max_clocks_mhz=(1590, 5001),
         thermal_limits_c=(93, 96, 85),
+        slots=_PCIE_SERVER,
+    ),
+    SimulatedBoard(
+        key="P4",
+        product_name="Tesla P4",
+        architecture=Architecture.PASCAL,
+        compute_capability=(6, 1),
+        memory_mib=7680,
+        reserved_mib=76,
+        pci_device_id=0x1BB310DE,
+        pci_subsystem_id=0x11D810DE,
+        part_number="900-2G414-0000-000",
+        bar1_mib=256,
+        pcie_generation=3,
+        power_limit_w=75,
+        max_clocks_mhz=(1531, 3003),
         slots=_PCIE_SERVER,
     ),
 )

@@ -21,6 +21,7 @@ class Driver(msgspec.Struct, omit_defaults=False):
     cuda_version: int = 13000
     generation: int = 1
     error: int = 0
+    nvidia_smi: bool = True  # whether its program of that name is there
 
 
 class EccCounts(msgspec.Struct):
@@ -62,6 +63,7 @@ class ComputeInstance(msgspec.Struct):
     uuid: str  # MIG-<uuid>, new at every creation
     slot: int = 0  # index of its MIG device; kept while it lives, so others leave holes
     serial: int = 0  # never used again on this node: handles carry it
+    compute_mode: int = 0
 
 
 class GpuInstance(msgspec.Struct):
@@ -119,6 +121,8 @@ class GpuState(msgspec.Struct, kw_only=True):
     numa_node: int
     mig_current: int = 0
     mig_pending: int = 0
+    compute_mode: int = 0  # NVML's number
+    time_slice: int = 0  # 0 to 3: default, short, medium, long
     instances: list[GpuInstance] = []
     processes: list[GpuProcess] = []
     ecc: EccCounts = msgspec.field(default_factory=EccCounts)

@@ -196,11 +196,6 @@ class HealthCalls:
         self._session.gpu(handle)
         return int(pynvml.NVML_FEATURE_ENABLED)
 
-    def nvmlDeviceGetComputeMode(self, handle: Any) -> int:
-        """Default: any number of processes."""
-        self._session.gpu(handle)
-        return int(pynvml.NVML_COMPUTEMODE_DEFAULT)
-
     def nvmlDeviceGetFieldValues(self, handle: Any, fieldIds: list[Any]) -> Any:
         """Several values in one call; each carries its own return code."""
         gpu = self._session.gpu(handle)

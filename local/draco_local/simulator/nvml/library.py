@@ -20,7 +20,8 @@ from draco_local.simulator.nvml.instances import InstanceCalls
 from draco_local.simulator.nvml.links import LinkCalls
 from draco_local.simulator.nvml.mig import MigCalls
 from draco_local.simulator.nvml.processes import ProcessCalls
-from draco_local.simulator.nvml.session import NEVER_FAIL, Session
+from draco_local.simulator.nvml.session import NEVER_FAIL, NVIDIA_SMI, Session
+from draco_local.simulator.nvml.sharing import SharingCalls
 from draco_local.simulator.nvml.system import SystemCalls
 
 _STARTS = frozenset({"nvmlInit", "nvmlInitWithFlags"})
@@ -46,6 +47,8 @@ class SimulatedNvml:
         session = Session(state_file, sleep=sleep)
         self._session = session
         self._step = step
+        sharing = SharingCalls(session)
+        self._time_slice = self._guarded(NVIDIA_SMI, sharing.time_slice)
         self._functions = {
             name: self._guarded(name, getattr(area, name))
             for area in (
@@ -54,6 +57,7 @@ class SimulatedNvml:
                 LinkCalls(session),
                 HealthCalls(session),
                 ProcessCalls(session),
+                sharing,
                 MigCalls(session),
                 InstanceCalls(session),
                 EventCalls(session),
@@ -61,6 +65,16 @@ class SimulatedNvml:
             for name in dir(area)
             if name.startswith("nvml")
         }
+
+    @property
+    def nvidia_smi_installed(self) -> bool:
+        """Whether the node has the program."""
+        return self._session.state().driver.nvidia_smi
+
+    def time_slice(self, device: Any, value: int | None = None) -> int:
+        """Return a GPU's time slice, after setting it to `value` if that is given: only nvidia-smi can."""
+        found: int = self._time_slice(device, value)
+        return found
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         functions: dict[str, Callable[..., Any]] = self.__dict__.get("_functions", {})

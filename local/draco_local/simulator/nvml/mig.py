@@ -56,6 +56,7 @@ class MigCalls:
                 outcome.append(pynvml.NVML_ERROR_IN_USE if held else pynvml.NVML_ERROR_RESET_REQUIRED)
             else:
                 gpu.mig_current = gpu.mig_pending = mode
+                gpu.compute_mode = gpu.time_slice = 0
                 announce(state, gpu)
                 outcome.append(pynvml.NVML_SUCCESS)
 

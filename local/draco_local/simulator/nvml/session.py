@@ -30,6 +30,8 @@ from draco_local.simulator.nvml.handles import Handle, HandleKind, handle_of, po
 
 NEVER_FAIL = frozenset({"nvmlShutdown", "nvmlErrorString"})
 """What needs no session and looks at no state."""
+NVIDIA_SMI = "nvidia-smi"
+"""Stands for its time slices, which are no function of NVML, where a failure, a latency or a step names a function."""
 _LOOK_AGAIN_S = 1.0  # a call that hangs is woken when the state changes
 
 
