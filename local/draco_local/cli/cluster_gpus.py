@@ -277,6 +277,14 @@ def reload_driver(path: Path, version: str | None) -> None:
     gpus.reload_driver(path, version=version)
 
 
+@command.command("nvidia-smi")
+@_node
+@click.argument("state", type=click.Choice(["missing", "installed"]))
+def nvidia_smi(path: Path, state: str) -> None:
+    """Take nvidia-smi out of a node's driver, or put it back."""
+    gpus.nvidia_smi(path, installed=state == "installed")
+
+
 @command.command()
 @_node
 @click.option("--minors", metavar="N,N,...", help="The GPUs' new minor numbers.  [default: as before]")
@@ -407,7 +415,7 @@ def fail(
 ) -> None:
     """Let calls of an NVML function fail.
 
-    FUNCTION is a name like nvmlGpuInstanceDestroy, ERROR a return code like IN_USE.
+    FUNCTION is a name like nvmlGpuInstanceDestroy, or nvidia-smi for its time slices. ERROR is a return code like IN_USE.
     """
     faults.fail(
         path, function, faults.ERRORS[error], gpu=gpu, gpu_instance=gi, compute_instance=ci, times=times, effect=effect

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus.boards import BOARDS
 from draco_local.simulator.gpus.state import Failure, GpuInstance, GpuProcess, GpuState, SimulatedNodeState
+from draco_local.simulator.nvml.nvidia_smi import MODES
+from draco_local.simulator.nvml.sharing import TIME_SLICES
 
 
 def lines(state: SimulatedNodeState) -> Iterator[str]:
@@ -16,12 +18,15 @@ def lines(state: SimulatedNodeState) -> Iterator[str]:
     codes = {code: name for name, code in faults.ERRORS.items()}
     if state.driver.error:
         yield f"  the driver answers {codes[state.driver.error]}"
+    if not state.driver.nvidia_smi:
+        yield "  nvidia-smi is missing"
     for index, gpu in enumerate(state.gpus):
         yield f"GPU {index}  {gpu.uuid}  {gpu.board}  {_mode(gpu)}"
         if gpu.error:
             yield f"  every call answers {codes[gpu.error]}"
         for action in (name for name, code in faults.RECOVERY_ACTIONS.items() if code and code == gpu.recovery_action):
             yield f"  needs {action}"
+        yield from _sharing(gpu)
         yield from _memory_and_links(gpu)
         for instance in sorted(gpu.instances, key=lambda each: each.start):
             yield f"  {_instance(gpu, instance)}"
@@ -36,6 +41,13 @@ def lines(state: SimulatedNodeState) -> Iterator[str]:
         yield _failure(failure, codes)
     for function, seconds in state.latency_s.items():
         yield f"{'Every function' if function == '*' else function} takes {seconds:g} s longer"
+
+
+def _sharing(gpu: GpuState) -> Iterator[str]:
+    if gpu.compute_mode:
+        yield f"  compute mode {MODES[gpu.compute_mode]}"
+    if gpu.time_slice:
+        yield f"  time slice {TIME_SLICES[gpu.time_slice]}"
 
 
 def _memory_and_links(gpu: GpuState) -> Iterator[str]:

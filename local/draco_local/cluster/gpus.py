@@ -1,6 +1,6 @@
 """Finds the state file of a node's simulated GPUs, for commands that change it.
 
-Owns finding the file, and installing the node's driver again when its version changes. The changes are in `faults`,
+Owns finding the file, and changing a real node's driver files with its state. The changes are in `faults`,
 `hotplug` and `by_hand` of `draco_local.simulator.accidents`.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from draco_local.cluster import attach, clusters
 from draco_local.cluster.errors import ClusterError
 from draco_local.cluster.providers import local
-from draco_local.cluster.realnode.agent import gpu_state_file, install_driver
+from draco_local.cluster.realnode.agent import gpu_state_file, install_driver, install_nvidia_smi, remove_nvidia_smi
 from draco_local.cluster.realnode.nodes import disk_of
 from draco_local.cluster.state import Record
 from draco_local.simulator.accidents import faults
@@ -20,9 +20,22 @@ from draco_local.simulator.nodes import folder_of
 def reload_driver(state_file: Path, *, version: str | None) -> None:
     """Reload a node's driver; on a real node, which has driver files, install those of another version, too."""
     faults.reload_driver(state_file, version=version)
-    disk = next((each for each in state_file.parents if gpu_state_file(each) == state_file), None)
+    disk = _disk(state_file)
     if version is not None and disk is not None:
         install_driver(disk)
+
+
+def nvidia_smi(state_file: Path, *, installed: bool) -> None:
+    """Take nvidia-smi out of a node's driver, or put it back; on a real node, also the file."""
+    faults.nvidia_smi(state_file, installed=installed)
+    disk = _disk(state_file)
+    if disk is not None:
+        (install_nvidia_smi if installed else remove_nvidia_smi)(disk)
+
+
+def _disk(state_file: Path) -> Path | None:
+    """The disk of a real node."""
+    return next((each for each in state_file.parents if gpu_state_file(each) == state_file), None)
 
 
 def state_file(cluster: str, node: str) -> Path:

@@ -149,6 +149,20 @@ def test_faults_are_set_shown_and_healed(run: Run, path: Path) -> None:
     assert load(path).driver.version == "590.48.01"
 
 
+def test_nvidia_smi_fails_or_is_missing_and_what_it_set_is_shown(run: Run, path: Path) -> None:
+    run("fail gpu-node-0 nvidia-smi NOT_SUPPORTED --gpu 0")
+    run("nvidia-smi gpu-node-0 missing")
+    with mutate(path) as state:
+        state.gpus[1].compute_mode, state.gpus[1].time_slice = pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS, 3
+    shown = run("show gpu-node-0")
+    assert f"nvidia-smi fails with NOT_SUPPORTED on {state.gpus[0].uuid}, always\n" in shown
+    assert "  nvidia-smi is missing\n" in shown
+    assert "MIG off\n  compute mode EXCLUSIVE_PROCESS\n  time slice Long\n" in shown
+    run("nvidia-smi gpu-node-0 installed")
+    run("stop-failing gpu-node-0 nvidia-smi")
+    assert "nvidia-smi" not in run("show gpu-node-0")
+
+
 def test_programs_that_are_given_no_number_get_different_ones(run: Run, path: Path) -> None:
     for gpu in (0, 0, 1):
         run(f"hold gpu-node-0 {gpu} --handle")

@@ -1,6 +1,7 @@
 """Finding the simulated GPUs of a cluster's nodes, and what a reboot does to them."""
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import pytest
 
 from draco_local.cluster import gpus
 from draco_local.cluster.errors import ClusterError
-from draco_local.cluster.realnode.agent import boot_gpus, create_gpus, gpu_state_file
+from draco_local.cluster.realnode.agent import boot_gpus, create_gpus, gpu_state_file, install_driver
+from draco_local.cluster.realnode.config import DRIVER_ROOT
 from draco_local.cluster.state import ClusterSpec, ClusterState, Record
 from draco_local.simulator.accidents import by_hand, faults
+from draco_local.simulator.driver import root
 from draco_local.simulator.gpus.state import create, load, mutate
 
 
@@ -60,3 +63,17 @@ def test_a_boot_takes_instances_and_finds_no_lost_gpu(tmp_path: Path) -> None:
     assert after.boot_id != before.boot_id
     assert [(gpu.instances, gpu.error, gpu.mig_current) for gpu in after.gpus] == [([], 0, 1)]
     assert [gpu.uuid for gpu in after.missing] == [before.gpus[1].uuid]
+
+
+def test_nvidia_smi_is_taken_from_a_real_nodes_disk_and_put_back(tmp_path: Path) -> None:
+    create_gpus(tmp_path, board="T4", gpus=1, node="real-1")
+    install_driver(tmp_path)
+    program, state = tmp_path / "fs" / DRIVER_ROOT.lstrip("/") / root.NVIDIA_SMI, gpu_state_file(tmp_path)
+    for repair in (
+        lambda: gpus.nvidia_smi(state, installed=True),
+        lambda: gpus.reload_driver(state, version="595.58.03"),
+    ):
+        gpus.nvidia_smi(state, installed=False)
+        assert (program.exists(), load(state).driver.nvidia_smi) == (False, False)
+        repair()
+        assert (os.access(program, os.X_OK), load(state).driver.nvidia_smi) == (True, True)

@@ -39,7 +39,25 @@ def create_gpus(disk: Path, *, board: str, gpus: int, node: str) -> None:
 def install_driver(disk: Path, version: str = "") -> None:
     """Install the simulated driver where NVIDIA's GPU operator has it: `version`, or the loaded one. Raises NotCompiled."""
     loaded = state.load(gpu_state_file(disk)).driver.version
-    root.install(disk / "fs" / DRIVER_ROOT.lstrip("/"), version or loaded, cache=binaries.cache_folder() / "driver")
+    root.install(_driver_root(disk), version or loaded, cache=_driver_cache())
+
+
+def install_nvidia_smi(disk: Path) -> None:
+    """Put the driver's nvidia-smi back. Raises NotCompiled."""
+    root.install_nvidia_smi(_driver_root(disk), cache=_driver_cache())
+
+
+def remove_nvidia_smi(disk: Path) -> None:
+    """Take nvidia-smi out of the driver."""
+    root.remove_nvidia_smi(_driver_root(disk))
+
+
+def _driver_root(disk: Path) -> Path:
+    return disk / "fs" / DRIVER_ROOT.lstrip("/")
+
+
+def _driver_cache() -> Path:
+    return binaries.cache_folder() / "driver"
 
 
 def driver_service() -> Service:

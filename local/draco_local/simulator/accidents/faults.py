@@ -26,7 +26,7 @@ from draco_local.simulator.gpus.state import (
     mutate,
 )
 from draco_local.simulator.gpus.wiring import links_of
-from draco_local.simulator.nvml.session import NEVER_FAIL, board_of
+from draco_local.simulator.nvml.session import NEVER_FAIL, NVIDIA_SMI, board_of
 
 WHOLE_GPU = 0xFFFFFFFF  # NVML's instance id for "not one instance"
 XID_ROWS_REMAPPED = 63
@@ -225,6 +225,7 @@ def _start_driver(state: SimulatedNodeState, version: str | None, minors: Sequen
     state.driver.generation += 1
     state.driver.error = 0
     state.driver.version = version or state.driver.version
+    state.driver.nvidia_smi = state.driver.nvidia_smi or version is not None  # installed with that version
     state.events.clear()
     hotplug.probe(state, minors)
     for gpu in state.gpus:
@@ -270,9 +271,9 @@ def fail(
     """Let calls of an NVML function ("" is any) fail with `error`: for one GPU, GPU instance or compute instance, or for all.
 
     Instances are recognised by the handle that the call gets. After `times` failures it works again; None means never. With
-    effect "done" the call does its work and still fails, as if its answer were lost.
+    effect "done" the call does its work and still fails, as if its answer were lost. "nvidia-smi" means its time slices.
     """
-    if function and not hasattr(pynvml, function):
+    if function not in ("", NVIDIA_SMI) and not hasattr(pynvml, function):
         near = get_close_matches(function, [each for each in dir(pynvml) if each.startswith("nvml")], n=1, cutoff=0.8)
         raise StateError(f"NVML has no function {function}" + (f"; did you mean {near[0]}?" if near else "."))
     if function in NEVER_FAIL:
@@ -307,6 +308,12 @@ def break_driver(path: Path, code: int = pynvml.NVML_ERROR_DRIVER_NOT_LOADED) ->
     """Let nvmlInit, and every call of a running session, answer `code`; `reload_driver` repairs it."""
     with mutate(path) as state:
         state.driver.error = code
+
+
+def nvidia_smi(path: Path, *, installed: bool) -> None:
+    """Take the program nvidia-smi out of the driver, or put it back. Loading another version also puts it back."""
+    with mutate(path) as state:
+        state.driver.nvidia_smi = installed
 
 
 def latency(path: Path, seconds: float, function: str = "*") -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 import pynvml
 
 from draco_local.simulator.nvml.library import SimulatedNvml
+from draco_local.simulator.nvml.nvidia_smi import nvidia_smi as run_nvidia_smi
 
 Kind = Literal["handle", "number", "text", "struct", "versioned", "array", "written"]
 Answer = Callable[[SimulatedNvml, Sequence[Any]], int | None]
@@ -227,6 +228,14 @@ def addressing_mode(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
     """The addressing mode, in a versioned struct."""
     target = _as(pynvml.c_nvmlDeviceAddressingMode_t, arguments[1])
     target.value = nvml.nvmlDeviceGetAddressingMode(arguments[0])
+
+
+def nvidia_smi(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+    """What the program prints, cut to its buffer, and its exit status."""
+    given, text, length, status = arguments
+    answer = run_nvidia_smi(nvml, given.split("\n"))
+    text.append(answer.text.encode()[: length - 1] + b"\0")
+    status.value = answer.exit_code
 
 
 def fabric(symbol: str) -> Callable[[SimulatedNvml, Sequence[Any]], None]:

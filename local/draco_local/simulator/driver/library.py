@@ -1,7 +1,7 @@
-"""Makes the simulated `libnvidia-ml.so.<version>`: C generated from the table of signatures, and compiled.
+"""Makes the simulated `libnvidia-ml.so.<version>` and `nvidia-smi`: C generated from the table of signatures, and compiled.
 
-Owns the C text and the compiler's command line. Needs a C compiler where it is made, and nothing where it is used: no Python, and
-of the C library only what is in every release of the last ten years.
+Owns the C text and the compiler's command line. Needs a C compiler where they are made, and nothing where they are used: no
+Python, and of the C library only what is in every release of the last ten years; the program has it inside.
 """
 
 import hashlib
@@ -9,13 +9,13 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from draco.resources.errors import DracoError
 from draco_local.simulator.driver.forms import Parameter, Signature
-from draco_local.simulator.driver.signatures import SIGNATURES
+from draco_local.simulator.driver.signatures import NVIDIA_SMI, SIGNATURES
 from draco_local.simulator.nvml.system import ERROR_STRINGS
 
 SOCKET: Final = "/dev/nvidia-simulated"
@@ -23,6 +23,7 @@ SOCKET: Final = "/dev/nvidia-simulated"
 SOCKET_VARIABLE: Final = "DRACO_SIMULATED_DRIVER"
 SONAME: Final = "libnvidia-ml.so.1"
 _CLIENT: Final = Path(__file__).with_name("client.c")
+_SMI: Final = Path(__file__).with_name("nvidia_smi.c")
 
 
 class NotCompiled(DracoError):
@@ -31,47 +32,64 @@ class NotCompiled(DracoError):
 
 def make(cache: Path) -> Path:
     """Return the simulated NVML, compiled into `cache` unless it is there. NotCompiled without a C compiler."""
-    functions = "\n".join(_header())
-    return make_other(SONAME, _CLIENT.read_text().replace('#include "functions.h"', functions), cache)
+    return make_other(SONAME, _client("\n".join(_header())), cache)
+
+
+def make_nvidia_smi(cache: Path) -> Path:
+    """Return the simulated nvidia-smi, compiled into `cache` unless it is there. NotCompiled without a C compiler."""
+    source = _client("\n".join([*_table([NVIDIA_SMI]), _SMI.read_text()]))
+    return _compiled("nvidia-smi", source, cache, ["-static"])
 
 
 def make_other(soname: str, source: str, cache: Path) -> Path:
     """Return a library of that C source, compiled into `cache` unless it is there."""
-    target = cache / f"simulated-{hashlib.sha256(source.encode()).hexdigest()[:16]}" / soname
+    return _compiled(soname, source, cache, ["-shared", "-fPIC", f"-Wl,-soname,{soname}"])
+
+
+def _client(functions: str) -> str:
+    return _CLIENT.read_text().replace('#include "functions.h"', functions)
+
+
+def _compiled(name: str, source: str, cache: Path, kind: Sequence[str]) -> Path:
+    target = cache / f"simulated-{hashlib.sha256(f'{kind} {source}'.encode()).hexdigest()[:16]}" / name
     if target.exists():
         return target
     compiler = shutil.which("cc") or shutil.which("gcc")
     if not compiler:
         raise NotCompiled(
-            "The simulated driver's libraries have to be compiled, and there is no C compiler: "
+            "The simulated driver has to be compiled, and there is no C compiler: "
             "run `apt-get install --no-install-recommends gcc libc6-dev`."
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        text, made = Path(folder, "library.c"), Path(folder, soname)
+        text, made = Path(folder, "source.c"), Path(folder, name)
         text.write_text(source)
-        options = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", f"-Wl,-soname,{soname}", "-s", f'-DSOCKET="{SOCKET}"']
+        options = [*kind, "-O1", "-Wall", "-Werror", "-s", f'-DSOCKET="{SOCKET}"']
         done = subprocess.run(
             [compiler, *options, str(text), "-lpthread", "-o", str(made)], capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise NotCompiled(
-                f"The simulated driver's {soname} could not be compiled: {done.stderr.strip()} "
-                "If a header is missing, run `apt-get install --no-install-recommends gcc libc6-dev`."
+                f"The simulated driver's {name} could not be compiled: {done.stderr.strip()} "
+                "If a header or libc.a is missing, run `apt-get install --no-install-recommends gcc libc6-dev`."
             )
         os.replace(made, target)  # noqa: PTH105 - one step: several processes may make it at once
     return target
 
 
 def _header() -> Iterator[str]:
-    yield "static const struct function table[] = {"
-    for signature in SIGNATURES:
-        parameters = ", ".join(map(_entry, signature.parameters))
-        yield f'    {{"{signature.symbol}", {len(signature.parameters)}, {{{parameters}}}}},'
-    yield "};"
+    yield from _table(SIGNATURES)
     for index, signature in enumerate(SIGNATURES):
         yield _function(index, signature)
     yield from _error_string()
+
+
+def _table(signatures: Sequence[Signature]) -> Iterator[str]:
+    yield "static const struct function table[] = {"
+    for signature in signatures:
+        parameters = ", ".join(map(_entry, signature.parameters))
+        yield f'    {{"{signature.symbol}", {len(signature.parameters)}, {{{parameters}}}}},'
+    yield "};"
 
 
 def _entry(parameter: Parameter) -> str:

@@ -1,6 +1,6 @@
 """A driver as it is installed on a node: a folder with libraries, programs and firmware under NVIDIA's names.
 
-Owns which files there are. NVML is the simulated one; libcuda is a library that can be loaded and finds no device; all others are
+Owns which files there are. NVML and nvidia-smi are the simulated ones; libcuda can be loaded and finds no device; all others are
 empty, since nothing that runs on simulated GPUs opens them.
 """
 
@@ -19,15 +19,15 @@ EMPTY: Final = (
 )
 """Libraries of which only the names matter."""
 LINKS: Final = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1", "libnvidia-opencl.so.1")
+NVIDIA_SMI: Final = Path("usr/bin/nvidia-smi")
 PROGRAMS: Final = (
-    "nvidia-smi",
     "nvidia-debugdump",
     "nvidia-persistenced",
     "nvidia-cuda-mps-control",
     "nvidia-cuda-mps-server",
 )
 FIRMWARE: Final = ("gsp_ga10x.bin", "gsp_tu10x.bin")
-_SCRIPT: Final = "#!/bin/sh\necho 'NVIDIA-SMI {version}: these GPUs are simulated'\n"
+_SCRIPT: Final = "#!/bin/sh\necho 'NVIDIA {version}: these GPUs are simulated'\n"
 _CUDA: Final = """
 int cuInit(unsigned int flags) { (void)flags; return 100; /* no device */ }
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
@@ -43,11 +43,23 @@ def install(root: Path, version: str, *, cache: Path) -> None:
         (root / file).write_text(content)
     for program in PROGRAMS:
         (root / "usr/bin" / program).chmod(0o755)
+    install_nvidia_smi(root, cache=cache)
     shutil.copy(library.make(cache), root / LIBRARIES / f"libnvidia-ml.so.{version}")
     shutil.copy(library.make_other("libcuda.so.1", _CUDA, cache), root / LIBRARIES / f"libcuda.so.{version}")
     for link in LINKS:
         (root / LIBRARIES / link).symlink_to(f"{link.removesuffix('.1')}.{version}")
     (root / LIBRARIES / "libcuda.so").symlink_to("libcuda.so.1")
+
+
+def install_nvidia_smi(root: Path, *, cache: Path) -> None:
+    """Put nvidia-smi below `root`, in place of an older one that may be running. NotCompiled without a C compiler."""
+    remove_nvidia_smi(root)
+    shutil.copy(library.make_nvidia_smi(cache), root / NVIDIA_SMI)
+
+
+def remove_nvidia_smi(root: Path) -> None:
+    """Take nvidia-smi out of the driver."""
+    (root / NVIDIA_SMI).unlink(missing_ok=True)
 
 
 def _files(version: str) -> Iterator[tuple[Path, str]]:

@@ -10,8 +10,10 @@ from typing import Final
 import pynvml
 
 from draco_local.simulator.driver.forms import (
+    COUNT,
     HANDLE,
     NUMBER,
+    TEXT,
     VERSIONED,
     Parameter,
     Signature,
@@ -26,6 +28,7 @@ from draco_local.simulator.driver.forms import (
     lists,
     memory_v2,
     next_event,
+    nvidia_smi,
     placements,
     processes,
     profile,
@@ -199,4 +202,7 @@ SIGNATURES: Final[tuple[Signature, ...]] = (
 )
 """Every function of the library but nvmlErrorString, which asks nobody."""
 
-BY_SYMBOL: Final = {each.symbol: each for each in SIGNATURES}
+NVIDIA_SMI: Final = Signature("nvidia-smi", (TEXT, Parameter("written", 1), NUMBER, COUNT), nvidia_smi)
+"""What the program of that name asks: its arguments, a line each; a buffer for its text, and its length; the exit status."""
+
+BY_SYMBOL: Final = {each.symbol: each for each in (*SIGNATURES, NVIDIA_SMI)}
