@@ -28,6 +28,8 @@ ANY = ({"operator": "Exists"},)
 PRIORITIES = {"adv-low": 10, "adv-middle": 50, "adv-high": 100, "adv-polite": 100}
 """PriorityClasses and their values; the last one never preempts."""
 SIZE = "draco.dev/group-size"
+JOB_SET = "jobset.sigs.k8s.io/"
+"""Prefix of the JobSet controller's labels."""
 LABELS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "Kueue": (("kueue.x-k8s.io/pod-group-name",), SIZE),
     "Kueue alone": (("kueue.x-k8s.io/pod-group-name",), "kueue.x-k8s.io/pod-group-total-count"),
@@ -182,6 +184,34 @@ def pod_group(
     annotations = {"draco.dev/topology": topology} if topology else {}
     metadata = {"name": title, "namespace": namespace, "annotations": annotations}
     return {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": metadata, "spec": spec}
+
+
+def job(
+    namespace: str,
+    job_set: str,
+    number: int,
+    parallelism: Sequence[int],
+    *,
+    more: int = 0,
+    retries: int = 6,
+    seconds: float | None = None,
+    topology: str = "",
+    gated: bool = False,
+) -> Document:
+    """A Job of a JobSet as the JobSet controller writes it, whose pods use the template with the JobSet's name.
+
+    `parallelism` is that of all Jobs of the JobSet. `more` pods follow those that start together.
+    """
+    said = {"jobset-name": job_set, "replicatedjob-name": f"r{number}", "replicatedjob-replicas": "1", "job-index": "0"}
+    said |= {"global-replicas": str(len(parallelism)), "job-global-index": str(number), "restart-attempt": "0"}
+    labels = {f"{JOB_SET}{key}": value for key, value in said.items()}
+    made = pod(namespace, "", [], templates=[job_set], seconds=seconds, gated=gated)
+    annotations = labels | made["metadata"]["annotations"] | ({"draco.dev/topology": topology} if topology else {})
+    spec: Document = {"completionMode": "Indexed", "parallelism": parallelism[number], "backoffLimit": retries}
+    spec["completions"] = max(1, parallelism[number]) + more
+    spec["template"] = {"metadata": {"labels": labels, "annotations": annotations}, "spec": made["spec"]}
+    metadata = {"name": f"{job_set}-r{number}-0", "namespace": namespace, "labels": labels, "annotations": labels}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
 def reservation(

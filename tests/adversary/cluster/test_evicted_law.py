@@ -324,6 +324,16 @@ def test_a_pod_that_is_drained_of_what_its_pod_group_keeps_is_no_bystander() -> 
     assert leaves.evicted(other).found(), "it names no claim that its PodGroup keeps"
 
 
+@pytest.mark.parametrize(("by_its_job", "evicted"), [(True, False), (True, True), (False, False)])
+def test_the_job_controller_may_delete_pods_of_jobs_and_draco_only_evicts(*, by_its_job: bool, evicted: bool) -> None:
+    one, law = a_pod("low", node="node"), Bystanders(a_world(), ["tenant-a"])
+    one["metadata"] |= {"ownerReferences": [{"kind": "Job", "uid": "job"}]} if by_its_job else {}
+    one["status"]["conditions"] += [EVICTED] if evicted else []
+    law.pod_changed(one, None, WENT_AT)
+    wrong = [each.law for each in law.weighed(WENT_AT + WEIGHED_AFTER_S)]
+    assert wrong == ([] if by_its_job and not evicted else ["bystander taken"])
+
+
 def test_a_claim_by_name_and_a_pod_of_no_group_stay() -> None:
     says: dict[str, Any] = {"preemption": "Never", "gangs": {"onPartialLoss": "Release"}}
     leaves = Leaves().see("policy", permitting(**says)).see("claim", HELD).see("claim", WAITS).see("pod", HIGH)

@@ -60,6 +60,11 @@ def a_gang(size: int, *, count: int = 1, **pod: Any) -> Objects:
     return [*(a_claim(each, count=count) for each in titles), *(a_pod(each, gang=size, **pod) for each in titles)]
 
 
+def a_more(title: str) -> Objects:
+    """One more pod of a gang of one."""
+    return [a_claim(title), a_pod(title, gang=1)]
+
+
 def a_limit(namespace: str, *classes: str, **limits: int) -> tuple[str, Document]:
     selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
     metadata = {"name": "limit", "uid": "limit", "resourceVersion": "1"}
@@ -118,6 +123,18 @@ CASES: dict[str, tuple[bool, Objects]] = {
     "a gang, and none with enough of them": (
         False,
         [a_node(), a_node("other"), gpus(3), gpus(3, pool="other"), *a_gang(2, count=4)],
+    ),
+    "a gang of which one has devices, and as many GPUs as the others want": (
+        True,
+        [a_node(), gpus(3), *a_gang(3), a_claim("m0", on="gpu-0")],
+    ),
+    "a gang of which one has devices, and fewer": (
+        False,
+        [a_node(), gpus(2), *a_gang(3), a_claim("m0", on="gpu-0")],
+    ),
+    "a gang that is whole, and one GPU for two more": (
+        True,
+        [a_node(), gpus(2), *a_gang(1), a_claim("m0", on="gpu-0"), *a_more("m1"), *a_more("m2")],
     ),
     "a gang that is not complete": (False, [a_node(), gpus(8), *a_gang(8)[1:8], *a_gang(8)[9:]]),
     "a gang that is to be somewhere": (False, [a_node(), gpus(8), *a_gang(8, topology="rack")]),
@@ -195,6 +212,17 @@ CASES: dict[str, tuple[bool, Objects]] = {
 def test_at_rest_nobody_waits_for_what_is_free_and_would_do(case: str) -> None:
     wrong, objects = CASES[case]
     assert bool(list(beside_free(a_world(*objects), NOW))) is wrong
+
+
+def test_a_pod_that_has_succeeded_does_not_count_in_a_pod_group() -> None:
+    cases: list[tuple[bool, Document]] = [(True, {}), (False, {"schedulingGroup": {"podGroupName": "g"}})]
+    for wrong, group in cases:
+        (_, done), waits = a_pod("m0", gang=2, **group), [a_pod("m1", gang=2, **group), a_claim("m1")]
+        done["status"]["phase"] = "Succeeded"
+        metadata = {"name": "g", "namespace": "default", "uid": "g", "resourceVersion": "1"}
+        pod_group = {"metadata": metadata, "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}}}
+        objects: Objects = [a_node(), gpus(1), ("pod", done), *waits, ("pod group", pod_group)]
+        assert bool(list(beside_free(a_world(*objects), NOW))) is wrong
 
 
 @pytest.mark.parametrize("event", ["allocation.late", "allocation.not_woken"])

@@ -10,6 +10,7 @@ from tests.adversary.cluster.observer.bare import Bare
 from tests.adversary.cluster.observer.evicted import Evictions
 from tests.adversary.cluster.observer.gates import Gates
 from tests.adversary.cluster.observer.groups import Groups
+from tests.adversary.cluster.observer.job_sets import JobSets
 from tests.adversary.cluster.observer.limited import Limits
 from tests.adversary.cluster.observer.order import Order
 from tests.adversary.cluster.observer.pod_budgets import PodBudgets
@@ -29,6 +30,7 @@ class DracosLaws:
         self._gates = Gates(world)
         self.order = Order(world)
         self._pod_groups = PodGroups(world)
+        self._job_sets = JobSets(world)
         self._reservations = Reservations(world)
         self._limits = Limits(world)
         self._pod_budgets = PodBudgets(world)
@@ -46,6 +48,7 @@ class DracosLaws:
             "gates that went off": self._gates.off,
             "gates that went off pods of gangs by PodGroup": self._gates.off_gangs,
             "groups that began before one like them, and were compared": self.order.compared,
+            "allocations to JobSets that were judged": self._job_sets.judged,
             "claims that PodGroups kept for their pods": self._pod_groups.kept,
             "claims that were taken back from PodGroups": self._pod_groups.taken_back,
             "reserved claims that got devices": self._reservations.reserved,
@@ -75,6 +78,7 @@ class DracosLaws:
                 self._gates.pod_changed(before, after, now)
                 self.order.pod_changed(before, after)
                 self._pod_groups.pod_changed(after, now)
+                self._job_sets.pod_changed(before, after, now)
                 self._pod_budgets.pod_changed(before, after, now)
                 self.evictions.pod_changed(before, after, now)
                 if after is not None:
@@ -83,6 +87,9 @@ class DracosLaws:
                 self._reservations.reservation_changed(before, after)
             case "pod group":
                 self._gates.pod_group_changed(after, now)
+            case "job":
+                self._groups.job_changed(before, after, now)
+                self._job_sets.job_changed(before, after, now)
             case "policy":
                 self.evictions.policy_changed(before, now)
             case "pod budget":
@@ -97,6 +104,7 @@ class DracosLaws:
                 self._gates.claim_changed(before, after, now)
                 self.order.claim_changed(before, after, now)
                 self._pod_groups.claim_changed(before, after, now)
+                self._job_sets.claim_changed(before, after, now)
                 self._reservations.claim_changed(before, after, now)
                 self._limits.claim_changed(before, after, now)
                 self.evictions.claim_changed(before, after, now)
@@ -109,6 +117,7 @@ class DracosLaws:
         yield from self._gates.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
         yield from self.order.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
         yield from self._pod_groups.weighed(now)
+        yield from self._job_sets.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
         yield from self._reservations.weighed(now)
         yield from self._limits.weighed(now)
         yield from self._pod_budgets.weighed()

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tests.adversary.cluster.observer.allocators import DRACO, allocator, is_for_draco
-from tests.adversary.cluster.observer.members import claims_of, consumers, is_pod_group, key_of, size_of
+from tests.adversary.cluster.observer.members import changed_sets, claims_of, consumers, is_pod_group, key_of, size_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World, is_live, name, phase, results
 
 BEGUN_WITHIN_S = 10.0
 """Draco writes all claims of a group together and retries an unanswered write after a second or two."""
+KNOWN_AFTER_S = 5.0
+"""After this time Draco knows a change of a Job or pod."""
 
 
 class Group(NamedTuple):
@@ -56,6 +58,13 @@ class Groups:
         assert one is not None
         if (key := key_of(one)) and (after is None or _ends(one) or phase(one) == "Failed"):
             self._disturbed[key] = now
+
+    def job_changed(self, before: Object | None, after: Object | None, now: float) -> None:
+        """A Job was written or deleted. Draco may act on its last state for a while."""
+        for key in changed_sets(before, after):
+            self._disturbed[key] = now + KNOWN_AFTER_S
+            if after is None:
+                self._had_all.discard(key)  # its JobSet may start again
 
     def claim_changed(self, before: Object | None, after: Object | None, now: float) -> None:
         """A claim was written or deleted."""

@@ -15,7 +15,7 @@ from tests.adversary.cluster.observer.allocators import BLOCKING, TAINT, is_drac
 from tests.adversary.cluster.observer.gates import GATE
 from tests.adversary.cluster.observer.groups import groups_of
 from tests.adversary.cluster.observer.limited import devices_held, is_about, selects
-from tests.adversary.cluster.observer.members import claims_of, key_of, pod_group_of
+from tests.adversary.cluster.observer.members import claims_of, is_pod_group, key_of, pod_group_of
 from tests.adversary.cluster.observer.reservations import ends_at, priority_of, reservation_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World, condition, is_live, name, part_of, results
@@ -89,11 +89,13 @@ def _waiting(world: World, now: datetime) -> Iterator[Waiting]:
     for group in grouped.values():
         lacking = [pod for pod in group.pods if _lacks(pod, claims)]
         if lacking:
-            needs = [_needs_of(pod, claims, uses) for pod in group.pods] if not group.settled and group.complete else []
-            certain = sorted(each for each in needs if each)
-            is_certain = len(certain) == len(needs) >= group.size and not _is_bound(world, group.key, group.pods)
+            # kube-scheduler does not count pods of a PodGroup that have succeeded.
+            is_plain = group.complete and not (group.settled and is_pod_group(group.key))
+            needs = [_needs_of(pod, claims, uses) for pod in lacking] if is_plain else []
+            certain, more = sorted(each for each in needs if each), max(1, group.size - group.settled)
+            is_certain = len(certain) == len(needs) >= more and not _is_bound(world, group.key, group.pods)
             own = tuple(claims[each] for pod in lacking for each in claims_of(pod) if each in claims)
-            places = tuple(certain[: group.size]) if is_certain else None
+            places = tuple(certain[:more]) if is_certain else None
             yield Waiting(group.key, _namespace(lacking[0]), own, places, min(map(_priority, group.pods)))
     for pod in world.pods.values():
         if is_live(pod) and key_of(pod) not in grouped and _lacks(pod, claims):

@@ -1,18 +1,21 @@
 """Group membership: a pod's group, how many of its pods start together, and which pods use which claims.
 
 Owns reading this from pods, PodGroups and claims. A group is the PodGroup that a pod names, or else the first of the labels of
-Kueue, LeaderWorkerSet and JobSet that it has. The pods of a JobSet's Jobs are not counted here: a JobSet is judged only if its
-pods have Draco's size annotation. Judges nothing. Does no I/O.
+Kueue, LeaderWorkerSet and JobSet that it has. Without Draco's size annotation, the size of a JobSet is that of its Jobs. Judges
+nothing. Does no I/O.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tests.adversary.cluster.observer.world import Object, World, name
+from tests.adversary.cluster.observer.world import Object, World, condition, is_live, name, phase
 
 SIZE = "draco.dev/group-size"
 _POD_GROUP = "PodGroup"
 _POD_GROUPS = "podgroups"
+_JOB_SET = "JobSet"
+_JOB_SET_NAME = "jobset.sigs.k8s.io/jobset-name"
+_NUMBER_OF_JOBS = "jobset.sigs.k8s.io/global-replicas"
 
 
 class Labels(NamedTuple):
@@ -30,7 +33,7 @@ LABELS = (
         ("leaderworkerset.sigs.k8s.io/name", "leaderworkerset.sigs.k8s.io/group-index"),
         "leaderworkerset.sigs.k8s.io/size",
     ),
-    Labels("JobSet", ("jobset.sigs.k8s.io/jobset-name",)),
+    Labels(_JOB_SET, (_JOB_SET_NAME,)),
 )
 """In order: the first that a pod has counts."""
 
@@ -52,13 +55,25 @@ def is_pod_group(key: str) -> bool:
     return key.startswith(_POD_GROUP)
 
 
+def is_job_set(key: str) -> bool:
+    """Whether the key is of a JobSet."""
+    return key.startswith(f"{_JOB_SET} ")
+
+
+def job_set_of(job: Object) -> str:
+    """Key of a Job's JobSet; "" for none."""
+    title = (job["metadata"].get("labels") or {}).get(_JOB_SET_NAME)
+    return f"{_JOB_SET} {job['metadata']['namespace']}/{title}" if title else ""
+
+
 def pod_group_of(world: World, key: str) -> Object | None:
     """The PodGroup with this key; None if it does not exist or the group has none."""
     return next((each for each in world.pod_groups.values() if f"{_POD_GROUP} {name(each)}" == key), None)
 
 
 def size_of(world: World, key: str, pods: Iterable[Object]) -> int | None:
-    """How many pods of a group start together; None if this is unset or its pods disagree."""
+    """How many pods of a group start together; None if this is unset or unknown, or its pods disagree."""
+    pods = list(pods)
     if is_pod_group(key):
         policy = (pod_group_of(world, key) or {"spec": {}})["spec"].get("schedulingPolicy") or {}
         return int(policy["gang"]["minCount"]) if policy.get("gang") else None
@@ -68,7 +83,49 @@ def size_of(world: World, key: str, pods: Iterable[Object]) -> int | None:
         if sizes != {""}:
             text = sizes.pop() if len(sizes) == 1 else ""
             return int(text) if text.isdecimal() else None
-    return None
+    return _size_by_jobs(world, key, pods) if is_job_set(key) else None
+
+
+def _size_by_jobs(world: World, key: str, pods: list[Object]) -> int | None:
+    """The pods of all Jobs of a JobSet; None while a Job is missing or being deleted, or has more pods than it is to have."""
+    jobs = [each for each in world.jobs.values() if job_set_of(each) == key and not is_deleted(each)]
+    if {(pod["metadata"].get("labels") or {}).get(_NUMBER_OF_JOBS) for pod in pods} != {str(len(jobs))}:
+        return None
+    sizes: list[int] = []
+    for job in jobs:
+        own = [pod for pod in pods if job["metadata"]["uid"] in _owners(pod)]
+        spec, succeeded = job["spec"], sum(phase(pod) == "Succeeded" for pod in own)
+        size = succeeded if has_ended(job) else min(spec["parallelism"], spec.get("completions", spec["parallelism"]))
+        if sum(map(is_live, own)) > size:
+            return None
+        sizes.append(size)
+    known = {job["metadata"]["uid"] for job in jobs}
+    return sum(sizes) if all(known & _owners(pod) for pod in pods if is_live(pod)) else None
+
+
+def changed_sets(before: Object | None, after: Object | None) -> set[str]:
+    """The JobSets whose size may change with a Job; empty if only its status changed."""
+    sets = {job_set_of(each) for each in (before, after) if each is not None} - {""}
+    return sets if before is None or after is None or _terms(before) != _terms(after) else set()
+
+
+def _terms(job: Object) -> tuple[object, ...]:
+    spec = job["spec"]
+    return job_set_of(job), spec.get("parallelism"), spec.get("completions"), has_ended(job), is_deleted(job)
+
+
+def has_ended(job: Object) -> bool:
+    """Whether the Job creates no more pods."""
+    return any(condition(job, each).get("status") == "True" for each in ("Complete", "Failed"))
+
+
+def is_deleted(one: Object) -> bool:
+    """Whether the object is being deleted."""
+    return bool(one["metadata"].get("deletionTimestamp"))
+
+
+def _owners(pod: Object) -> set[str]:
+    return {each["uid"] for each in pod["metadata"].get("ownerReferences") or []}
 
 
 def claims_of(pod: Object) -> list[str]:

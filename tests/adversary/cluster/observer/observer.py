@@ -24,6 +24,7 @@ from tests.adversary.cluster.observer.fairness import Fairness, Pace, Starvation
 from tests.adversary.cluster.observer.fences import FenceLaw
 from tests.adversary.cluster.observer.files import FilesLaw
 from tests.adversary.cluster.observer.idle import beside_free
+from tests.adversary.cluster.observer.job_sets import misjudged
 from tests.adversary.cluster.observer.laws import LAWS, Latecomers
 from tests.adversary.cluster.observer.lease import LOSES_LEASE_AFTER_S, SEEN_WITHIN_S, LeaseLaw
 from tests.adversary.cluster.observer.ledger import Accidents, disagreements, still_tainted
@@ -216,6 +217,7 @@ class Observer:
             states = {node: hardware.read_state(files.state) for node, files in self._nodes.items()}
             left = [*not_restored(self.world), *stuck(self.world), *fenced_without_cause(self.world)]
             left += [*disagreements(self.world), *kept_for_nobody(self.world), *miscounted(self.world)]
+            left += misjudged(self.world)
             left += [*made_in_vain(self.world), *beside_free(self.world), *withdrawn_for_ever(self.world)]
             left += still_tainted(self.world) if self.expects_nothing_tainted else ()
             left += self._still.restless(time.monotonic())
@@ -336,7 +338,7 @@ class Observer:
         """Report the suspicions that a fresh read of the API server confirms."""
         before = await fresh(api, ("request",), self.world)
         found = await fresh(
-            api, ("claim", "slice", "rule", "node", "request", "pod", "pod group", "reservation"), self.world
+            api, ("claim", "slice", "rule", "node", "request", "pod", "pod group", "job", "reservation"), self.world
         )
         if before is None or found is None:
             return

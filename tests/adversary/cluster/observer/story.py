@@ -56,6 +56,16 @@ def _reservation(one: Any) -> str:
     return "; ".join([f"count {one['spec'].get('count')}", str(status.get("message", "")), *taking])
 
 
+def _job(one: Any) -> str:
+    spec, labels = one["spec"], one["metadata"].get("labels") or {}
+    job_set = labels.get("jobset.sigs.k8s.io/jobset-name", "none")
+    ended = [each["type"] for each in (one.get("status") or {}).get("conditions") or [] if each["status"] == "True"]
+    ending = " ending" if one["metadata"].get("deletionTimestamp") else ""
+    suspended = " suspended" if spec.get("suspend") else ""
+    size = f"{spec.get('parallelism')} of {spec.get('completions')} pods start together"
+    return f"{size}, JobSet {job_set}, {','.join(ended) or 'goes on'}{suspended}{ending}"
+
+
 def _pod_group(one: Any) -> str:
     gang = (one["spec"].get("schedulingPolicy") or {}).get("gang") or {}
     ending = " ending" if one["metadata"].get("deletionTimestamp") else ""
@@ -72,6 +82,7 @@ _BRIEF = {
     "limit": lambda one: str(one["spec"]),
     "pod budget": lambda one: f"{one['spec'].get('minAvailable')} of its pods are to stay",
     "pod group": _pod_group,
+    "job": _job,
     "reservation": _reservation,
 }
 

@@ -95,7 +95,7 @@ class Bystanders:
             return
         self._seen.add(uid)
         over = (one.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
-        if over or name(one) in self._asked or not one["spec"].get("nodeName"):
+        if over or name(one) in self._asked or not one["spec"].get("nodeName") or _by_its_job(one):
             return
         self.taken += 1
         self._gone.append(Gone(now, one, *self._had_by(one, now)))
@@ -156,6 +156,13 @@ class Bystanders:
             for device, seen in self._world.names.history.items()
             if all(want in {None, "", have} for want, have in zip(wanted, device, strict=True))
         ]
+
+
+def _by_its_job(pod: Object) -> bool:
+    """Whether the Job controller or the garbage collector deleted it: everybody else who takes a pod says so in a condition."""
+    return not condition(pod, TARGET) and any(
+        each["kind"] == "Job" for each in pod["metadata"].get("ownerReferences") or []
+    )
 
 
 def _why(pod: Object) -> str:

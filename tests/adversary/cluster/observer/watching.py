@@ -38,6 +38,7 @@ KINDS: Mapping[str, Kind] = {
     "reservation": Kind(("/apis/draco.dev/v1alpha1/devicereservations",), "reservations"),
     "limit": Kind(("/apis/draco.dev/v1alpha1/devicelimits",), "limits"),
     "pod group": Kind(("/apis/scheduling.k8s.io/v1alpha2/podgroups",), "pod_groups"),
+    "job": Kind(("/apis/batch/v1/jobs",), "jobs"),
     "pod budget": Kind(("/apis/policy/v1/poddisruptionbudgets",), "pod_budgets"),
 }
 

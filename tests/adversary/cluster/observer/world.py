@@ -97,6 +97,7 @@ class World:
     limits: dict[str, Object] = field(default_factory=dict)
     pod_budgets: dict[str, Object] = field(default_factory=dict)
     pod_groups: dict[str, Object] = field(default_factory=dict)
+    jobs: dict[str, Object] = field(default_factory=dict)
     names: Names = field(default_factory=Names)
     held_since: dict[tuple[str, str], int] = field(default_factory=dict)
 
