@@ -62,6 +62,8 @@ class Chooser(Maintainers, Rivals):
             (5, self.group), (1.5, self.late_member), (1, self.lose_member), (0.7, self.odd_group), (3, self.same_again),
             (4, self.pod_group), (2, self.pod_group_of_both), (1, self.late_pod_group), (2.5, self.end_pod_group),
             (0.7, self.odd_pod_group),
+            (4, self.job_set), (1, self.last_job), (5, self.change_job), (1.5, self.relabel_job), (1, self.lose_job_pod),
+            (0.7, self.restart_job_set), (2, self.end_job_set),
             (2, self.held_back), (2, self.let_go),
             (3, self.reserve), (4, self.use_reserved), (1, self.change_reservation), (2, self.end_reservation),
             (1.5, self.set_limit), (1, self.end_limit),

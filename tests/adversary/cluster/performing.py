@@ -19,6 +19,7 @@ from draco_local.simulator.gpus.state import StateError
 from tests.adversary.cluster import drivers, evicting, maintaining, refusing
 from tests.adversary.cluster.breaking import BREAK
 from tests.adversary.cluster.cluster import FEATURES, NODES, Cluster
+from tests.adversary.cluster.controlling import JOBS, Controlling
 from tests.adversary.cluster.doubling import Doubling
 from tests.adversary.cluster.evicting import Evicting
 from tests.adversary.cluster.killing import Killing
@@ -40,6 +41,7 @@ PATHS = {
     "ResourceClaimTemplate": RESOURCE + "/v1/namespaces/{}/resourceclaimtemplates",
     "DeviceReservation": RESERVATIONS,
     "PodGroup": POD_GROUPS,
+    "Job": JOBS,
 }
 POLICIES = "/apis/draco.dev/v1alpha1/migpolicies"
 REPORTS = "/apis/draco.dev/v1alpha1/gpunodes"
@@ -99,6 +101,7 @@ class Performer:
             **Reserving(api, self._write).kinds,
             **Evicting(api, self._write, self._delete_pod).kinds,
             **Doubling(self._create).kinds,
+            **Controlling(api, cluster.observer.world, self._write, self._delete_pod, self._soon).kinds,
             **Refusing(self._write, self._soon).kinds,
         }
 

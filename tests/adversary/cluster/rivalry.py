@@ -37,6 +37,8 @@ class Rivalry(Chooser):
             (14, self.ordinary), (2, self._dracos), (0.5, self._dracos_alone), (0.5, self._of_both), (2, self._shared),
             (4, self.pod_group), (0.5, self.pod_group_of_both), (1, self.late_pod_group), (2.5, self.end_pod_group),
             (4, self.group), (6, self.same_again), (4, self.late_member), (3, self.lose_member),
+            (4, self.job_set), (1, self.last_job), (5, self.change_job), (1.5, self.relabel_job), (1, self.lose_job_pod),
+            (0.7, self.restart_job_set), (2, self.end_job_set),
             (12, self.urgent), (4, self.urgent_group), (1.5, self.claimed_twice),
             (4, self._end_pod), (2, self._end_claim),
             (1, self.held_back), (1, self.let_go),

@@ -4,8 +4,8 @@ Draws them from a seed as plain data. `actions` has the others.
 """
 
 from tests.adversary.cluster import manifests as write
+from tests.adversary.cluster.job_sets import JobSets
 from tests.adversary.cluster.manifests import DRACOS_GPU, TENANTS, Document
-from tests.adversary.cluster.pod_groups import PodGroups
 from tests.adversary.cluster.tenants import Action
 
 URGENT = ("adv-high", "adv-high", "adv-high", "adv-middle", "adv-polite")
@@ -14,7 +14,7 @@ GUARDED = TENANTS[0]
 POD_BUDGETS = ("adv-some", "adv-all")
 
 
-class Rivals(PodGroups):
+class Rivals(JobSets):
     """Draws these actions. It remembers only what it has created and not deleted."""
 
     def ordinary(self) -> Action:

@@ -11,7 +11,7 @@ from tests.adversary.cluster.actions import Chooser
 from tests.adversary.cluster.observer.observer import Violation
 from tests.adversary.cluster.tenants import Action
 
-SEED = 35245
+SEED = 22232
 """The same draws in each test run, so that they do not fail an unrelated change; `make adversary` uses a random seed."""
 ACTIONS = 48
 """The same number in each run, however fast the computer is: about 20 s."""
@@ -27,9 +27,9 @@ def test_the_same_seed_draws_the_same_actions() -> None:
 
 def test_every_kind_of_action_is_drawn() -> None:
     chooser = Chooser(2)
-    kinds = {chooser.next().kind for _ in range(5000)}
+    kinds = {chooser.next().kind for _ in range(10000)}
     wanted = {"tenant", "hostile", "admin", "rule", "maintenance", "policy", "hardware", "kill", "driver", "upgrade"}
-    wanted |= {"reservation", "limit", "pod budget", "pod group"}
+    wanted |= {"reservation", "limit", "pod budget", "pod group", "job", "job set"}
     assert {kind.partition(":")[0] for kind in kinds} >= wanted
     assert "feature switched off" in kinds
 
@@ -40,6 +40,7 @@ def test_a_short_run_has_groups_of_all_kinds_and_what_is_refused_or_changed() ->
     assert {"tenant: pods that start together", "tenant: a group like one before it"} <= kinds
     assert {"tenant: pods of a PodGroup", "pod group: deleted"} <= kinds
     assert "tenant: pods of a PodGroup with claims of both allocators" in kinds
+    assert {"tenant: Jobs of a JobSet", "job: changed"} <= kinds
     assert {"allocations refused", "maintenance: other effect", "tenant: lets go"} <= kinds
 
 
@@ -73,6 +74,22 @@ def test_groups_say_what_they_are_by_all_labels_that_there_are() -> None:
     assert said["tenant: pods that start together"] == wanted
     assert said["tenant: urgent pods that start together"] >= wanted, "others are by PodGroup"
     assert said["hostile: an odd group"] > wanted, "some say no size"
+
+
+def test_jobs_of_job_sets_are_made_changed_and_made_again() -> None:
+    chooser = Chooser(2)
+    drawn = [chooser.next() for _ in range(5000)]
+    made = [each.arguments["create"][1:] for each in drawn if each.kind == "tenant: Jobs of a JobSet"]
+    numbers = {
+        len(jobs) - int(jobs[0]["metadata"]["labels"][f"{write.JOB_SET}global-replicas"]) for jobs in made if jobs
+    }
+    assert numbers == {0, -1}, "the last Job may come later"
+    specs = [each.arguments["change"]["spec"] for each in drawn if each.kind == "job: changed"]
+    assert {tuple(each) for each in specs} == {("parallelism", "completions"), ("parallelism",), ("suspend",)}
+    labels = [each.arguments["change"]["metadata"]["labels"] for each in drawn if each.kind == "job: other label"]
+    titles = {each[f"{write.JOB_SET}jobset-name"] for each in labels}
+    assert titles > {None, "another"}, "some are changed back"
+    assert {"tenant: the last Job of a JobSet", "job: loses a pod"} <= {each.kind for each in drawn}
 
 
 def test_pod_groups_have_claims_of_both_allocators_by_template_and_by_name() -> None:

@@ -8,7 +8,7 @@ from tests.adversary.cluster import machine
 from tests.adversary.cluster.manifests import PRIORITIES
 from tests.adversary.cluster.rivalry import AHEAD_S, Rivalry, some_wait_and_some_leave
 
-SEED = 80220
+SEED = 2378
 """The same draws in each test run, as in the other machine's tests."""
 ACTIONS = 40
 SECONDS = 60.0
@@ -33,7 +33,7 @@ def test_a_short_run_has_pod_groups_and_claims_that_say_they_are_a_pods() -> Non
     drawn = [*some_wait_and_some_leave(), *(chooser.next() for _ in range(ACTIONS))]
     kinds = {each.kind for each in drawn}
     assert {"tenant: pods of a PodGroup", "pod group: deleted", "tenant: a group like one before it"} <= kinds
-    assert "allocations refused" in kinds
+    assert {"allocations refused", "tenant: Jobs of a JobSet", "job: changed"} <= kinds
     doubles = [each for each in drawn if each.kind == "hostile: a claim that says it is a pod's"]
     assert {each.arguments["late"] for each in doubles} == {True, False}
     urgent = [each for each in drawn if each.kind == "tenant: urgent pods that start together"]
