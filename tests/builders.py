@@ -86,7 +86,14 @@ from draco.resources.api.taints import (
     DeviceTaintSelector,
     DeviceToleration,
 )
-from draco.resources.names import ANNOTATION_POD_CLAIM, NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER, DeviceKey, GpuUuid
+from draco.resources.names import (
+    ANNOTATION_POD_CLAIM,
+    LABEL_HOSTNAME,
+    NVIDIA_DEVICE_CLASS,
+    NVIDIA_DRIVER,
+    DeviceKey,
+    GpuUuid,
+)
 
 MOMENT = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -101,9 +108,10 @@ def a_device_key(text: str) -> DeviceKey:
     return DeviceKey(*parts) if len(parts) == 3 else DeviceKey(NVIDIA_DRIVER, parts[0], parts[1])
 
 
-def a_node(name: str = "node-0", *, ready: bool = True, unschedulable: bool = False) -> Node:
+def a_node(name: str = "node-0", *, ready: bool = True, unschedulable: bool = False, hostname: str = "") -> Node:
+    labels = {LABEL_HOSTNAME: hostname} if hostname else {}
     return Node(
-        metadata=ObjectMeta(name=name, uid=a_uid("node", name)),
+        metadata=ObjectMeta(name=name, uid=a_uid("node", name), labels=labels),
         spec=NodeSpec(unschedulable=unschedulable),
         status=NodeStatus(conditions=[Condition(type="Ready", status="True" if ready else "False")]),
     )

@@ -18,6 +18,7 @@ from draco.allocation.search.requests import expand, matcher
 from draco.allocation.search.upstream_bugs import AffectedArea, bugs_of
 from draco.explanation.findings.allocated import allocated_claim, bypassing, is_full, missing, reaching, reason_of
 from draco.explanation.findings.allocator_runs import AllocatorVerdict
+from draco.explanation.findings.details import consumers_of
 from draco.explanation.findings.emptied import emptied
 from draco.explanation.findings.fleet_findings import FleetFinder, FleetFindings
 from draco.explanation.findings.folding import folded
@@ -36,6 +37,7 @@ from draco.explanation.selection import alternatives, selection
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.names import SCHEDULING_GATE
+from draco.resources.texts import listed
 
 _WAITED_FOR: Final = frozenset(
     {
@@ -139,8 +141,10 @@ def _hopeless(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) ->
     if gone:
         return Explanation(reason=PendingReason.CLAIM_MISSING, error=gone, names_subject=names_subject)
     deleted = [str(claim.metadata.key) for claim in claims if claim.metadata.deletion_timestamp is not None]
-    if deleted:
-        error = f"claim {' and '.join(deleted)} is being deleted"
+    if deleted and (pod is None or not pod.spec.node_name):  # kubelet starts a pod with such a claim
+        users = sorted({user for claim in claims if str(claim.metadata.key) in deleted for user in consumers_of(claim)})
+        until = f", which ends when nobody uses it any more ({listed(users)})" if users else ""
+        error = f"claim {' and '.join(deleted)} is being deleted{until}"
         return Explanation(reason=PendingReason.CLAIM_DELETING, error=error, names_subject=True)
     waiting = [claim for claim in claims if claim.status.allocation is None]
     if pod is not None and pod.spec.node_name and waiting:

@@ -367,6 +367,9 @@ class ObstacleKind(StrEnum):
     """Why an allocated device cannot be used."""
 
     NODE_GONE = "NodeGone"
+    OUT_OF_REACH = "OutOfReach"
+    """The pod has a node that cannot reach it."""
+    NODE_NOT_READY = "NodeNotReady"
     DRIVER_SILENT = "DriverSilent"
     """Nothing is published for its pool."""
     NOT_PUBLISHED = "NotPublished"

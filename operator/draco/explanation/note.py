@@ -103,7 +103,7 @@ def _said(explanation: Explanation) -> _NoteParts:
         PendingReason.BYPASSES_SCHEDULER,
         PendingReason.GATED,
     }:
-        return _NoteParts(explanation.error)
+        return _NoteParts(explanation.error, _UNTRIED.get(explanation.reason, ""))
     if explanation.fits:
         return _fits(explanation)
     if problem := _decisive_problem(explanation):
@@ -125,6 +125,7 @@ def _said(explanation: Explanation) -> _NoteParts:
 
 _UNTRIED: Final[Mapping[PendingReason, str]] = MappingProxyType(
     {
+        PendingReason.CLAIM_DELETING: "create it again when it is gone, unless a template makes it",
         PendingReason.POOL_BROKEN: "check the DRA driver that publishes it",
         PendingReason.NO_NODE: "start the node; if it does not come back, delete its ResourceSlices",
     }
@@ -365,9 +366,9 @@ def _binding(explanation: Explanation) -> _NoteParts:
 
 def _elsewhere(explanation: Explanation) -> _NoteParts:
     bound = [f"{claim.claim} ({claim.nodes})" for claim in explanation.allocated if claim.nodes]
-    cause = f"the claim's devices are on nodes that the pod cannot use: {listed(bound)}"
     nodes = "; ".join(node_text(each) for each in explanation.nodes[:NAMED])
-    return _NoteParts(cause, nodes)
+    cause = f"the claim's devices are on nodes that the pod cannot use: {listed(bound)}{f'; {nodes}' if nodes else ''}"
+    return _NoteParts(cause, "give the pod a claim of its own, or permit it these nodes")
 
 
 def _full(explanation: Explanation) -> _NoteParts:

@@ -213,12 +213,18 @@ def _others(explanation: Explanation) -> Iterator[str]:
 
 def _problems(explanation: Explanation) -> list[str]:
     """Problems that the summary does not mention."""
-    return [text for each in explanation.problems if (text := problem_text(each)) not in explanation.summary]
+    summary = explanation.summary.lower()
+    return [problem_text(each) for each in explanation.problems if each.text.lower() not in summary]
 
 
 def _changes(explanation: Explanation) -> list[NearestMiss]:
     """Changes that the summary does not mention: those of the claim's author first, those of an administrator last."""
-    left = [each for each in explanation.nearest if sentence(capital(each.text)) not in explanation.summary]
+    remedies = tuple(f"{each.remedy.partition(', or ')[0]} " for each in explanation.problems if each.remedy)
+    left = [
+        each
+        for each in explanation.nearest
+        if sentence(capital(each.text)) not in explanation.summary and not each.text.startswith(remedies)
+    ]
     return sorted(left, key=lambda each: _BY_OTHERS.get(each.kind, 0))
 
 

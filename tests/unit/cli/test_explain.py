@@ -231,6 +231,18 @@ def test_a_pod_that_cannot_start_with_what_its_claim_has_waits(tmp_path: Path, a
     assert len(explain(str(file)).stdout.splitlines()) == 1
 
 
+def test_a_pod_that_cannot_use_its_allocated_claim_waits_and_one_that_can_does_not(tmp_path: Path) -> None:
+    held = a_claim("one", 1, "node-0/gpu-0")
+    only = {"key": "metadata.name", "operator": "In", "values": ["node-0"]}
+    held["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [{"matchFields": [only]}]}
+    there = a_pod("there", {"name": "a", "resourceClaimName": "one"})
+    here = a_pod("here", {"name": "a", "resourceClaimName": "one"}, nodeSelector={"rack": "7"})
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all([*CLUSTER, held, there, here]))
+    [line] = explain(str(file)).stdout.splitlines()
+    assert line.startswith("pod default/here: BoundElsewhere: ")
+
+
 @pytest.mark.parametrize("arguments", [("claim", "one"), ()])
 def test_a_claim_that_a_pod_has_used_to_its_end_waits_for_the_pod_to_go(
     tmp_path: Path, arguments: tuple[str, ...]

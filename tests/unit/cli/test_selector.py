@@ -245,6 +245,27 @@ def test_a_selector_that_fails_on_a_device_ends_with_status_1(capsys: pytest.Cap
     assert "no such key: nosuch" in told
 
 
+def test_a_selector_that_fails_on_a_device_is_told_as_it_must_be_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "slice.yaml"
+    devices: list[dict[str, object]] = [
+        {"name": "unified"},
+        {"name": "gpu-0", "capacity": {"memory": {"value": "80Gi"}}},
+    ]
+    pool = {"name": "node-0", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.nvidia.com", "nodeName": "node-0", "pool": pool, "devices": devices}
+    head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "a"}}
+    file.write_text(json.dumps({**head, "spec": spec}))
+    wanted = "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40Gi')) >= 0"
+    assert cli.run(["selector", "eval", wanted, "-f", str(file)]) == 1
+    assert capsys.readouterr().err == f'Write "memory" in device.capacity["gpu.nvidia.com"] && {wanted}.\n'
+    del devices[1]
+    file.write_text(json.dumps({**head, "spec": spec}))
+    assert cli.run(["selector", "eval", wanted, "-f", str(file)]) == 1
+    assert capsys.readouterr().err == "No device publishes the capacity gpu.nvidia.com/memory.\n"
+
+
 def test_files_without_devices_are_told_so(capsys: pytest.CaptureFixture[str]) -> None:
     file = str(Path(__file__).parents[3] / "manifests/examples/foreign-driver/pending-pod.yaml")
     assert "holds no ResourceSlice" in shown(capsys, "eval", "-f", file, "true", status=1)

@@ -165,8 +165,12 @@ def test_a_selector_that_fails_is_put_right_before_anything_else() -> None:
 
 def test_a_class_that_does_not_exist_is_replaced_by_one_that_does() -> None:
     assert told(a_fleet(), asking(device_class="gpu.nvidia.cm")) == {
-        ChangeKind.OTHER_CLASS: "ask for the class gpu.nvidia.com instead of gpu.nvidia.cm in request gpu"
+        ChangeKind.OTHER_CLASS: "write deviceClassName: gpu.nvidia.com in request gpu"
     }
+
+
+def test_a_class_of_another_vendor_is_no_slip() -> None:
+    assert told(a_fleet(), asking(device_class="gpu.amd.com")) == {}
 
 
 def test_a_taint_is_lifted_from_the_devices_that_would_be_taken() -> None:
@@ -205,7 +209,9 @@ def test_nobody_is_told_to_tolerate_that_a_device_cannot_be_had(taint: str, reme
     fleet.put_class(msgspec.structs.replace(a_class("ours"), metadata=ours))
     fleet.put_rule(a_rule(taint=taint, driver=GPU, pool="n1"))
     assert told(fleet, asking(BIG))[ChangeKind.LIFT_TAINT] == (
-        f"lift the taint {taint}:NoSchedule (rule rule) from {GPU}/n1/gpu-0{remedy}"
+        f"wait until the taint {taint}:NoSchedule (rule rule) is lifted from {GPU}/n1/gpu-0{remedy}"
+        if remedy.startswith(":")
+        else f"lift the taint {taint}:NoSchedule (rule rule) from {GPU}/n1/gpu-0{remedy}"
     )
 
 
@@ -514,5 +520,7 @@ def test_a_gpu_that_is_not_settled_says_how_that_ends(value: str, remedy: str) -
     taint = msgspec.structs.replace(rule.spec.taint, value=value)
     fleet.put_rule(msgspec.structs.replace(rule, spec=msgspec.structs.replace(rule.spec, taint=taint)))
     assert told(fleet, asking(BIG))[ChangeKind.LIFT_TAINT] == (
-        f"lift the taint draco.dev/unsettled={value}:NoSchedule (rule rule) from {GPU}/n1/gpu-0{remedy}"
+        f"wait until the taint draco.dev/unsettled={value}:NoSchedule (rule rule) is lifted from {GPU}/n1/gpu-0{remedy}"
+        if remedy.startswith(":")
+        else f"lift the taint draco.dev/unsettled={value}:NoSchedule (rule rule) from {GPU}/n1/gpu-0{remedy}"
     )

@@ -6,11 +6,13 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.fleet import Fleet
+from draco.explanation.explain import explain
 from draco.explanation.findings.node_rules import PodRules, nodes_for, selector_text, tolerates
 from draco.explanation.model import NodeReason
 from draco.resources.api.core import Affinity, Node, NodeAffinity, NodeTaint, Pod, Toleration
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from tests.builders import a_node, a_pod
+from tests.unit.explanation.clusters import a_fleet, asking
 
 NOT_READY = NodeTaint(key="node.kubernetes.io/not-ready", effect="NoSchedule")
 
@@ -193,3 +195,13 @@ def test_a_node_selector_reads_as_one_line() -> None:
         ]
     )
     assert selector_text(selector) == "zone in (a, b) and gpus > 4 or spare exists"
+
+
+def test_a_pod_that_names_its_node_is_told_the_node_s_label_where_that_is_of_no_other() -> None:
+    """A node's name may be longer than a label, and differ from it."""
+    fleet = a_fleet()
+    name = "n3.a-long-subdomain.example.com"
+    fleet.put_node(a_node(name, hostname="n3"))
+    assert "nodeSelector: {kubernetes.io/hostname: n3}" in str(explain(fleet, [asking()], pod=a_pod(node=name)))
+    fleet.put_node(a_node("another", hostname="n3"))
+    assert "matchFields metadata.name" in str(explain(fleet, [asking()], pod=a_pod(node=name)))

@@ -172,6 +172,36 @@ def test_where_a_gpu_has_no_memory_of_its_own_the_guard_asks_for_the_capacity() 
     assert the_problem(asking(wanted), fleet).remedy == f'write "memory" in device.capacity["{GPU}"] && {wanted}'
 
 
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        (f'{CAPACITY}.multiprocessors.compareTo(quantity("9")) > 0', f"the capacity {GPU}/multiprocessors"),
+        (f'{ATTRIBUTES}.cudaDriverVersion.isGreaterThan(semver("12.0.0"))', f"the attribute {GPU}/cudaDriverVersion"),
+        (f'{ATTRIBUTES}.uuid == "GPU-1"', f"the attribute {GPU}/uuid"),
+    ],
+)
+def test_a_name_of_nvidia_that_nobody_publishes_is_no_slip_of_another(expression: str, said: str) -> None:
+    """A driver's version says nothing about CUDA's: NVML may tell either alone."""
+    problem = the_problem(asking(expression))
+    assert problem.text == f"selector #0 of claim default/c: no device publishes {said}"
+    assert problem.remedy == "select by an attribute that is published: driverVersion, ecc, index, productName"
+
+
+def test_a_corrected_selector_is_guarded_where_devices_lack_what_it_reads() -> None:
+    fleet = a_fleet()
+    fleet.put_slice(a_slice("n3", [Device(name="unified")]))
+    wanted = 'device.capacity["nvidia.com"].memory.compareTo(quantity("40Gi")) >= 0'
+    right = wanted.replace("nvidia.com", GPU)
+    assert the_problem(asking(wanted), fleet).remedy == f'write "memory" in device.capacity["{GPU}"] && {right}'
+
+
+def test_a_domain_that_is_like_none_is_told_with_those_that_are_published() -> None:
+    problem = the_problem(asking('device.attributes["amd.com"].x == 1'))
+    assert problem.remedy == (
+        "start the driver that publishes it, or write one of the published domains: gpu.nvidia.com, nic.example.com"
+    )
+
+
 def test_a_guard_that_leaves_devices_on_which_the_selector_fails_is_not_told() -> None:
     fleet = a_fleet()
     counted = Device(name="counted", attributes={"index": DeviceAttribute(int_=1)})

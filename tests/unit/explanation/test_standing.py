@@ -16,9 +16,11 @@ from draco.resources.api.claims import (
     OpaqueConfiguration,
     ResourceClaim,
 )
-from draco.resources.api.core import Pod
+from draco.resources.api.core import Node, Pod
+from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectMeta
 from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaintRule, DeviceToleration
+from draco.resources.names import LABEL_HOSTNAME
 from tests.builders import a_claim, a_device_class, a_node, a_pod, a_rule, a_slice
 from tests.mig_claims import MIG_CLASS, a_mig_pool, a_partition
 from tests.unit.explanation.clusters import GPU, a_fleet
@@ -109,6 +111,77 @@ def test_a_node_that_is_gone_is_named_before_its_devices() -> None:
     assert "node n1 does not exist any more" in found.summary
 
 
+def reached(claim: ResourceClaim, key: str, value: str) -> ResourceClaim:
+    """The claim with an allocation that only the nodes with that label, or that name, can use."""
+    only = NodeSelectorRequirement(key=key, operator="In", values=[value])
+    named = key == "metadata.name"
+    term = NodeSelectorTerm(match_fields=[only]) if named else NodeSelectorTerm(match_expressions=[only])
+    assert claim.status.allocation is not None
+    allocation = msgspec.structs.replace(
+        claim.status.allocation, node_selector=NodeSelector(node_selector_terms=[term])
+    )
+    return msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, allocation=allocation))
+
+
+def test_a_node_s_label_is_not_its_name() -> None:
+    claim = reached(a_claim(on=[HERE]), LABEL_HOSTNAME, "short")
+    fleet = a_fleet()
+    fleet.put_node(a_node("n1", hostname="short"))
+    assert explain(fleet, [claim]).obstacles == []
+    fleet.remove_slice(
+        next(entry.name for pool in fleet.inventory.pools if pool.key == (GPU, "n1") for entry in pool.entries)
+    )
+    assert "publishes nothing on n1 now" in explain(fleet, [claim]).summary
+    fleet.put_node(a_node("n2", hostname="short"))
+    assert "publishes nothing in pool n1 now" in explain(fleet, [claim]).summary
+
+
+def test_a_pod_whose_node_cannot_reach_its_device_is_told_so() -> None:
+    found = told(reached(a_claim(on=[HERE]), "metadata.name", "n1"), pod=a_pod_on("n2"))
+    assert [each.kind for each in found.obstacles] == [ObstacleKind.OUT_OF_REACH]
+    assert f"only nodes with metadata.name=n1 reach {HERE}, and the pod has the node n2" in found.summary
+    assert "make it again without spec.nodeName" in found.summary
+
+
+def test_a_node_that_is_not_ready_starts_no_pod() -> None:
+    fleet = a_fleet()
+    fleet.put_node(a_node("n1", ready=False))
+    found = told(a_claim(on=[HERE]), fleet=fleet)
+    assert [each.kind for each in found.obstacles] == [ObstacleKind.NODE_NOT_READY]
+    assert "node n1 is not Ready. Repair the node, or delete the pod, by force if its machine is gone" in found.summary
+    assert told(a_claim(on=[HERE]), fleet=fleet, pod=a_pod_on(phase="Running")).obstacles == []
+    fleet.put_node(Node(metadata=ObjectMeta(name="n1")))
+    assert told(a_claim(on=[HERE]), fleet=fleet).obstacles == [], "a file may say nothing of it"
+
+
+def test_a_device_of_an_older_generation_is_not_published_any_more() -> None:
+    fleet = a_fleet()
+    fleet.put_slice(a_slice("n1", ["gpu-5"], generation=2, name="newer"))
+    found = told(a_claim(on=[HERE]), fleet=fleet)
+    assert [each.kind for each in found.obstacles] == [ObstacleKind.NOT_PUBLISHED]
+    assert "does not publish gpu-0 in pool n1 any more; it has gpu-5." in found.summary
+
+
+def test_several_devices_with_one_obstacle_are_told_once() -> None:
+    fleet = Fleet.of(nodes=[a_node("n1")], classes=[a_device_class()])
+    found = told(a_claim(on=[HERE, f"{GPU}/n1/gpu-1"]), fleet=fleet)
+    assert [each.kind for each in found.obstacles] == [ObstacleKind.DRIVER_SILENT]
+    assert "more obstacle" not in found.summary
+
+
+@pytest.mark.parametrize(
+    ("users", "remedy"),
+    [
+        (["a"], "delete the pod, so that its claim is allocated again"),
+        (["b", "a"], "delete all pods that use the claim (a, b), so that it is allocated again"),
+        ([], "delete the claim and make it again: no pod uses it"),
+    ],
+)
+def test_a_claim_is_allocated_again_when_the_last_of_its_pods_is_gone(users: list[str], remedy: str) -> None:
+    claim = a_claim(on=[f"{GPU}/n1/gpu-7"], reserved_for=users)
+    assert [each.remedy for each in explain(a_fleet(claim), [claim]).obstacles] == [remedy]
+
+
 def test_two_claims_with_one_device_are_both_named() -> None:
     found = told(a_claim(on=[HERE]), a_claim("other", on=[HERE]))
     assert [each.kind for each in found.obstacles] == [ObstacleKind.GIVEN_TWICE]
@@ -148,6 +221,30 @@ def test_a_taint_that_came_after_the_allocation_is_named_unless_it_is_tolerated(
     assert f"{HERE} has been tainted with example.com/broken" in found.summary
     tolerant = a_claim(on=[HERE], tolerations=[DeviceToleration(operator="Exists")])
     assert told(tolerant, fleet=fleet).reason is PendingReason.ALLOCATED
+
+
+@pytest.mark.parametrize(
+    ("taint", "remedy"),
+    [
+        (
+            "draco.dev/xid",
+            (
+                "Wait until the taint is lifted: its agent does when the GPU's fault is over, and draco status says what the GPU "
+                "needs; or delete the pod"
+            ),
+        ),
+        (
+            "draco.dev/operator-allocated",
+            "Lift the taint by its MigPolicy (spec.allocator: Scheduler), or delete the pod",
+        ),
+        ("draco.dev/foreign-instance", "Lift the taint by removing the GPU instance there"),
+        ("example.com/broken", "Lift the taint, or delete the pod"),
+    ],
+)
+def test_nobody_is_told_to_lift_what_draco_would_set_again(taint: str, remedy: str) -> None:
+    fleet = a_fleet()
+    fleet.put_rule(a_rule("broken", taint=taint, pool="n1", device="gpu-0"))
+    assert f". {remedy}" in told(a_claim(on=[HERE]), fleet=fleet).summary
 
 
 def test_a_taint_that_keeps_nobody_away_is_none() -> None:

@@ -21,7 +21,7 @@ from draco.explanation.model import (
 from draco.explanation.problems.claims import problems_of
 from draco.explanation.problems.published import closest_value
 from draco.explanation.wording import BRIEF, brief, cause_text, report
-from draco.resources.api.claims import CapacityRequirements, DeviceConstraint
+from draco.resources.api.claims import CapacityRequirements, DeviceConstraint, ResourceClaim
 from draco.resources.api.core import NodeTaint, Toleration
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
@@ -50,6 +50,22 @@ def test_holders_are_told_as_far_as_they_are_known() -> None:
     known = CauseCount(cause=Cause.IN_USE, devices=2, nodes=1, text="", holders=[holder], holders_total=1)
     assert "default/job" in cause_text(known)
     assert "such as" not in cause_text(known)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        asking(count=3),
+        asking(f"{ATTRIBUTES}.productNam == 'x'"),
+        asking(f"{ATTRIBUTES}.speed == 100"),
+        asking(device_class="gpu.nvidia.cm"),
+    ],
+    ids=["too many", "an attribute misspelled", "another driver's attribute", "a class misspelled"],
+)
+def test_a_cause_is_said_once_and_so_is_its_remedy(claim: ResourceClaim) -> None:
+    told = explain(a_fleet(), [claim])
+    assert told.nearest or told.problems[0].remedy
+    assert list(brief(told)) == [told.summary]
 
 
 def test_of_several_taints_only_those_that_are_not_tolerated_are_told() -> None:

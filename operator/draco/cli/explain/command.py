@@ -13,7 +13,7 @@ from draco.cli.options import output_option, verbose_option
 from draco.cli.output import echo, print_as, warn
 from draco.explanation.explain import explain
 from draco.explanation.findings.devices import device_verdicts
-from draco.explanation.model import Explanation
+from draco.explanation.model import Explanation, PendingReason
 from draco.explanation.wording import MORE, brief, device_lines, report
 from draco.placing.wording import placement_lines
 from draco.whatif.world import World
@@ -24,6 +24,7 @@ _KINDS = {
     **dict.fromkeys(("claim", "claims", "resourceclaim", "resourceclaims", "resourceclaims.resource.k8s.io"), "claim"),
     **dict.fromkeys(("pod", "pods", "po"), "pod"),
 }
+_NOT_FOR_DEVICES = frozenset({PendingReason.ALLOCATED, PendingReason.GATED})
 
 
 @click.command()
@@ -48,7 +49,8 @@ def command(*, what: Sequence[str], sources: WorldSources, devices: bool, verbos
     made, namespace = read_world(sources)
     if not asked or asked[0][1] == "":
         wanted = asked[0][0] if asked else ""
-        _print_list(_explained(made, pending(made, sources.namespace, wanted)), made, output, wanted)
+        listed = (each for each in _explained(made, pending(made, sources.namespace, wanted)) if _waits(*each))
+        _print_list(listed, made, output, wanted)
         return
     explained = list(_explained(made, [subject_of(made, kind, name, namespace) for kind, name in asked]))
     if devices:
@@ -95,6 +97,12 @@ def _explained(made: World, subjects: Sequence[ExplainSubject]) -> Iterator[tupl
             minor=made.kubernetes_minor,
         )
         yield subject, with_preemption(victims, subject, with_refusals(made, subject, explanation))
+
+
+def _waits(subject: ExplainSubject, explanation: Explanation) -> bool:
+    """Whether it waits for devices, and not, with all of them allocated, for something else."""
+    has_all = bool(subject.claims) and all(claim.status.allocation is not None for claim in subject.claims)
+    return not (has_all and explanation.reason in _NOT_FOR_DEVICES)
 
 
 def _print(

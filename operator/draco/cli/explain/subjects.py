@@ -47,7 +47,10 @@ def subject_of(world: World, kind: str, name: str, namespace: str) -> ExplainSub
 
 
 def pending(world: World, namespace: str, kind: str) -> list[ExplainSubject]:
-    """Everything that waits, pods first, including pods that cannot start. "" for `namespace` or `kind` means all."""
+    """Everything that may wait, pods first, including pods that cannot start. "" for `namespace` or `kind` means all.
+
+    A pod without a node may wait for devices although its claims are allocated: its explanation says so.
+    """
     claims = _claims(world)
     pods = [pod for _, pod in sorted(_pods(world).items()) if _may_wait(pod) and uses_devices(pod, world.fleet.classes)]
     found: list[ExplainSubject] = []
@@ -60,7 +63,7 @@ def pending(world: World, namespace: str, kind: str) -> list[ExplainSubject]:
             subject = ExplainSubject(kind="pod", key=pod.metadata.key, claims=there, pod=pod, scheduler=_scheduler(pod))
         entries = len(pod.spec.resource_claims)
         lacks = len(subject.claims) < entries or any(claim.status.allocation is None for claim in subject.claims)
-        if lacks or obstacles(world.fleet, subject.claims, pod):
+        if lacks or (pod.waits and subject.claims) or obstacles(world.fleet, subject.claims, pod):
             taken.update(claim.metadata.key for claim in subject.claims)
             if namespace in {"", pod.metadata.namespace}:
                 found.append(subject)

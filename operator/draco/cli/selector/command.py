@@ -202,9 +202,12 @@ def evaluate(
             echo(selector_devices.summary(groups))
             echo_lines(selector_devices.group_lines(groups))
     warn(selector_devices.doubts(found))
+    said: list[str] = []
     if not any(outcome.match for outcome in found):
-        warn([*(each.message for each in corrected(text, None)[0]), *filter(None, [_hint(text).strip()])])
-    if any(outcome.error for outcome in found):
+        said = [*(each.message for each in corrected(text, None)[0]), *filter(None, [_hint(text).strip()])]
+    fails = any(outcome.error for outcome in found)
+    warn(said or (selector_devices.advice(text, slices) if fails else []))
+    if fails:
         raise click.exceptions.Exit(1)
 
 

@@ -6,14 +6,32 @@ from typing import Final
 
 import msgspec
 
+from draco.allocation.fleet.fleet import Fleet
 from draco.cel import AttributePath, DeviceVariable, EvaluationError, Selector, device_view
 from draco.cli.selector.cases import described
+from draco.explanation.model import ProblemKind
+from draco.explanation.problems.claims import problems_of
+from draco.explanation.wording import capital
+from draco.resources.api.claims import (
+    CelSelector,
+    DeviceClaim,
+    DeviceClass,
+    DeviceRequest,
+    DeviceSelector,
+    ExactDeviceRequest,
+    ResourceClaim,
+    ResourceClaimSpec,
+)
+from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import Device, ResourceSlice, current_slices
 from draco.resources.names import DeviceKey
 from draco.resources.texts import agreeing, are, counted, listed, sentence
 from draco.selectors.known_names import published_twice, twice_text
 
 ABSENT: Final = "absent"
+_UNPUBLISHED: Final = frozenset(
+    {ProblemKind.UNKNOWN_ATTRIBUTE, ProblemKind.UNKNOWN_CAPACITY, ProblemKind.UNKNOWN_DOMAIN}
+)
 _NAMED: Final = 4
 """Devices of a group that are named; the rest are counted."""
 
@@ -75,6 +93,18 @@ def doubts(found: Iterable[SelectorOutcome]) -> list[str]:
         sentence(twice_text(f"{listed(keys)} {are(len(keys))}", driver, name))
         for (driver, name), keys in devices.items()
     ]
+
+
+def advice(expression: str, slices: Iterable[ResourceSlice]) -> list[str]:
+    """What to write instead of an expression that fails on devices, as `draco explain` advises for a claim with it."""
+    every = DeviceClass(metadata=ObjectMeta(name="every"))
+    selectors = [DeviceSelector(cel=CelSelector(expression=expression))]
+    asked = ExactDeviceRequest(device_class_name=every.metadata.name, selectors=selectors)
+    devices = DeviceClaim(requests=[DeviceRequest(name="devices", exactly=asked)])
+    claim = ResourceClaim(metadata=ObjectMeta(name="claim"), spec=ResourceClaimSpec(devices=devices))
+    found = problems_of(Fleet.of(slices=slices, classes=[every]), [claim])
+    said = [(each.text.partition(": ")[2] if each.kind in _UNPUBLISHED else "", each.remedy) for each in found]
+    return [" ".join(sentence(capital(each)) for each in parts if each) for parts in said if any(parts)]
 
 
 def _value(path: AttributePath, view: DeviceVariable) -> str:

@@ -10,6 +10,7 @@ from draco.explanation.findings.node_rules import holds, selector_text
 from draco.explanation.model import AllocatedClaim, PendingReason
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Node, Pod
+from draco.resources.names import LABEL_HOSTNAME
 
 MAX_CONSUMERS: Final = 256
 """Most consumers of one claim; the API's limit."""
@@ -37,9 +38,17 @@ def bypassing(fleet: Fleet, waiting: Sequence[ResourceClaim], node: str) -> str:
     """The message about a pod that sets spec.nodeName; it depends on who allocates the waiting claims."""
     by_draco = all(is_for_operator(claim, fleet.classes) for claim in waiting)
     why = "and Draco allocates" if by_draco else "so it bypasses kube-scheduler, which allocates"
+    there = fleet.nodes.get(node)
+    label = there.metadata.labels.get(LABEL_HOSTNAME, "") if there is not None else ""
+    unique = sum(each.metadata.labels.get(LABEL_HOSTNAME) == label for each in fleet.nodes.values()) == 1
+    instead = (
+        f"nodeSelector: {{{LABEL_HOSTNAME}: {label}}}"
+        if label and unique
+        else "a node affinity with matchFields metadata.name"
+    )
     return (
         f"the pod sets spec.nodeName: {node}, {why} devices only to pods that have no node yet; "
-        f"write nodeSelector: {{kubernetes.io/hostname: {node}}} instead of nodeName"
+        f"write {instead} instead of nodeName"
     )
 
 

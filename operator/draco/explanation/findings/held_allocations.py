@@ -1,7 +1,7 @@
 """Compares allocations with the current state: what keeps a pod from using a device that its claim already has.
 
-Owns the list of checks: node, driver, device, board, double allocation, taints, configuration. Kubernetes revokes an allocation
-for none of these, so a pod that already has a node waits forever. Decides nothing.
+Owns the list of checks: node, reach, driver, device, board, double allocation, taints, configuration. Kubernetes revokes an
+allocation for none of these, so a pod that already has a node waits forever. Decides nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,22 +9,32 @@ from typing import Final
 
 from draco.allocation.configurations import CLAIMS_OWN, refused
 from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.pools import SliceState
+from draco.explanation.findings.lifting import lifting
+from draco.explanation.findings.node_rules import holds, selector_text
 from draco.explanation.findings.verdicts import Judge
 from draco.explanation.model import ObstacleKind, UseObstacle
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Node, Pod
-from draco.resources.api.meta import ObjectKey, ObjectMeta
-from draco.resources.api.taints import BLOCKING_EFFECTS
-from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID, NVIDIA_DRIVER, DeviceKey, PoolKey
+from draco.resources.api.meta import ObjectKey, ObjectMeta, find_condition
+from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint
+from draco.resources.names import (
+    ATTRIBUTE_PARENT_UUID,
+    ATTRIBUTE_UUID,
+    CONDITION_READY,
+    LABEL_HOSTNAME,
+    NVIDIA_DRIVER,
+    DeviceKey,
+    PoolKey,
+)
 from draco.resources.texts import listed
 
-_DELETE_POD: Final = "delete the pod, so that its claim is allocated again"
-_BY_FORCE: Final = "delete the pod, by force if its machine is gone, so that its claim is allocated again"
+_BY_FORCE: Final = ", by force if its machine is gone"
 _ONE_GOES: Final = "delete the pod of one of them, so that its claim is allocated again"
 
 
 def obstacles(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> list[UseObstacle]:
-    """The first obstacle of each device that the pod's claims have.
+    """The first obstacle of each device that the pod's claims have; of devices with the same one, only the first.
 
     Without a pod, or for a started pod, taints and configurations are no obstacles: containers have the devices already.
     """
@@ -37,7 +47,7 @@ def obstacles(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) ->
     ]
     if starts:
         found += (each for claim in claims if (each := refused_configuration(claim)) is not None)
-    return found
+    return list({(each.claim, each.text): each for each in reversed(found)}.values())[::-1]
 
 
 def _of_device(
@@ -48,29 +58,56 @@ def _of_device(
     def is_obstacle(kind: ObstacleKind, text: str, remedy: str) -> UseObstacle:
         return UseObstacle(kind=kind, claim=str(claim.metadata.key), device=device, text=text, remedy=remedy)
 
-    node = _node_of(claim, pod)
-    if node and node not in fleet.nodes:
-        yield is_obstacle(ObstacleKind.NODE_GONE, f"node {node} does not exist any more", _DELETE_POD)
+    node, again = _node_of(fleet, claim, pod), _again(claim, pod)
+    there = fleet.nodes.get(node)
+    if node and there is None:
+        yield is_obstacle(ObstacleKind.NODE_GONE, f"node {node} does not exist any more", again)
+    selector = claim.status.allocation.node_selector if claim.status.allocation is not None else None
+    if starts and there is not None and selector is not None and not holds(selector, there):
+        text = f"only nodes with {selector_text(selector)} reach {device}, and the pod has the node {node}"
+        remedy = "delete the pod, and make it again without spec.nodeName, or with a claim of its own"
+        yield is_obstacle(ObstacleKind.OUT_OF_REACH, text, remedy)
+    if starts and there is not None and not there.ready and find_condition(there.status.conditions, CONDITION_READY):
+        text, remedy = f"node {node} is not Ready", f"repair the node, or {_again(claim, pod, _BY_FORCE)}"
+        yield is_obstacle(ObstacleKind.NODE_NOT_READY, text, remedy)
     pool = fleet.inventory.pool(PoolKey(result.driver, result.pool))
     if pool is None:
         where = f"on {node}" if node else f"in pool {result.pool}"
         text = f"driver {result.driver} publishes nothing {where} now"
-        yield is_obstacle(ObstacleKind.DRIVER_SILENT, text, f"start the driver there, or {_DELETE_POD}")
-    elif not (rows := fleet.inventory.rows(result.key)):
-        names = sorted({each.name for entry in pool.entries for each in entry.spec.devices})
-        there = f"; it has {listed(names)}" if names else ""
-        text = f"driver {result.driver} does not publish {result.device} in pool {result.pool} any more{there}"
-        yield is_obstacle(ObstacleKind.NOT_PUBLISHED, text, _DELETE_POD)
+        yield is_obstacle(ObstacleKind.DRIVER_SILENT, text, f"start the driver there, or {again}")
+    elif not (rows := _current(fleet, fleet.inventory.rows(result.key))):
+        names = {fleet.inventory.key(row).device for entry in pool.entries for row in _current(fleet, entry.rows)}
+        left = f"; it has {listed(sorted(names))}" if names else ""
+        text = f"driver {result.driver} does not publish {result.device} in pool {result.pool} any more{left}"
+        yield is_obstacle(ObstacleKind.NOT_PUBLISHED, text, again)
     else:
         if text := _other_board(fleet, claim, result.key, rows[0]):
-            yield is_obstacle(ObstacleKind.OTHER_BOARD, text, _BY_FORCE)
+            yield is_obstacle(ObstacleKind.OTHER_BOARD, text, _again(claim, pod, _BY_FORCE))
         if not result.admin_access and (others := _others(fleet, claim, result)):
             text = f"{device} is allocated to {listed(others)} as well"
             yield is_obstacle(ObstacleKind.GIVEN_TWICE, text, _ONE_GOES)
         taints = _taints(fleet, result, rows[0])
         if starts and taints:
-            text = f"{device} has been tainted with {' and '.join(taints)}"
-            yield is_obstacle(ObstacleKind.TAINTED, text, f"lift the taint, or {_DELETE_POD}")
+            named = " and ".join(str(each.identity) for each in taints)
+            end = lifting(taints)
+            remedy = f"{end}{';' if end.startswith('wait') else ','} or {again}"
+            yield is_obstacle(ObstacleKind.TAINTED, f"{device} has been tainted with {named}", remedy)
+
+
+def _again(claim: ResourceClaim, pod: Pod | None, by_force: str = "") -> str:
+    """How to have the claim allocated again: Kubernetes deallocates it when the last of its pods is gone."""
+    users = sorted(each.name for each in claim.status.reserved_for if each.is_pod)
+    if len(users) > 1:
+        return f"delete all pods that use the claim ({listed(users)}){by_force}, so that it is allocated again"
+    if users or pod is not None:
+        return f"delete the pod{by_force}, so that its claim is allocated again"
+    return "delete the claim and make it again: no pod uses it"
+
+
+def _current(fleet: Fleet, rows: Sequence[int]) -> list[int]:
+    """The rows without those of slices that their pool's newest generation has replaced."""
+    states = fleet.inventory.slice_states
+    return [row for row in rows if states[row] != SliceState.OBSOLETE]
 
 
 def _other_board(fleet: Fleet, claim: ResourceClaim, key: DeviceKey, row: int) -> str:
@@ -86,21 +123,30 @@ def _other_board(fleet: Fleet, claim: ResourceClaim, key: DeviceKey, row: int) -
     return f"the claim was prepared on board {then}, and the device is now board {now}"
 
 
-def _node_of(claim: ResourceClaim, pod: Pod | None) -> str:
-    """The node that the device is or was on; "" if unknown or if there are several."""
+def _node_of(fleet: Fleet, claim: ResourceClaim, pod: Pod | None) -> str:
+    """The node that the device is or was on; "" if unknown or if there are several.
+
+    A label is not the node's name, so it can name a node that exists, and none that is gone.
+    """
     if pod is not None and pod.spec.node_name:
         return pod.spec.node_name
     selector = claim.status.allocation.node_selector if claim.status.allocation is not None else None
     if selector is None:
         return ""
-    named = {
-        value
+    wanted = {
+        (each.key, value)
         for term in selector.node_selector_terms
         for each in (*term.match_fields, *term.match_expressions)
-        if each.operator == "In" and each.key in {"metadata.name", "kubernetes.io/hostname"} and len(each.values) == 1
+        if each.operator == "In" and each.key in {"metadata.name", LABEL_HOSTNAME} and len(each.values) == 1
         for value in each.values
     }
-    return named.pop() if len(named) == 1 else ""
+    if len(wanted) != 1:
+        return ""
+    [(key, value)] = wanted
+    if key != LABEL_HOSTNAME:
+        return value
+    labelled = [name for name, node in fleet.nodes.items() if node.metadata.labels.get(LABEL_HOSTNAME) == value]
+    return labelled[0] if len(labelled) == 1 else ""
 
 
 def _others(fleet: Fleet, claim: ResourceClaim, result: DeviceRequestAllocationResult) -> list[str]:
@@ -126,9 +172,9 @@ def _of_same_hardware(fleet: Fleet, device: DeviceKey) -> Iterator[ObjectKey]:
             yield from fleet.holders(key)
 
 
-def _taints(fleet: Fleet, result: DeviceRequestAllocationResult, row: int) -> list[str]:
+def _taints(fleet: Fleet, result: DeviceRequestAllocationResult, row: int) -> list[DeviceTaint]:
     return [
-        str(taint.identity)
+        taint
         for taint in fleet.inventory.taints_of(row)
         if taint.effect in BLOCKING_EFFECTS and not any(each.tolerates(taint) for each in result.tolerations)
     ]

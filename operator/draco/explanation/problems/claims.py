@@ -7,7 +7,7 @@ explanation.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from draco.explanation.model import Problem, ProblemKind, SelectorRef
 from draco.explanation.problems.configurations import configuration_problems
 from draco.explanation.problems.dead_ends import dead_ends, unknown_names
 from draco.explanation.problems.published import PublishedNames, closest
-from draco.explanation.problems.suggestions import corrected, guard, main_error
+from draco.explanation.problems.suggestions import corrected, guard, main_error, missing_name, unpublished
 from draco.explanation.selection import (
     Asked,
     Selection,
@@ -127,8 +127,10 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 yield self._uncompilable(step, step.error)
             elif count(step.failed):
                 failed = self._failing(step)
-                yield from self._unknown_names(step, fatal=failed.fatal)
-                yield failed
+                unknown = list(self._unknown_names(step, fatal=failed.fatal))
+                yield from unknown
+                if not unknown or not self._is_for_unknown(step):
+                    yield failed
         if not count(chain.start):
             return
         if chain.of_class and not count(chain.by_class):
@@ -176,6 +178,11 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         ref = step.ref
         for unknown in unknown_names(self.fleet, self.published, ref, ref.expression, step.before):
             yield self._of_selector(ref, unknown.kind, f": {unknown.text}", remedy=unknown.remedy, fatal=fatal)
+
+    def _is_for_unknown(self, step: SelectorStep) -> bool:
+        """Whether the selector fails because it reads a name that no device has."""
+        names = {path.id for path in unpublished(self.published, step.ref.expression)}
+        return missing_name(self.fleet, step) in names
 
     def _failing(self, step: SelectorStep) -> Problem:
         """A selector that fails on devices. Fatal if one of them is free, because the allocator skips devices in use."""
@@ -253,9 +260,18 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             yield self._problem(
                 kind=ProblemKind.UNKNOWN_CAPACITY,
                 text=f"request {self.name} asks for the capacity {name}, and no device that it selects has it",
-                remedy=f"ask for {near}" if near else "",
+                remedy=f"ask for {near}" if near else _other_capacities(names),
                 fatal=self.only,
             )
+
+
+def _other_capacities(names: Collection[str]) -> str:
+    """The remedy for a requested capacity that no selected device has, nor one like it."""
+    return (
+        f"ask for {listed(sorted(names))}, or for none"
+        if names
+        else "remove capacity.requests: these devices have none"
+    )
 
 
 def most_on_one_node(fleet: Fleet, marks: bytes, wanted: int) -> int:

@@ -15,7 +15,7 @@ from draco.cel.errors import CompileError
 from draco.cel.paths import AttributePath
 from draco.explanation.model import ProblemKind, SelectorRef
 from draco.explanation.problems.published import PublishedNames, closest, closest_value
-from draco.explanation.problems.suggestions import corrected, unpublished
+from draco.explanation.problems.suggestions import correct_forms, corrected, unpublished
 from draco.explanation.selection import SelectorStep, count, failing, met
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
@@ -84,8 +84,7 @@ def unknown_names(
     fleet: Fleet, published: PublishedNames, ref: SelectorRef, expression: str, among: bytes
 ) -> Iterator[DeadEnd]:
     """Names that the expression (all or part of the selector) reads and no device publishes."""
-    better = corrected(published, ref.expression)
-    works = better is not None and _works(fleet, better, among)
+    better = next((each for each in correct_forms(published, ref.expression) if _works(fleet, each, among)), None)
     for path in unpublished(published, expression):
         meant = published.meant(path)
         word = _WORDS[path.kind]
@@ -98,11 +97,21 @@ def unknown_names(
         remedy = ""
         if meant is not None:
             text += f"; {_meant(path, meant)}"
-            if works:
+            if better is not None:
                 remedy = f"write {better}"
             elif published.is_on(meant, among):
                 remedy = f"ask for {path_text(meant)}"
-        yield DeadEnd(kind, ref, text, remedy)
+        yield DeadEnd(kind, ref, text, remedy or _what_is_there(published, path))
+
+
+def _what_is_there(published: PublishedNames, path: AttributePath) -> str:
+    """The remedy for a name that no published one is like; "" if nothing is published."""
+    others = published.names("attributes", path.domain or "")
+    if others:
+        return f"select by an attribute that is published: {listed(others, _SHOWN)}"
+    if path.domain not in published.domains() and (domains := published.domains()):
+        return f"start the driver that publishes it, or write one of the published domains: {listed(domains, _SHOWN)}"
+    return ""
 
 
 def _works(fleet: Fleet, expression: str, among: bytes) -> bool:

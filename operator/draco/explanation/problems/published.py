@@ -6,10 +6,12 @@ from typing import Final
 from draco.allocation.fleet.columns import DRIVER, Columns
 from draco.cel.paths import AttributePath
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
+from draco.resources.names import NVIDIA_DRIVER
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.resources.texts import most_like
 from draco.selectors.comparisons import Plain
+from draco.selectors.known_names import ATTRIBUTES, CAPACITIES
 
 _ALIKE: Final = 0.6
 _MANY: Final = 2000
@@ -65,7 +67,7 @@ class PublishedNames:
         if name in self._names[other].get(domain, ()):
             return _path(other, domain, name)
         for each in (kind, other):
-            near = closest(name, self._names[each].get(domain, ()))
+            near = _closest_in(domain, name, self._names[each].get(domain, ()))
             if near:
                 return _path(each, domain, near)
         for each in (kind, other):
@@ -75,10 +77,14 @@ class PublishedNames:
         near = closest(domain, self.domains())
         if near:
             for each in (kind, other):
-                near_name = closest(name, self._names[each].get(near, ()))
+                near_name = _closest_in(near, name, self._names[each].get(near, ()))
                 if near_name:
                     return _path(each, near, near_name)
         return None
+
+    def names(self, kind: str, domain: str) -> list[str]:
+        """The attributes or capacities that are published in a domain, sorted."""
+        return sorted(self._names[kind].get(domain, ()))
 
     def is_on(self, path: AttributePath, rows: bytes) -> bool:
         """Whether a marked row has a value there other than a list. Tries one row first, which mostly suffices."""
@@ -114,6 +120,13 @@ def value_of(device: Device, driver: str, path: AttributePath) -> Plain | None:
                 return SemVer.read(attribute.version)
             return attribute.value if isinstance(attribute.value, bool | int | str) else None
     return None
+
+
+def _closest_in(domain: str, name: str, names: Collection[str]) -> str:
+    """The most similar name; of NVIDIA's own names, which are no slips of each other, only the name itself."""
+    if domain == NVIDIA_DRIVER and name in ATTRIBUTES | CAPACITIES:
+        return name if name in names else ""
+    return closest(name, names)
 
 
 def closest(name: str, names: Iterable[str]) -> str:

@@ -41,6 +41,15 @@ def corrected(published: PublishedNames, expression: str) -> str | None:
     return changed if changed != expression else None
 
 
+def correct_forms(published: PublishedNames, expression: str) -> Iterator[str]:
+    """The corrected expression; then the same, guarded against devices that lack what it reads."""
+    better = corrected(published, expression)
+    if better is not None:
+        yield better
+        known = [path for path in paths_of(better) if published.has(path)]
+        yield guarded(better, " && ".join(map(_presence, known)))
+
+
 def unpublished(published: PublishedNames, expression: str) -> list[AttributePath]:
     """The attributes and capacities that an expression reads and no device publishes."""
     return [path for path in paths_of(expression) if not published.has(path)]
@@ -95,6 +104,12 @@ def main_error(fleet: Fleet, step: SelectorStep) -> str:
     return min(errors, key=lambda each: (-errors[each], each), default="")
 
 
+def missing_name(fleet: Fleet, step: SelectorStep) -> str:
+    """The name that devices lack, if that is the most frequent error of the selector; else ""."""
+    missing = _MISSING.search(main_error(fleet, step)) if step.error is None else None
+    return missing[1].strip() if missing is not None else ""
+
+
 def guard(fleet: Fleet, published: PublishedNames, step: SelectorStep) -> str:
     """A guarded form of the expression that works; "" if none was found."""
     for candidate in _guards(fleet, published, step):
@@ -110,10 +125,10 @@ def guard(fleet: Fleet, published: PublishedNames, step: SelectorStep) -> str:
 
 def _guards(fleet: Fleet, published: PublishedNames, step: SelectorStep) -> Iterator[str]:
     expression = step.ref.expression
-    missing = _MISSING.search(main_error(fleet, step)) if step.error is None else None
+    missing = missing_name(fleet, step)
     paths = paths_of(expression)
-    if missing is not None:
-        at = [path for path in paths if path.id == missing[1].strip()]
+    if missing:
+        at = [path for path in paths if path.id == missing]
         drivers = drivers_of(fleet.inventory.columns, step.failed)
         for path in filter(published.has, at):
             if path.domain not in drivers and path.domain in published.drivers:
@@ -122,9 +137,7 @@ def _guards(fleet: Fleet, published: PublishedNames, step: SelectorStep) -> Iter
         known = [path for path in paths if published.has(path)]
         if at and len(known) > 1 and all(map(published.has, at)):
             yield guarded(expression, " && ".join(map(_presence, known)))
-    better = corrected(published, expression)
-    if better is not None:
-        yield better
+    yield from correct_forms(published, expression)
 
 
 def _presence(path: AttributePath) -> str:

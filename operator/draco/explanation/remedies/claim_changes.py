@@ -8,7 +8,7 @@ import msgspec
 from draco.allocation.fleet.rowwise import select
 from draco.cel.errors import CompileError
 from draco.explanation.model import ChangeKind
-from draco.explanation.problems.published import closest, closest_value
+from draco.explanation.problems.published import closest_value
 from draco.explanation.problems.suggestions import guard
 from draco.explanation.remedies.changes import SuggestedChange, with_asked, with_changed, with_selector
 from draco.explanation.remedies.trials import RequestCandidates, Trials
@@ -17,6 +17,7 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
+from draco.resources.texts import slip_of
 from draco.selectors.accesses import path_text
 from draco.selectors.comparisons import Comparison, Plain, comparison, holds, literal, with_value
 from draco.selectors.demands import Demand, demands, with_demand, without
@@ -252,10 +253,10 @@ def other_classes(trials: Trials) -> Iterator[SuggestedChange]:
     classes = trials.fleet.classes
     for claim in trials.claims:
         for name, asked in (each for request in claim.spec.devices.requests for each in alternatives(request)):
-            near = "" if asked.device_class_name in classes else closest(asked.device_class_name, classes)
+            near = "" if asked.device_class_name in classes else slip_of(asked.device_class_name, classes)
             if not near:
                 continue
             changed = with_asked(trials.claims, claim, name, msgspec.structs.replace(asked, device_class_name=near))
             marks = [(request, trials.usable(request)) for request in trials.requests_of(changed)]
-            text = f"ask for the class {near} instead of {asked.device_class_name} in request {name}"
+            text = f"write deviceClassName: {near} in request {name}"
             yield from _changes_on(trials, trials.nodes(marks), ChangeKind.OTHER_CLASS, changed, text=text, claim=claim)

@@ -1,6 +1,6 @@
 """Tries the claims on a cluster with one change that others must make: a taint, another claim, a node's rules, a pool."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -9,9 +9,9 @@ import msgspec
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.pools import Candidate, Pool, PoolView
 from draco.allocation.fleet.rowwise import select
-from draco.allocation.ownership.claims import is_operators
 from draco.allocation.search.candidates import tolerated
 from draco.explanation.findings.details import consumers_of, taint_seen
+from draco.explanation.findings.lifting import lifting
 from draco.explanation.findings.node_rules import PlacementObstacle
 from draco.explanation.model import ChangeKind, NodeReason
 from draco.explanation.remedies.changes import SuggestedChange
@@ -19,21 +19,9 @@ from draco.explanation.remedies.trials import Trials
 from draco.explanation.selection import alternatives, first_rows
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
-from draco.resources.api.health import is_of_fact, is_of_fault
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaint, TaintIdentity
-from draco.resources.names import (
-    TAINT_AGENT_LOST,
-    TAINT_DEVICE_PLUGIN,
-    TAINT_FOREIGN_INSTANCE,
-    TAINT_MAINTENANCE,
-    TAINT_OPERATOR_ALLOCATED,
-    TAINT_UNSETTLED,
-    UNSETTLED_FABRIC,
-    UNSETTLED_MIG_MODE,
-    UNSETTLED_WITHDRAWN,
-    PoolKey,
-)
+from draco.resources.names import PoolKey
 from draco.resources.texts import agreeing, listed, them
 
 _NOT: Final = bytes(each == 0 for each in range(256))
@@ -45,23 +33,6 @@ _BUSY_NODES: Final = 3
 _BUSY: Final = 8
 _CLOSED: Final = 12
 _POOLS: Final = 3
-
-
-_ENDS: Final[Mapping[str, str]] = {
-    TAINT_FOREIGN_INSTANCE: " by removing the GPU instance there, which Draco did not make",
-    TAINT_MAINTENANCE: ": Draco does when its DeviceMaintenance is over, and draco maintain status says what that waits for",
-    TAINT_DEVICE_PLUGIN: " by removing the device plugin that gives it out, too, from its node",
-    TAINT_AGENT_LOST: ": Draco does when the agent of its node is back; see the agent's pod there",
-}
-
-
-_SETTLES: Final[Mapping[str, str]] = {
-    UNSETTLED_MIG_MODE: " by turning its MIG mode off (`nvidia-smi -i UUID -mig 0`) and resetting it, or by a MigPolicy that "
-    "divides it",
-    UNSETTLED_FABRIC: ": its agent does as soon as the GPU has joined its NVLink fabric; if that takes minutes, see the fabric "
-    "manager on its node",
-    UNSETTLED_WITHDRAWN: ": within seconds its agent publishes what its MigPolicy, or none, wants instead",
-}
 
 
 def lifted_taints(trials: Trials) -> Iterator[SuggestedChange]:
@@ -106,8 +77,7 @@ def _lifted(trials: Trials, taints: Sequence[DeviceTaint]) -> Iterator[Suggested
             if candidate.key in taken and any(each.identity in keys for each in candidate.taints)
         }
         named = " and ".join(_named(trials, taint, tainted.values()) for taint in taints)
-        what = agreeing(len(taints), "the taint", "the taints")
-        text = f"lift {what} {named} from {listed(sorted(tainted))}{_otherwise(trials, taints[0])}"
+        text = lifting(taints, named=named, devices=listed(sorted(tainted)), classes=trials.fleet.classes)
         yield SuggestedChange.of(ChangeKind.LIFT_TAINT, text, node, results, taints=taints)
         return
 
@@ -116,23 +86,6 @@ def _named(trials: Trials, taint: DeviceTaint, tainted: Iterable[Candidate]) -> 
     """A taint of devices, with the rules that set it."""
     rules = {taint_seen(trials.fleet, each, taint.identity).rule for each in tainted} - {""}
     return str(taint.identity) + (f" (rule {listed(sorted(rules))})" if rules else "")
-
-
-def _otherwise(trials: Trials, taint: DeviceTaint) -> str:
-    """How the taint ends, or the alternative. Lifting a taint of Draco is useless, and tolerating it gives a broken device."""
-    if taint.key in _ENDS:
-        return _ENDS[taint.key]
-    if taint.key == TAINT_UNSETTLED and taint.value in _SETTLES:
-        return _SETTLES[taint.value]
-    if taint.key == TAINT_OPERATOR_ALLOCATED:
-        dracos = sorted(name for name, each in trials.fleet.classes.items() if is_operators(each))
-        such = f", such as {dracos[0]}" if dracos else ""
-        return f" by its MigPolicy (spec.allocator: Scheduler), or ask for a class whose claims Draco allocates{such}"
-    if is_of_fault(taint.key):
-        return ": its agent does when the GPU's fault is over, and draco status says what the GPU needs"
-    if is_of_fact(taint.key):
-        return ": its agent does when the GPU is Ready again, and draco layout show says what that waits for"
-    return ", or let the request tolerate it"
 
 
 def freed_claims(trials: Trials) -> Iterator[SuggestedChange]:
