@@ -325,6 +325,8 @@ class NearestMiss(OutputStruct, frozen=True, kw_only=True):
     devices: list[str] = []
     claim: str = ""
     """The claim that would have to go or change."""
+    selector: str = ""
+    """The changed selector as a whole."""
     names_subject: bool = False
 
 

@@ -219,11 +219,14 @@ def _problems(explanation: Explanation) -> list[str]:
 
 def _changes(explanation: Explanation) -> list[NearestMiss]:
     """Changes that the summary does not mention: those of the claim's author first, those of an administrator last."""
-    remedies = tuple(f"{each.remedy.partition(', or ')[0]} " for each in explanation.problems if each.remedy)
+    remedies = [each.remedy for each in explanation.problems if each.remedy]
+    begin = tuple(f"{each.partition(', or ')[0]} " for each in remedies)
     left = [
         each
         for each in explanation.nearest
-        if sentence(capital(each.text)) not in explanation.summary and not each.text.startswith(remedies)
+        if sentence(capital(each.text)) not in explanation.summary
+        and not each.text.startswith(begin)
+        and f"write {each.selector}" not in remedies
     ]
     return sorted(left, key=lambda each: _BY_OTHERS.get(each.kind, 0))
 

@@ -172,6 +172,18 @@ def test_where_a_gpu_has_no_memory_of_its_own_the_guard_asks_for_the_capacity() 
     assert the_problem(asking(wanted), fleet).remedy == f'write "memory" in device.capacity["{GPU}"] && {wanted}'
 
 
+def test_what_was_meant_is_told_once() -> None:
+    problem = the_problem(asking(f"{CAPACITY}.memory >= quantity('40Gi')"))
+    assert problem.text == "selector #0 of claim default/c does not compile: `>=` does not compare a quantity"
+    assert problem.remedy == f'write {CAPACITY}.memory.compareTo(quantity("40Gi")) >= 0'
+
+
+def test_a_constant_that_fails_on_every_device_is_told_as_it_was_meant() -> None:
+    problem = the_problem(asking(f'{CAPACITY}.memory.compareTo(quantity("40 GB")) >= 0'))
+    assert problem.kind is ProblemKind.SELECTOR_ERRORS
+    assert problem.remedy == f'write {CAPACITY}.memory.compareTo(quantity("40G")) >= 0'
+
+
 @pytest.mark.parametrize(
     ("expression", "said"),
     [

@@ -30,7 +30,7 @@ from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.selectors.accesses import with_path
 from tests.builders import a_device_class, a_node, a_slice
-from tests.unit.explanation.clusters import ATTRIBUTES, GPU, a_fleet, asking
+from tests.unit.explanation.clusters import ATTRIBUTES, CAPACITY, GPU, a_fleet, asking
 
 
 def a_cluster(*devices: Device, **published: Any) -> Fleet:
@@ -59,8 +59,17 @@ def test_holders_are_told_as_far_as_they_are_known() -> None:
         asking(f"{ATTRIBUTES}.productNam == 'x'"),
         asking(f"{ATTRIBUTES}.speed == 100"),
         asking(device_class="gpu.nvidia.cm"),
+        asking(f'{CAPACITY}.memory.compareTo(quantity("100Gi")) >= 0'),
+        asking(f'{ATTRIBUTES}.productName == "H100"'),
     ],
-    ids=["too many", "an attribute misspelled", "another driver's attribute", "a class misspelled"],
+    ids=[
+        "too many",
+        "an attribute misspelled",
+        "another driver's attribute",
+        "a class misspelled",
+        "too much",
+        "a slip",
+    ],
 )
 def test_a_cause_is_said_once_and_so_is_its_remedy(claim: ResourceClaim) -> None:
     told = explain(a_fleet(), [claim])

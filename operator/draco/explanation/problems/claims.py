@@ -29,6 +29,7 @@ from draco.explanation.selection import (
     alternatives,
     count,
     drivers_of,
+    failing,
     first_rows,
     selection,
 )
@@ -164,6 +165,9 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         said = next((each.message for each in complaints if each.corrected is not None), "") if better else ""
         if not said:
             said = "; ".join(_ERROR_LINE.findall(str(error))[:3]) or str(error).splitlines()[0]
+        what, _, written = said.partition(": write ")
+        if written and _unquoted(written) == _unquoted(better):  # the remedy says it
+            said = what
         text, remedy = f" does not compile: {said}", f"write {better}" if better else ""
         return self._of_selector(step.ref, ProblemKind.SELECTOR_INVALID, text, remedy=remedy, fatal=True)
 
@@ -197,9 +201,17 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             text += "; this fails the pod on every node"
         else:
             text += "; all of them are in use, so it matters only when one is free"
-        better = guard(fleet, self.published, step)
+        better = guard(fleet, self.published, step) or self._meant(step)
         remedy = f"write {better}" if better else ""
         return self._of_selector(step.ref, ProblemKind.SELECTOR_ERRORS, text, remedy=remedy, fatal=fatal)
+
+    def _meant(self, step: SelectorStep) -> str:
+        """What the author of a selector that fails everywhere probably meant, if that fails nowhere; else ""."""
+        expression = step.ref.expression
+        meant = corrections.corrected(expression, None)[1]
+        if meant == expression or count(step.after) or not self._compiles(meant):
+            return ""
+        return "" if count(failing(self.fleet, meant, step.before)) else meant
 
     def _nothing(self, steps: Sequence[SelectorStep], among: bytes) -> Iterator[Problem]:
         """The problems if nothing is selected: by which selector, and why."""
@@ -272,6 +284,10 @@ def _other_capacities(names: Collection[str]) -> str:
         if names
         else "remove capacity.requests: these devices have none"
     )
+
+
+def _unquoted(expression: str) -> str:
+    return expression.strip("`").replace("'", '"')
 
 
 def most_on_one_node(fleet: Fleet, marks: bytes, wanted: int) -> int:

@@ -62,7 +62,8 @@ class _Rewriting:
         asked = with_selector(request.asked, self._index, expression)
         claims = with_asked(trials.claims, request.claim, request.name, asked)
         marks = [(each, rows if each is request else trials.usable(each)) for each in trials.requests]
-        yield from _changes_on(trials, trials.nodes(marks), kind, claims, text=text, claim=request.claim)
+        for each in _changes_on(trials, trials.nodes(marks), kind, claims, text=text, claim=request.claim):
+            yield msgspec.structs.replace(each, miss=msgspec.structs.replace(each.miss, selector=expression))
 
 
 def _changes_on(
