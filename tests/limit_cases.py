@@ -57,6 +57,16 @@ def a_node_selector(*requirements: Json, terms: int = 1) -> Json:
     return a_slice(nodeName=None, nodeSelector={"nodeSelectorTerms": [term] * terms}, devices=[{"name": "gpu-0"}])
 
 
+def a_pod(**spec: Any) -> Json:
+    containers = [{"name": "main", "image": "busybox"}]
+    return {**_of("Pod", {"containers": containers, **spec}, namespace="default"), "apiVersion": "v1"}
+
+
+def an_affinity(*requirements: Json) -> Json:
+    required = {"nodeSelectorTerms": [{"matchExpressions": list(requirements)}]}
+    return a_pod(affinity={"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}})
+
+
 def _of(kind: str, spec: Json, **meta: str) -> Json:
     return {"apiVersion": V1, "kind": kind, "metadata": {"name": "x", **meta}, "spec": spec}
 
@@ -93,6 +103,8 @@ TAKEN: Final[dict[str, Json]] = {
     "configuration": a_claim(config=[{"requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": {"a": 1}}}]),
     "class": a_class(selectors=[{"cel": {"expression": "true"}}]),
     "rule": a_rule(value="x"),
+    "pod for a node": a_pod(nodeSelector={"kubernetes.io/hostname": "n" * 63, "b": ""}),
+    "pod for several nodes": an_affinity({"key": "a", "operator": "In", "values": ["b", "c.d_e", ""]}),
 }
 REFUSED: Final[dict[str, tuple[Json, str]]] = {
     "attribute with a dash": (a_device(attributes={"numa-1": {"int": 1}}), '"numa-1" cannot name an attribute'),
@@ -181,4 +193,12 @@ REFUSED: Final[dict[str, tuple[Json, str]]] = {
     "configuration of a class": (a_class(config=[{}]), "spec.config[0].opaque is missing"),
     "effect of a rule": (a_rule(effect="PreferNoSchedule"), '"PreferNoSchedule" is unknown'),
     "value of a rule": (a_rule(value="no good"), '"no good" is not a label value'),
+    "pod for a node by its long name": (
+        a_pod(nodeSelector={"kubernetes.io/hostname": "n" * 64}),
+        "is not a label value: use at most 63 letters, digits, -, _ and .; to name a node, use a node affinity",
+    ),
+    "pod for nodes with no label value": (
+        an_affinity({"key": "a", "operator": "NotIn", "values": ["b", "-c"]}),
+        'nodeSelectorTerms[0].matchExpressions[0].values[1] "-c" is not a label value',
+    ),
 }

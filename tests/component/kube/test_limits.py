@@ -12,7 +12,8 @@ def tried(plane: ControlPlane, item: Json) -> None:
     namespace = item["metadata"].get("namespace")
     within = f"/namespaces/{namespace}" if namespace else ""
     plural = f"{item['kind'].lower()}{'es' if item['kind'].endswith('s') else 's'}"
-    call(plane, "POST", f"/apis/{item['apiVersion']}{within}/{plural}?dryRun=All&fieldValidation=Strict", item)
+    group = "api" if item["apiVersion"] == "v1" else "apis"
+    call(plane, "POST", f"/{group}/{item['apiVersion']}{within}/{plural}?dryRun=All&fieldValidation=Strict", item)
 
 
 @pytest.mark.parametrize("name", TAKEN)

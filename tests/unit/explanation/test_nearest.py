@@ -36,6 +36,7 @@ from draco.resources.api.slices import (
     ResourceSlice,
 )
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, TaintIdentity
+from draco.resources.names import LABEL_HOSTNAME
 from tests.builders import a_claim, a_node, a_pod, a_rule, a_slice
 from tests.differential.cel_cases import an_expression
 from tests.differential.scenarios import a_scenario
@@ -321,6 +322,18 @@ def test_a_pool_that_lacks_slices_is_told_with_how_many() -> None:
             a_pod_on(node_selector={"zone": "b"}),
             ChangeKind.NODE_SELECTOR,
             "remove zone=b from the pod's nodeSelector",
+        ),
+        (
+            a_node("n1", hostname="short"),
+            a_pod_on(node_selector={LABEL_HOSTNAME: "n1"}),
+            ChangeKind.NODE_SELECTOR,
+            "write kubernetes.io/hostname: short, the node's label, in the pod's nodeSelector",
+        ),
+        (
+            a_node("n1", hostname="n1"),
+            a_pod_on(node_selector={LABEL_HOSTNAME: "n7"}),
+            ChangeKind.NODE_SELECTOR,
+            "remove kubernetes.io/hostname=n7 from the pod's nodeSelector (node n1 has n1)",
         ),
     ],
 )

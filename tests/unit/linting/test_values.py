@@ -215,6 +215,26 @@ def test_an_amount_is_corrected_where_nothing_is_lost(written: str, meant: str) 
     assert changed["spec"]["devices"]["requests"][0]["exactly"]["capacity"] == {"requests": {"memory": meant}}
 
 
+def test_a_value_of_a_workload_s_pod_is_told_where_its_template_has_it() -> None:
+    written = """\
+apiVersion: batch/v1
+kind: CronJob
+metadata: {name: nightly}
+spec:
+  schedule: "0 3 * * *"
+  jobTemplate:
+    spec:
+      template:
+        spec:
+          containers: [{name: main, image: busybox}]
+          nodeSelector:
+            kubernetes.io/hostname: a-name-of-a-node-that-is-far-too-long-for-a-label.eu-central-1.compute.internal
+"""
+    [told] = [each for each in checked(written).findings if each.rule == "value"]
+    assert told.line == 12
+    assert told.message.startswith("spec.jobTemplate.spec.template.spec.nodeSelector[kubernetes.io/hostname] ")
+
+
 def test_everything_is_told_at_once_and_nothing_twice() -> None:
     written = SLICE.replace("numa:", "numa-1:").replace("6Gi", "a lot")
     assert [each.rule for each in checked(written).findings] == ["value", "value"]

@@ -21,7 +21,7 @@ from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaint, TaintIdentity
-from draco.resources.names import PoolKey
+from draco.resources.names import LABEL_HOSTNAME, PoolKey
 from draco.resources.texts import agreeing, listed, them
 
 _NOT: Final = bytes(each == 0 for each in range(256))
@@ -217,12 +217,20 @@ def _opened(node: Node, obstacle: PlacementObstacle) -> tuple[ChangeKind, str]:
         case NodeReason.TAINTED:
             return ChangeKind.TOLERATE_NODE, f"let the pod tolerate the taint {obstacle.what} of node {name}"
         case NodeReason.NODE_SELECTOR:
-            has = node.metadata.labels.get(obstacle.what.partition("=")[0])
-            text = f"remove {obstacle.what} from the pod's nodeSelector"
-            return ChangeKind.NODE_SELECTOR, f"{text} (node {name} has {has})" if has is not None else text
+            return ChangeKind.NODE_SELECTOR, _selecting(node, obstacle.what)
         case NodeReason.NODE_NAME:
             return ChangeKind.NODE_SELECTOR, f"remove nodeName: {obstacle.what} from the pod"
     return ChangeKind.NODE_SELECTOR, f"allow node {name} in the pod's node affinity"
+
+
+def _selecting(node: Node, asked: str) -> str:
+    """The change to a pod's nodeSelector that asks for a label, written as key=value, which the node lacks."""
+    key, _, wanted = asked.partition("=")
+    has, name = node.metadata.labels.get(key), node.metadata.name
+    if has and key == LABEL_HOSTNAME and wanted == name:
+        return f"write {key}: {has}, the node's label, in the pod's nodeSelector"
+    beside = "" if has is None else f" (node {name} has {has})"
+    return f"remove {asked} from the pod's nodeSelector{beside}"
 
 
 def repaired_pools(trials: Trials) -> Iterator[SuggestedChange]:

@@ -8,7 +8,7 @@ from draco.resources.api.slices import ResourceSlice, ResourceSliceSpec
 from draco.resources.texts import listed
 from draco.resources.written.forms import ValueRefusal
 from draco.resources.written.limits import refusals
-from draco.resources.written.manifests import ManifestError, decode
+from draco.resources.written.manifests import WORKLOADS, ManifestError, decode
 from draco.selectors.comparisons import quantity_meant
 from draco.selectors.known_names import published_twice, twice_text
 
@@ -36,7 +36,7 @@ def check_values(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Fi
         try:
             item = decode(manifest.tree, source="")
             for refusal in refusals(item):
-                yield finding("value", str(refusal), index, refusal.place)
+                yield _refused(index, manifest, refusal)
             if isinstance(item, ResourceSlice):
                 yield from _twice(index, item.spec)
         except ManifestError as error:
@@ -46,6 +46,13 @@ def check_values(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Fi
             for refusal in refusals(error.rest) if error.rest is not None else ():
                 if not any(is_near(refusal.place, place) for place in places):
                     yield finding("value", str(refusal), index, refusal.place)
+
+
+def _refused(index: int, manifest: Manifest, refusal: ValueRefusal) -> Finding:
+    """A value that no API server stores. That of a workload's pod is in its template."""
+    template = WORKLOADS.get((text(manifest.tree.get("apiVersion")), text(manifest.tree.get("kind"))), ())
+    placed = refusal._replace(place=(*template, *refusal.place))
+    return finding("value", str(placed), index, placed.place)
 
 
 def _twice(index: int, spec: ResourceSliceSpec) -> Iterator[Finding]:

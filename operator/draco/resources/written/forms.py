@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from draco.resources.api.taints import EFFECTS, DeviceTaint
+from draco.resources.names import LABEL_HOSTNAME
 
 LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
-_TAINT_VALUE: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-TAINT_KEY: Final = re.compile(rf"(?:{SUBDOMAIN.pattern}/)?{_TAINT_VALUE.pattern}")
+_LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+TAINT_KEY: Final = re.compile(rf"(?:{SUBDOMAIN.pattern}/)?{_LABEL_VALUE.pattern}")
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _MAX_DOMAIN: Final = 63
 MAX_NAME: Final = 253
@@ -74,11 +75,22 @@ def check_taint(taint: DeviceTaint, at: Place) -> Iterator[ValueRefusal]:
         yield ValueRefusal(
             (*at, "key"), f'"{short(taint.key)}" is not a label key: write a name such as example.com/broken'
         )
-    if taint.value and not _TAINT_VALUE.fullmatch(taint.value):
-        text = f'"{short(taint.value)}" is not a label value: use at most 63 letters, digits, -, _ and .'
-        yield ValueRefusal((*at, "value"), text)
+    yield from check_label_value(taint.value, (*at, "value"))
     if taint.effect not in EFFECTS:
         yield ValueRefusal((*at, "effect"), f'"{short(taint.effect)}" is unknown: write None, NoSchedule or NoExecute')
+
+
+def check_label_value(value: str, at: Place) -> Iterator[ValueRefusal]:
+    """Check the value of a label, or one that is compared with labels; "" is valid."""
+    if value and not _LABEL_VALUE.fullmatch(value):
+        yield ValueRefusal(
+            at, f'"{short(value)}" is not a label value: use at most 63 letters, digits, -, _ and .{_of_node(at)}'
+        )
+
+
+def _of_node(at: Place) -> str:
+    """What to write instead where a node's name was written for its label, which has at most 63 characters."""
+    return "; to name a node, use a node affinity with matchFields metadata.name" if LABEL_HOSTNAME in at else ""
 
 
 def check_count(at: Place, items: Sequence[object], most: int) -> Iterator[ValueRefusal]:

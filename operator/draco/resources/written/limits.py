@@ -20,18 +20,21 @@ from draco.resources.api.claims import (
     ResourceClaim,
     ResourceClaimTemplate,
 )
+from draco.resources.api.core import Pod, PodSpec
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import EFFECTS, DeviceTaintRule, DeviceToleration
 from draco.resources.written.forms import (
     MAX_NAME,
     SUBDOMAIN,
     TAINT_KEY,
+    ChosenKey,
     Place,
     ValueRefusal,
     check_count,
     check_distinct,
     check_driver,
     check_label,
+    check_label_value,
     check_qualified,
     check_taint,
     short,
@@ -67,6 +70,22 @@ def refusals(item: Object) -> Iterator[ValueRefusal]:
                 yield from _opaque(config.opaque, ("spec", "config", index))
         case DeviceTaintRule():
             yield from check_taint(item.spec.taint, ("spec", "taint"))
+        case Pod():
+            yield from _pod(item.spec, ("spec",))
+
+
+def _pod(spec: PodSpec, at: Place) -> Iterator[ValueRefusal]:
+    """The labels by which the pod chooses its nodes."""
+    for key, value in spec.node_selector.items():
+        yield from check_label_value(value, (*at, "nodeSelector", ChosenKey(key)))
+    affinity = spec.affinity.node_affinity if spec.affinity is not None else None
+    required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+    terms = (*at, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
+    for number, term in enumerate(required.node_selector_terms if required is not None else ()):
+        for index, wanted in enumerate(term.match_expressions):
+            place = (*terms, number, "matchExpressions", index, "values")
+            for each, value in enumerate(wanted.values):
+                yield from check_label_value(value, (*place, each))
 
 
 def _claim(claim: DeviceClaim, at: Place) -> Iterator[ValueRefusal]:
