@@ -17,6 +17,7 @@ from draco.explanation.model import (
     Holder,
     NearestMiss,
     NodeCause,
+    PendingReason,
     Problem,
     RequestExplanation,
     SeenValue,
@@ -157,7 +158,8 @@ def brief(explanation: Explanation) -> Iterator[str]:
     lines = [explanation.summary]
     if explanation.preemption:
         lines.append(sentence(capital(explanation.preemption)))
-    lines += [f"Also in the way: {text}" for text in _others(explanation)]
+    heading, others = _others(explanation)
+    lines += [f"{heading}: {text}" for text in others]
     lines += _problems(explanation)
     lines += [f"A bug of the scheduler may matter: {bug}" for bug in explanation.upstream_bugs]
     lines += [f"Or: {sentence(_change(each))}" for each in _changes(explanation)]
@@ -175,8 +177,9 @@ def report(explanation: Explanation) -> Iterator[str]:
         yield sentence(capital(explanation.preemption))
     for claim in explanation.allocated:
         yield from _allocated(claim)
-    if others := list(_others(explanation)):
-        yield from ("", "Also in the way")
+    heading, others = _others(explanation)
+    if others:
+        yield from ("", heading)
         yield from (f"  {text}" for text in others)
     for request in explanation.requests:
         yield from _request(request)
@@ -205,10 +208,12 @@ def device_lines(explanation: Explanation) -> Iterator[str]:
         yield from (f"  {each.device} for request {each.request}: {each.text}" for each in explanation.devices)
 
 
-def _others(explanation: Explanation) -> Iterator[str]:
-    """Obstacles that the summary does not mention."""
-    for each in explanation.obstacles[1:]:
-        yield f"{sentence(capital(each.text))} {sentence(capital(each.remedy))}"
+def _others(explanation: Explanation) -> tuple[str, list[str]]:
+    """Obstacles that the summary does not mention, and their heading. They do not stop a pod that has started."""
+    is_said = explanation.reason is PendingReason.DEVICE_UNUSABLE
+    left = explanation.obstacles[1:] if is_said else explanation.obstacles
+    texts = [f"{sentence(capital(each.text))} {sentence(capital(each.remedy))}" for each in left]
+    return "Also in the way" if is_said else "Changed since then", texts
 
 
 def _problems(explanation: Explanation) -> list[str]:

@@ -9,7 +9,7 @@ from draco.allocation.configurations import VERSION
 from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.explain import explain
 from draco.explanation.model import Explanation, ObstacleKind, PendingReason
-from draco.explanation.wording import report
+from draco.explanation.wording import brief, report
 from draco.resources.api.claims import (
     AllocatedDeviceStatus,
     DeviceAllocationConfiguration,
@@ -277,3 +277,5 @@ def test_a_pod_that_runs_has_its_devices_whatever_is_published() -> None:
     found = told(claim, fleet=fleet, pod=a_pod_on(phase="Running"))
     assert found.reason is PendingReason.ALLOCATED
     assert [each.kind for each in found.obstacles] == [ObstacleKind.NOT_PUBLISHED]
+    [_, line] = brief(found)
+    assert line.startswith(f"Changed since then: Driver {GPU} does not publish gpu-7 in pool n1 any more")
