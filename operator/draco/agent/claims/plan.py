@@ -119,7 +119,7 @@ def _device(name: str, result: DeviceRequestAllocationResult, pool: str, gpus: M
         present = ", ".join(sorted(gpus)) or "none"
         raise PrepareError(
             f"Claim {name} was allocated {result.device}, which this node does not have (it has: {present}); "
-            "delete the pod so that the claim is allocated again."
+            "delete all pods that use the claim, so that it is allocated again."
         )
     return PreparedDevice(
         request=result.request.partition("/")[0],
@@ -139,7 +139,7 @@ def _partition(name: str, device: str, gpu: Gpu, part: PartitionName) -> Partiti
     if profile is None or part.start not in profile.starts:
         raise PrepareError(
             f"Claim {name} was allocated {device}, but GPU {part.parent} ({gpu.product_name}) has no such MIG partition; "
-            "delete the pod so that the claim is allocated again."
+            "delete all pods that use the claim, so that it is allocated again."
         )
     return Partition(profile_id=profile.id, start=part.start, size=profile.size, profile=profile.name)
 
@@ -165,8 +165,8 @@ def conflict(
     for one, two in combinations(claim.devices, 2):
         if one.device != two.device and _excludes(one, two):
             why = (
-                f"Claim {claim} was allocated both {one.device} and {two.device}, which share hardware; delete the pod so "
-                "that the claim is allocated again."
+                f"Claim {claim} was allocated both {one.device} and {two.device}, which share hardware; delete all pods that "
+                "use the claim, so that it is allocated again."
             )
             return ClaimConflict(why, None)
     for other in others:
@@ -200,8 +200,8 @@ def sick(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> str:
     if not ill:
         return ""
     return (
-        f"Claim {claim} was allocated a device that takes no new work: {'; '.join(ill)}; delete the pod so that the claim is "
-        "allocated again, elsewhere."
+        f"Claim {claim} was allocated a device that takes no new work: {'; '.join(ill)}; delete all pods that use the claim, so "
+        "that it is allocated again, elsewhere."
     )
 
 

@@ -47,7 +47,8 @@ def gpus_of(claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> dict[GpuUuid, 
             fault = gpu.fault.status if gpu is not None and gpu.fault is not None else None
             why = f"{fault.name}: {fault.message}" if fault else f"this node has no GPU {device.gpu} any more."
             raise DeviceMissing(
-                f"Claim {claim} has {device.device}, which is not there: {why} Delete the pod so that it is allocated again."
+                f"Claim {claim} has {device.device}, which is not there: {why} Delete all pods that use the "
+                "claim, so that it is allocated again."
             )
         found[gpu.uuid] = gpu
     minors = {gpu.minor: gpu for gpu in gpus.values() if not gone(gpu)}

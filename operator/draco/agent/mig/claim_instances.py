@@ -195,7 +195,8 @@ class ClaimInstances:
         if plan.needs_reset:
             raise PrepareError(
                 f"Claim {intent} was allocated all of {device.device}, which is in MIG mode, and turning it off needs a reset; "
-                "drain the GPU, turn the mode off and reset it, or delete the pod so that it is allocated again."
+                "drain the GPU, turn the mode off and reset it, or delete all pods that use the claim, so that it is allocated "
+                "again."
             )
         for part in plan.in_the_way:
             stranger = self._stranger(device.gpu, part)
@@ -410,7 +411,8 @@ def _refuse_gpu(intent: PreparedClaim, plan: GpuPlan) -> None:
         if one.by is Obstacle.NEEDS_RESET:
             raise PrepareError(
                 f"Claim {intent} was allocated a part of GPU {plan.uuid}, whose MIG mode is off, and turning it on needs a "
-                "reset; drain the GPU, turn the mode on and reset it, or delete the pod so that it is allocated again."
+                "reset; drain the GPU, turn the mode on and reset it, or delete all pods that use the claim, so that it is "
+                "allocated again."
             )
 
 

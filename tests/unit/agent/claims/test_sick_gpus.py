@@ -35,8 +35,8 @@ def test_a_first_prepare_is_refused_with_the_faults_name_and_leaves_nothing(tmp_
     with pytest.raises(PrepareError) as refused:
         node.desk.prepare(a_claim("one", on=["node-0/gpu-1"]), SICK)
     assert str(refused.value) == (
-        f"Claim default/one was allocated a device that takes no new work: gpu-1 (Xid79: {FAULT[1]}); delete the pod so "
-        "that the claim is allocated again, elsewhere."
+        f"Claim default/one was allocated a device that takes no new work: gpu-1 (Xid79: {FAULT[1]}); delete all pods "
+        "that use the claim, so that it is allocated again, elsewhere."
     )
     assert (dict(node.record.claims), node.cdi.uids()) == ({}, [])
 
