@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import uuid
 from contextlib import suppress
 from itertools import pairwise
 
@@ -11,8 +12,8 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.resources.api.core import Lease
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import LEASES, NODES
-from draco.resources.names import LABEL_AGENT_LEASE, NVIDIA_DRIVER, agent_lease_name
+from draco.resources.kinds import GPU_NODES, LEASES, NODES
+from draco.resources.names import LABEL_AGENT_LEASE, LONGEST_NAME, NVIDIA_DRIVER, agent_lease_name
 from draco_local.simulator.accidents import faults
 from tests.agents import SimulatedNode, eventually
 from tests.component.agent.test_handover import an_agent, ended, kubelet_of
@@ -177,3 +178,34 @@ async def test_a_claim_that_the_api_server_says_is_gone_is_not_prepared_by_the_r
         await node.prepare(claim)
         await node.allocate(claim)
         assert (await node.prepare(claim))[claim.metadata.uid].error
+
+
+@pytest.mark.parametrize("last", ["compute.internal", "n" * 60])
+async def test_a_node_may_have_any_name_that_kubernetes_takes(client: Client, namespace: str, last: str) -> None:
+    """A domain name of up to 253 characters: longer than a label's value, and than what is made of it may be."""
+    name = f"ip-{uuid.uuid4().hex[:8]}.a-rather-long-subdomain-of-the-company.eu-central-1.{last}"
+    if last.startswith("n"):
+        name = f"{name}.{'m' * 60}.{'k' * 60}"
+        name += "z" * (LONGEST_NAME - len(name))
+    node = SimulatedNode(client, name=name)
+    node.namespace = namespace
+    await node.create()
+    claim = await node.claim("gpu-0")
+    try:
+        async with node.running(**leases(node)):
+            (item,) = await node.published(2)
+            assert (item.spec.node_name, item.spec.pool.name) == (name, name)
+            lease = await renewed(node)
+            assert [(each.kind, each.name) for each in lease.metadata.owner_references] == [("Node", name)]
+
+            async def reported() -> bool:
+                with suppress(NotFound):
+                    return len((await client.get(GPU_NODES, ObjectKey("", name))).status.gpus) == 2
+                return False
+
+            await eventually(reported)
+            assert (await node.prepare(claim))[claim.metadata.uid].error == ""
+            faults.xid(node.gpus, 1, 79)
+            await eventually(lambda: node.events("GpuFault"))
+    finally:
+        await node.delete()

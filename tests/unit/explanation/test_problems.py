@@ -402,6 +402,11 @@ def test_a_constraint_on_what_some_selected_device_has_is_fine_whatever_the_firs
 def test_an_amount_of_a_capacity_that_no_selected_device_has_is_told() -> None:
     problem = the_problem(asking(capacity=CapacityRequirements(requests={"memori": "1Gi"})))
     assert (problem.kind, problem.remedy) == (ProblemKind.UNKNOWN_CAPACITY, "ask for memory")
+    other = the_problem(asking(capacity=CapacityRequirements(requests={"encoders": "1"})))
+    assert other.remedy == "ask for memory, or for none"
+    unified = Fleet.of(slices=[a_slice("n1", [Device(name="unified")])], nodes=[a_node("n1")], classes=[a_class(GPU)])
+    none = the_problem(asking(capacity=CapacityRequirements(requests={"memory": "40Gi"})), unified)
+    assert none.remedy == "remove capacity.requests: these devices have none"
 
 
 def test_one_alternative_that_is_wrong_does_not_doom_the_claim() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from draco.resources.written.limits import refusal
+from draco.resources.written.limits import refusal, refusals
 from draco.resources.written.manifests import decode
 from tests.limit_cases import REFUSED, TAKEN
 
@@ -70,7 +70,12 @@ def test_slices(said: str, spec: Json) -> None:
         ("has 33 attributes and capacities", {"attributes": {f"a{number}": {"int": 1} for number in range(33)}}),
         ("must have exactly one of int, bool", {"attributes": {"a": {}}}),
         ("but has 2", {"attributes": {"a": {"int": 1, "string": "b"}}}),
-        ('"1.2" is not a semantic version', {"attributes": {"a": {"version": "1.2"}}}),
+        ('"1.2" is not a semantic version: write 1.2.0', {"attributes": {"a": {"version": "1.2"}}}),
+        ('"580.95.05" is not a semantic version: write 580.95.5', {"attributes": {"a": {"version": "580.95.05"}}}),
+        (
+            '"6.19.14.31400000" is not a semantic version: write three numbers, such as 1.2.3, or publish it as a string',
+            {"attributes": {"a": {"version": "6.19.14.31400000"}}},
+        ),
         ("is longer than 64 bytes", {"attributes": {"a": {"string": "x" * 65}}}),
         ("is an empty list", {"attributes": {"a": {"ints": []}}}),
         ("is beyond 64 bits", {"attributes": {"a": {"ints": [2**63]}}}),
@@ -83,6 +88,13 @@ def test_slices(said: str, spec: Json) -> None:
 )
 def test_devices(said: str, device: Json) -> None:
     assert said in refused_device(**device)
+
+
+def test_a_version_that_is_too_long_is_told_once() -> None:
+    device = {"name": "gpu-0", "attributes": {"a": {"version": "5" * 65}}}
+    spec = {"driver": "d.example.com", "pool": POOL, "nodeName": "node-0", "devices": [device]}
+    manifest = {"apiVersion": V1, "kind": "ResourceSlice", "metadata": {"name": "x"}, "spec": spec}
+    assert len(list(refusals(decode(manifest, source="f")))) == 1
 
 
 def test_a_device_says_its_nodes_where_its_slice_leaves_them_to_it() -> None:

@@ -156,10 +156,16 @@ def _attribute(attribute: DeviceAttribute, at: Place) -> Iterator[ValueRefusal]:
         if isinstance(value, str):
             if len(value.encode()) > _MAX_TEXT:
                 yield ValueRefusal(at, f"is longer than {_MAX_TEXT} bytes")
-            if versions and SemVer.read(value) is None:
-                yield ValueRefusal(at, f'"{short(value)}" is not a semantic version: write for example 1.2.3')
+            elif versions and SemVer.read(value) is None:
+                yield ValueRefusal(at, f'"{short(value)}" is not a semantic version: write {_version_meant(value)}')
         elif abs(value) > _MAX_INT64:
             yield ValueRefusal(at, "is beyond 64 bits")
+
+
+def _version_meant(written: str) -> str:
+    """What to write instead of a version that is none, such as a driver's with a leading zero or a fourth number."""
+    meant = SemVer.read(written, loosely=True)
+    return str(meant) if meant is not None else "three numbers, such as 1.2.3, or publish it as a string"
 
 
 def _policy(policy: CapacityRequestPolicy, at: Place, total: str) -> Iterator[ValueRefusal]:
