@@ -179,6 +179,30 @@ async def test_a_claim_is_prepared_while_its_status_cannot_be_written_and_that_i
         await eventually(reported)
 
 
+async def test_a_claim_whose_release_was_never_reported_is_reported_when_kubelet_asks_again(
+    node: SimulatedNode, proxy: FaultProxy
+) -> None:
+    claim = await node.claim("gpu-0")
+
+    async def reported() -> bool:
+        return bool((await node.client.get(CLAIMS, claim.metadata.key)).status.devices)
+
+    async with node.running():
+        await node.prepare(claim)
+        await eventually(reported)
+    proxy.fault(lambda request: claim.metadata.name in request.path, answer(503), times=1000)
+    async with node.running_through(proxy):
+        await node.unprepare(claim)
+    assert await reported(), "the agent has ended before it could tell"
+
+    async def corrected() -> bool:
+        return not await reported()
+
+    async with node.running():
+        await node.unprepare(claim)
+        await eventually(corrected)
+
+
 async def test_a_restart_does_not_move_the_times_of_a_claims_conditions(node: SimulatedNode) -> None:
     claim = await node.claim("gpu-0")
 

@@ -17,7 +17,7 @@ from draco.agent.errors import ClaimUnread, InstanceHeld, PrepareError
 from draco.agent.hardware.nvml import NvmlCall
 from draco.agent.metrics import AgentMetrics
 from draco.agent.plugin.api import dra_v1_pb2
-from draco.agent.record.contents import PreparedClaim, PreparedDevice
+from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.state.node import NodeState
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -107,6 +107,7 @@ class DraService:
 
         if error := await self._error(prepare, claim, "prepared"):
             log.warning("claim.not_prepared", claim=name, uid=claim.uid, error=error)
+            self._report_again(claim)
         self._metrics.prepared(self._clock.monotonic() - started, failed=bool(error))
         return dra_v1_pb2.NodePrepareResourceResponse(devices=devices, error=error)
 
@@ -176,11 +177,20 @@ class DraService:
         async def unprepare() -> None:
             if await self._give_up(ClaimUid(claim.uid)) is not None:
                 log.info("claim.unprepared", claim=name, uid=claim.uid)
+            else:
+                self._report_again(claim)
 
         if error := await self._error(unprepare, claim, "unprepared"):
             log.warning("claim.not_unprepared", claim=name, uid=claim.uid, error=error)
         self._metrics.unprepared(failed=bool(error))
         return dra_v1_pb2.NodeUnprepareResourceResponse(error=error)
+
+    def _report_again(self, claim: Any) -> None:
+        """Have the status of a claim without a record looked at: an agent may have ended between its release and the report."""
+        uid, released = ClaimUid(claim.uid), PreparationState.RELEASING
+        self._state.claim_changed(
+            PreparedClaim(uid=uid, namespace=claim.namespace, name=claim.name, state=released, devices=[])
+        )
 
     async def _give_up(self, uid: ClaimUid) -> PreparedClaim | None:
         """Unprepare a claim. Wait a little for a process that still uses an instance: often it is about to end."""
