@@ -68,8 +68,10 @@ class Sickness:
         self.told = {}
         if long:
             self.listening = True
-            self.seen = {gpu["uuid"] for gpu in hardware["gpus"] if ill(gpu)}
-            self.late = {gpu["uuid"] for gpu in hardware["gpus"] if joining(gpu)}
+            self.seen = {
+                gpu["uuid"] for gpu in hardware["gpus"] if ill(gpu, knows_fabric=self._knows_fabric(gpu["uuid"]))
+            }
+            self.late = {gpu["uuid"] for gpu in hardware["gpus"] if joining(gpu) and self._knows_fabric(gpu["uuid"])}
         if room:
             self.kept = dict(self.known)
 
@@ -103,6 +105,10 @@ class Sickness:
         there = next((each for each in hardware["gpus"] if each["uuid"] == gpu), None)
         return "what NVML says of it" if gpu in self.seen and there is not None and ill(there) else ""
 
+    def _knows_fabric(self, gpu: str) -> bool:
+        """Whether NVML tells of a board's place in its fabric."""
+        return not any(uuid == gpu and "GpuFabricInfo" in function for uuid, function, _ in self.lacks)
+
     def has_heard(self, gpu: str) -> bool:
         """Whether the agent must know of an XID for which a policy may keep claims away."""
         return APPLICATION in self.known.get(gpu, frozenset())
@@ -122,11 +128,11 @@ class Sickness:
         return not there["remapped"]["failed"]  # it may have been read before the GPU had instances
 
 
-def ill(gpu: Mapping[str, Any]) -> bool:
+def ill(gpu: Mapping[str, Any], *, knows_fabric: bool = True) -> bool:
     """Whether NVML reports a fault at every reading."""
     failed = gpu["remapped"]["failed"] and not gpu["instances"]  # NVML does not report it for a GPU with instances
     apart = gpu["joined"] and gpu["fabric_status"] and not gpu["mig_current"]  # MIG mode does not need the fabric
-    return gpu["error"] == LOST or bool(gpu["recovery_action"]) or failed or bool(apart)
+    return gpu["error"] == LOST or bool(gpu["recovery_action"]) or failed or bool(apart and knows_fabric)
 
 
 def joining(gpu: Mapping[str, Any]) -> bool:
