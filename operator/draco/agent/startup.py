@@ -50,7 +50,7 @@ class Startup:
 
     `trusted` is set when the record can be relied on, `record_read` when the last run's report is not needed any more,
     `recovered` when instances and specs agree with the record. `known` gets its names as soon as they are available, and
-    `hardware` shows them. Each claim whose spec was rewritten is told to the state.
+    `hardware` shows them. Each claim whose record or spec was rewritten is told to the state.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class Startup:
         if done.rebooted or done.undone or done.rewritten or done.swept or lacking != self._lacking:
             log.info("claims.converged", node=self._node, rebooted=done.rebooted, **counts)
         self._lacking = lacking
-        for uid in done.rewritten:
+        for uid in dict.fromkeys([*done.moved, *done.rewritten]):
             if uid in self._record.claims:
                 self._state.tell(ClaimRewritten(self._record.claims[uid]))
 

@@ -38,9 +38,10 @@ class Damaged(msgspec.Struct, frozen=True):
 
 
 class RecoveryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done at start, for the log."""
+    """What was done. `moved` claims have other numbers on record now, also where their spec could not be written."""
 
     undone: list[ClaimUid] = []
+    moved: list[ClaimUid] = []
     rewritten: list[ClaimUid] = []
     without_gpu: list[ClaimUid] = []
     without_instance: list[ClaimUid] = []
@@ -128,6 +129,7 @@ def respec(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, *, gpu
             else:
                 rewritten.append(uid)
     return RecoveryResult(
+        moved=[now.uid for now in moved],
         rewritten=rewritten,
         without_gpu=judged.without_gpu,
         without_instance=judged.without_instance,

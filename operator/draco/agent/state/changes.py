@@ -42,7 +42,7 @@ class ClaimSettled(NodeChange, frozen=True):
 
 
 class ClaimRewritten(NodeChange, frozen=True):
-    """The spec of a prepared claim was rewritten."""
+    """The record or the spec of a prepared claim was rewritten."""
 
     claim: PreparedClaim
 
