@@ -321,9 +321,10 @@ class LifeOfAgent(Node):
         self._decide()
 
     def _boards(self) -> list[str]:
-        """UUIDs of all boards of the node, including those missing from the driver."""
+        """UUIDs of all boards of the node, including those missing from the driver, and those that the agent still publishes."""
         node = state.load(self.path)
-        return [gpu.uuid for gpu in [*node.gpus, *node.missing]]
+        published = [board for each in self.past[-1:] for board in map(each.board, each.names())]
+        return list(dict.fromkeys([*(gpu.uuid for gpu in [*node.gpus, *node.missing]), *published]))
 
     def _decide(self) -> None:
         """Write the operator's decisions into the GpuNode, if there is one."""
