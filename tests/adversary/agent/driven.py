@@ -301,7 +301,11 @@ class Driven:
         claims = {ClaimRef(each.namespace, each.name, each.uid) for each in parts.checkpoint.claims.values()}
         reconciles += [("claim status", parts.claim_reporter, ref) for ref in sorted(claims | self._asked)]
         if self._has_read:  # only then: a layout reads the GPU itself, and might find what has changed since
-            reconciles += [("MIG layout", parts.keeper, uuid) for uuid in parts.inventory.divisions]
+            gpus = list(parts.inventory.divisions)
+            if not any(
+                self._is_woken(parts.keeper._queue, uuid) for uuid in gpus
+            ):  # work on one shows what is known of all
+                reconciles += [("MIG layout", parts.keeper, uuid) for uuid in gpus]
         self._has_read = False
         for what, reconciler, key in reconciles:
             if self._is_woken(reconciler._queue, key) or self.source.gone:
