@@ -17,10 +17,9 @@ from draco.resources.api.claims import (
 )
 from draco.resources.api.core import Container, Pod
 from draco.resources.api.meta import ObjectMeta
+from draco.resources.names import EXTENDED_BY_CLASS, is_extended_resource
 from draco.resources.quantity import Quantity
 
-BY_CLASS: Final = "deviceclass.resource.kubernetes.io/"
-"""Prefix of the implicit extended resource that every class has."""
 DEFAULT_SINCE_MINOR: Final = 36
 """The first Kubernetes release with the feature on by default."""
 
@@ -31,7 +30,7 @@ def classes_asked(pod: Pod, classes: Mapping[str, DeviceClass]) -> dict[str, str
         name
         for container in _containers(pod)
         for name in _asked(container)
-        if _is_extended(name) and _amount(container, name)
+        if is_extended_resource(name) and _amount(container, name)
     }
     found = {name: _class_of(name, classes) for name in sorted(asked)}
     return {name: device_class for name, device_class in found.items() if device_class}
@@ -99,14 +98,10 @@ def _amount(container: Container, resource: str) -> int:
     return 0 if rest else whole
 
 
-def _is_extended(name: str) -> bool:
-    return name.startswith(BY_CLASS) or ("/" in name and "kubernetes.io/" not in name)
-
-
 def _class_of(resource: str, classes: Mapping[str, DeviceClass]) -> str:
     """The class of the resource: the newest, of equally old ones the first by name; "" if there is none."""
-    if resource.startswith(BY_CLASS):
-        name = resource.removeprefix(BY_CLASS)
+    if resource.startswith(EXTENDED_BY_CLASS):
+        name = resource.removeprefix(EXTENDED_BY_CLASS)
         return name if name in classes else ""
     found = [each for each in classes.values() if each.spec.extended_resource_name == resource]
     return min(found, key=_age_and_name).metadata.name if found else ""

@@ -12,6 +12,8 @@ Schema: TypeAlias = Any
 """A mapping from field to schema; a list with its items' schema; None for any value. `OPEN` and `EACH` are special keys."""
 OPEN: Final = "…"
 """In a mapping: other fields exist too; only unknown `WATCHED` fields are reported."""
+OLD: Final = "old"
+"""The schema of a field with any value that only older versions have: it is known, and never proposed."""
 EACH: Final = "*"
 """In a mapping: the schema of every field, whatever its name."""
 WATCHED: Final = frozenset(
@@ -44,7 +46,7 @@ _METADATA: Final[Schema] = dict.fromkeys(
         "selfLink",
     )
 )
-_SELECTORS: Final[Schema] = [{"cel": {"expression": None}, "expression": None}]
+_SELECTORS: Final[Schema] = [{"cel": {"expression": None}, "expression": OLD}]
 _TOLERATIONS: Final[Schema] = [dict.fromkeys(("key", "operator", "value", "effect", "tolerationSeconds"))]
 _WANTED: Final[Schema] = {
     "deviceClassName": None,
@@ -64,7 +66,7 @@ _DEVICES: Final[Schema] = {
 }
 _CLAIM_SPEC: Final[Schema] = {
     "devices": _DEVICES,
-    **dict.fromkeys(("resourceClassName", "allocationMode", "parametersRef", "controller")),
+    **dict.fromkeys(("resourceClassName", "allocationMode", "parametersRef", "controller"), OLD),
 }
 _COUNTERS: Final[Schema] = {EACH: {"value": None}}
 _DEVICE: Final[Schema] = {
@@ -113,7 +115,7 @@ CLAIMS: Final[Mapping[str, Schema]] = MappingProxyType(
                 "selectors": _SELECTORS,
                 "config": [{"opaque": _OPAQUE}],
                 "extendedResourceName": None,
-                "suitableNodes": None,
+                "suitableNodes": OLD,
             },
         },
         "ResourceSlice": {

@@ -7,6 +7,7 @@ these names (`agent.publish.partitions`).
 
 import hashlib
 import re
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
@@ -127,6 +128,8 @@ ATTRIBUTE_PARENT_UUID = "parentUUID"
 """Of a partition: the UUID of its GPU."""
 ATTRIBUTE_PROFILE = "profile"
 """Of a partition, such as 1g.10gb."""
+MIG_PROFILE = re.compile(r"(?P<slices>\d+)g\.(?P<gb>\d+)gb(?P<sign>.*)")
+"""The name of a profile: its slices, its memory, and signs of its engines such as +me."""
 ATTRIBUTE_CLUSTER_UUID = "clusterUUID"
 ATTRIBUTE_CLIQUE_ID = "cliqueID"
 """Of a GPU behind NVSwitches: two GPUs with equal values are linked."""
@@ -208,3 +211,29 @@ def read_partition_name(device: str) -> PartitionName | None:
     """Parse a partition's name, such as gpu-0-mig-1g10gb-19-4, by its profile id (19) and start; None for any other name."""
     found = _PARTITION.fullmatch(device)
     return PartitionName(found[1], int(found[2]), int(found[3])) if found else None
+
+
+EXTENDED_BY_CLASS = "deviceclass.resource.kubernetes.io/"
+"""Prefix of the implicit extended resource that every DeviceClass has."""
+
+
+def is_extended_resource(name: str) -> bool:
+    """Whether a container's resource is an extended one, which is counted in whole numbers."""
+    return name.startswith(EXTENDED_BY_CLASS) or ("/" in name and "kubernetes.io/" not in name)
+
+
+def closest_profile(profile: str, there: Iterable[str]) -> str:
+    """The MIG profile among the names that is most like another; "" if there is none.
+
+    Its slices count first and its memory last, because boards that are divided alike differ in memory.
+    """
+    wanted = MIG_PROFILE.fullmatch(profile)
+    if wanted is None:
+        return ""
+
+    def distance(found: re.Match[str]) -> tuple[int, bool, int]:
+        slices, memory = (abs(int(found[part]) - int(wanted[part])) for part in ("slices", "gb"))
+        return slices, found["sign"] != wanted["sign"], memory
+
+    best = min(filter(None, map(MIG_PROFILE.fullmatch, there)), key=distance, default=None)
+    return best[0] if best is not None else ""

@@ -23,9 +23,9 @@ class QuantityError(DracoError, ValueError):
 
     def __init__(self, text: str, reason: str, upstream: str) -> None:
         shown = text if len(text) <= 80 else f"{text[:80]}…"
-        super().__init__(
-            f'"{shown}" is not a quantity: {reason}; use a number with an optional suffix such as m, k, M, Gi'
-        )
+        meant = _intended(text) if shown == text else None
+        fix = f"write {meant}" if meant else f"{reason}; use a number with an optional suffix such as m, k, M, Gi"
+        super().__init__(f'"{shown}" is not a quantity: {fix}')
         self.upstream = upstream
 
 
@@ -340,3 +340,24 @@ def _power_of_ten(exponent: int) -> float:
     if exponent < 0:
         return float(f"1e-{32 * tens}") / float(f"1e{ones}")
     return float(f"1e{32 * tens}") * float(f"1e{ones}")
+
+
+_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtTpPeE])(i?)([bB]?)")
+
+
+def quantity_meant(text: str) -> str | None:
+    """The quantity that the text is or means: 40G for 40GB; None if ambiguous: 40g is 40Gi for Docker, 40Gb are bits."""
+    return text if Quantity.read(text) is not None else _intended(text)
+
+
+def _intended(text: str) -> str | None:
+    match = _BYTES.fullmatch(text.strip())
+    if match is None:
+        return None
+    number, prefix, binary, unit = match.groups()
+    if prefix == "m" and not binary and not unit:
+        return f"{number}m"  # m is milli
+    if (prefix in "gtpe" and not binary and not unit) or (prefix.isupper() and unit == "b"):
+        return None
+    prefix = prefix.upper()
+    return f"{number}{'k' if prefix == 'K' and not binary else prefix}{binary}"

@@ -3,7 +3,6 @@
 Also owns how constants are written, correcting common mistakes. Knows neither devices nor what is published.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 from typing import Literal as OneOf
@@ -14,7 +13,8 @@ from draco.cel.paths import AttributePath, path_of
 from draco.cel.syntax.ast import Call, Expr, ListExpr, Literal
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
-from draco.selectors.demands import Demand
+from draco.selectors.accesses import path_text
+from draco.selectors.demands import Demand, with_demand
 from draco.selectors.tokens import replaced, tokens
 
 Relation: TypeAlias = OneOf["==", "!=", "<", "<=", ">", ">=", "in"]
@@ -22,7 +22,6 @@ Plain: TypeAlias = bool | int | float | str | Quantity | SemVer
 """Constants of comparisons, including quantities and versions made from constants."""
 
 _OPERATORS: Final[dict[str, Relation]] = {f"_{sign}_": sign for sign in ("==", "!=", "<", "<=", ">", ">=")}
-_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtTpPeE])(i?)([bB]?)")
 _FLIPPED: Final[dict[Relation, Relation]] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _COMPARED: Final[dict[tuple[Relation, int], Relation]] = {
     ("==", 1): ">",
@@ -171,6 +170,17 @@ def with_value(expression: str, comparison: Comparison, value: Plain) -> str:
     return replaced(expression, comparison.start, comparison.end, literal(value))
 
 
+def accepting(expression: str, demand: Demand, compared: Comparison, value: Plain) -> str:
+    """The expression with a comparison of one demand that just accepts the value: `>=` in the place of `>`."""
+    if compared.operator in {"==", ">=", "<="}:
+        return with_value(expression, compared, value)
+    path, sign = path_text(compared.path), f"{compared.operator}="
+    if isinstance(value, Quantity | SemVer):
+        function = "quantity" if isinstance(value, Quantity) else "semver"
+        return with_demand(expression, demand, by_function(path, sign, f"{function}({literal(value)})"))
+    return with_demand(expression, demand, f"{path} {sign} {literal(value)}")
+
+
 def literal(value: Plain) -> str:
     """Write a constant; for a quantity or version, the text passed to the function."""
     if isinstance(value, bool):
@@ -187,22 +197,6 @@ _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\
 def by_function(left: str, operator: str, right: str) -> str:
     """Write a comparison of quantities or versions, for which CEL has no operators."""
     return f"{left}.compareTo({right}) {operator} 0"
-
-
-def quantity_meant(text: str) -> str | None:
-    """The quantity that the text is or means: 40G for 40GB; None if ambiguous: 40g is 40Gi for Docker, 40Gb are bits."""
-    if Quantity.read(text) is not None:
-        return text
-    match = _BYTES.fullmatch(text.strip())
-    if match is None:
-        return None
-    number, prefix, binary, unit = match.groups()
-    if prefix == "m" and not binary and not unit:
-        return f"{number}m"  # m is milli
-    if (prefix in "gtpe" and not binary and not unit) or (prefix.isupper() and unit == "b"):
-        return None
-    prefix = prefix.upper()
-    return f"{number}{'k' if prefix == 'K' and not binary else prefix}{binary}"
 
 
 def version_meant(text: str) -> str | None:

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.quantity import quantity_meant
 from draco.selectors import known_names as names
 from draco.selectors.accesses import Access, accesses, spelled
-from draco.selectors.comparisons import by_function, quantity_meant, version_meant
+from draco.selectors.comparisons import by_function, version_meant
 from draco.selectors.tokens import Token, chain_after, chain_before, matching, quoted, replaced, tokens
 
 _ORDER: Final = frozenset({"<", "<=", ">", ">="})
@@ -33,11 +34,19 @@ class Complaint(NamedTuple):
     """A mistake, and the whole expression without it; None if only the author can correct it."""
 
     rule: str
-    message: str
+    cause: str
+    advice: str = ""
+    """What to write instead, for those who are not shown the whole corrected expression."""
     corrected: str | None = None
     severity: Severity = "error"
     always_fails: bool = False
     """Whether the expression compiles but fails on every device."""
+
+    @property
+    def message(self) -> str:
+        """The cause, its consequence and the advice."""
+        text = f"{self.cause}, so the selector fails on every device" if self.always_fails else self.cause
+        return f"{text}: {self.advice}" if self.advice else text
 
 
 ExpressionRule = Callable[[str, list[Token], str | None], Iterator[Complaint]]
@@ -77,7 +86,7 @@ def _words_for_operators(expression: str, found: list[Token], _driver: str | Non
         end = found[index + 1].start if wanted == "!" and before_bracket else token.end
         text = None if wanted == "!" and not before_bracket else replaced(expression, token.start, end, wanted)
         yield Complaint(
-            "operator", f"there is no `{token.text}` in CEL: write `{wanted}{'(…)' * (text is None)}`", text
+            "operator", f"there is no `{token.text}` in CEL", f"write `{wanted}{'(…)' * (text is None)}`", text
         )
 
 
@@ -87,7 +96,7 @@ def _functions_of_others(expression: str, found: list[Token], _driver: str | Non
         is_call = found[index + 1].text == "(" and not (index and found[index - 1].text == ".")
         if token.kind == "name" and wanted is not None and is_call and token.text != wanted:
             text = replaced(expression, token.start, token.end, wanted)
-            yield Complaint("function", f"there is no function {token.text}: write `{wanted}(…)`", text)
+            yield Complaint("function", f"there is no function {token.text}", f"write `{wanted}(…)`", text)
 
 
 def _name_as_domain(expression: str, found: list[Token], driver: str | None) -> Iterator[Complaint]:
@@ -104,8 +113,8 @@ def _name_as_domain(expression: str, found: list[Token], driver: str | None) -> 
         wanted = f'device.{access.kind.text}["{domain or "DRIVER"}"]{spelled(name, like=access.domain)}'
         yield Complaint(
             "attribute-domain",
-            f"`{written}` is in the place of a domain, so it names nothing: write `{wanted}`"
-            + ("" if domain else " with the name of the driver that publishes it"),
+            f"`{written}` is in the place of a domain, so it names nothing",
+            f"write `{wanted}`" + ("" if domain else " with the name of the driver that publishes it"),
             replaced(expression, found[access.start].start, found[access.end - 1].end, wanted) if domain else None,
         )
 
@@ -126,7 +135,7 @@ def _class_as_domain(expression: str, found: list[Token], driver: str | None) ->
             yield Complaint(
                 "attribute-domain",
                 f"no attribute has the domain {domain}: NVIDIA's driver publishes under its own name, {NVIDIA_DRIVER}",
-                replaced(expression, start, end, wanted),
+                corrected=replaced(expression, start, end, wanted),
             )
 
 
@@ -138,13 +147,13 @@ def _attribute_or_capacity(expression: str, found: list[Token], _driver: str | N
         is_amount = name in names.CAPACITIES if is_nvidia else _is_compared_with_quantity(found, access)
         is_attribute = is_nvidia and name in names.ATTRIBUTES
         if access.kind.text == "attributes" and is_amount and not is_attribute:
-            message, field = f"`{name}` is a capacity, not an attribute: read it from device.capacity", "capacity"
+            cause, field = f"`{name}` is a capacity, not an attribute", "capacity"
         elif access.kind.text == "capacity" and is_attribute:
-            message, field = f"`{name}` is an attribute, not a capacity: read it from device.attributes", "attributes"
+            cause, field = f"`{name}` is an attribute, not a capacity", "attributes"
         else:
             continue
         text = replaced(expression, access.kind.start, access.kind.end, field)
-        yield Complaint("capacity-as-attribute", message, text)
+        yield Complaint("capacity-as-attribute", cause, f"read it from device.{field}", text)
 
 
 def _is_compared_with_quantity(found: list[Token], access: Access) -> bool:
@@ -165,7 +174,8 @@ def _names_of_nvidia(expression: str, found: list[Token], _driver: str | None) -
         if wanted is None and name in names.GONE:
             yield Complaint(
                 "unknown-attribute",
-                f"{NVIDIA_DRIVER} publishes no `{name}` since release 25.8: choose by {names.GONE[name]}",
+                f"{NVIDIA_DRIVER} publishes no `{name}` since release 25.8",
+                f"choose by {names.GONE[name]}",
             )
             continue
         if wanted is None:
@@ -181,7 +191,8 @@ def _names_of_nvidia(expression: str, found: list[Token], _driver: str | None) -
         rest = replaced(expression, start, end, steps)
         yield Complaint(
             "unknown-attribute",
-            f"{NVIDIA_DRIVER} publishes no `{name}`: the nearest that it publishes is `{meant}`"
+            f"{NVIDIA_DRIVER} publishes no `{name}`",
+            f"the nearest that it publishes is `{meant}`"
             + (f" in the domain {domain}" if domain != NVIDIA_DRIVER else ""),
             rest,
         )
@@ -209,7 +220,8 @@ def _comparisons(expression: str, found: list[Token], _driver: str | None) -> It
         what = "a quantity" if kind == "quantity" else "a version"
         yield Complaint(
             f"{kind}-comparison",
-            f"`{token.text}` does not compare {what}: write `{wanted}`",
+            f"`{token.text}` does not compare {what}",
+            f"write `{wanted}`",
             replaced(expression, left[0].start, right[-1].end, wanted),
         )
 
@@ -252,7 +264,8 @@ def _methods(expression: str, found: list[Token], _driver: str | None) -> Iterat
         if wanted is not None:
             yield Complaint(
                 f"{kind}-comparison",
-                f"{after[1].text} of a {kind} takes another {kind}: write `{wanted}`",
+                f"{after[1].text} of a {kind} takes another {kind}",
+                f"write `{wanted}`",
                 replaced(expression, argument.start, argument.end, wanted),
             )
 
@@ -273,8 +286,8 @@ def _literals(expression: str, found: list[Token], _driver: str | None) -> Itera
         what = "quantity" if is_quantity else "semantic version"
         yield Complaint(
             f"bad-{token.text}",
-            f'"{written}" is not a {what}, so the selector fails on every device'
-            + (f': write {token.text}("{wanted}")' if wanted else ""),
+            f'"{written}" is not a {what}',
+            f'write {token.text}("{wanted}")' if wanted else "",
             None if wanted is None else replaced(expression, literal.start, literal.end, f'"{wanted}"'),
             always_fails=True,
         )
@@ -294,7 +307,8 @@ def _bytes_of_memory(_expression: str, found: list[Token], _driver: str | None) 
         if written.isascii() and written.isdigit() and 0 < int(written[:20]) < _LEAST_MEMORY:
             yield Complaint(
                 "memory-in-bytes",
-                f'quantity("{written}") is {written} bytes of memory: write quantity("{written}Gi") if GiB are meant',
+                f'quantity("{written}") is {written} bytes of memory',
+                f'write quantity("{written}Gi") if GiB are meant',
                 severity="warning",
             )
 

@@ -103,7 +103,12 @@ SLICES = {
         ("gpu.nvidia.com", SLICES, ["gpu"], ""),
         ("of.our.own", SLICES, ["gpu"], ""),
         ("of.our.own", {**SLICES, "sharing": {"strategy": "MPS"}}, [], "error: GpuConfig asks for MPS"),
-        ("gpu.nvidia.com", {**SLICES, "sharring": {}}, [], "error: there is no field sharring; did you mean sharing?"),
+        (
+            "gpu.nvidia.com",
+            {**SLICES, "sharring": {}},
+            [],
+            "error: GpuConfig has no field sharring; did you mean sharing?",
+        ),
         ("gpu.nvidia.com", [SLICES], [], "error: its parameters are a list"),
         ("mig.nvidia.com", SLICES, ["gpu"], "error: GpuConfig is not for a MIG device: write MigDeviceConfig"),
         ("mig.nvidia.com", SLICES, [], "warning: GpuConfig is for whole GPUs, and the claim asks only for MIG devices"),
@@ -251,3 +256,74 @@ def test_a_name_that_is_published_twice_is_told_where_the_values_differ() -> Non
     assert (told.rule, told.severity, told.line) == ("published-twice", "warning", 11)
     assert "gpu-0 is published with different values of numa and gpu.example.com/numa" in told.message
     assert rules(SLICE.replace("{numa: {int: 1}}", both.replace("2", "1"))) == set()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "wrong", "right"),
+    [
+        (
+            request("firstAvailable: [{name: a, exactly: {deviceClassName: gpu.nvidia.com}}]"),
+            "exactly is not a field of spec.devices.requests[0].firstAvailable[0]: move what is below it up one level",
+            {"name": "a", "deviceClassName": "gpu.nvidia.com"},
+        ),
+        (
+            (
+                "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: a}\n"
+                "spec: {spec: {extendedResourceName: example.com/gpu}}"
+            ),
+            "spec is not a field of spec: move what is below it up one level",
+            {"extendedResourceName": "example.com/gpu"},
+        ),
+    ],
+)
+def test_a_level_too_many_is_removed(manifest: str, wrong: str, right: Any) -> None:
+    [told] = checked(manifest).findings
+    assert (told.rule, told.message) == ("field-place", wrong)
+    spec = corrected(manifest)[0]["spec"]
+    assert right in (spec, spec.get("devices", {}).get("requests", [{}])[0].get("firstAvailable", [None])[0])
+
+
+def test_a_level_that_holds_anything_else_or_would_replace_something_stays() -> None:
+    other = "firstAvailable: [{name: a, exactly: {deviceClassName: b, colour: red}}]"
+    there = "firstAvailable: [{name: a, deviceClassName: c, exactly: {deviceClassName: b}}]"
+    assert not any(each.corrected for text in (other, there) for each in checked(request(text)).findings)
+
+
+def test_fields_of_older_versions_are_not_proposed() -> None:
+    [told] = checked(CLAIM.replace("  devices:", "  colour: red\n  devices:")).findings
+    assert told.message == "there is no field colour of spec: there are devices"
+
+
+def test_the_amount_of_a_counter_stands_in_its_value() -> None:
+    head = "apiVersion: resource.k8s.io/v1\nkind: ResourceSlice\nmetadata: {name: a}\n"
+    pool = "spec: {driver: a.b, nodeName: n1, pool: {name: n1, generation: 1, resourceSliceCount: 2}, "
+    manifest = f"{head}{pool}sharedCounters: [{{name: set, counters: {{memory: 40Gi, cores: 4}}}}]}}"
+    assert rules(manifest) == {"field-form"}
+    counters = corrected(manifest)[0]["spec"]["sharedCounters"][0]["counters"]
+    assert counters == {"memory": {"value": "40Gi"}, "cores": {"value": 4}}
+
+
+@pytest.mark.parametrize(
+    ("resources", "wrong"),
+    [
+        ("{limits: {memory: 6 GiB}}", 'limits[memory] "6 GiB" is not a quantity: write 6Gi'),
+        (
+            "{limits: {nvidia.com/gpu: 0.5}}",
+            "limits[nvidia.com/gpu] is 0.5: an extended resource is counted in whole numbers",
+        ),
+        ("{requests: {nvidia.com/gpu: 1}}", "requests[nvidia.com/gpu] must equal the limit of this extended resource"),
+        (
+            "{limits: {nvidia.com/gpu: 1}, requests: {nvidia.com/gpu: 2}}",
+            "requests[nvidia.com/gpu] must equal the limit",
+        ),
+        ("{limits: {nvidia.com/gpu: 1, cpu: 0.5}, requests: {nvidia.com/gpu: '1', memory: 1Gi}}", ""),
+    ],
+)
+def test_amounts_of_containers_are_checked_where_they_are_written(resources: str, wrong: str) -> None:
+    pod = f"spec: {{containers: [{{name: c, image: i, resources: {resources}}}]}}"
+    alone = f"apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\n{pod}"
+    within = f"apiVersion: batch/v1\nkind: Job\nmetadata: {{name: j}}\nspec: {{template: {{{pod}}}}}"
+    for manifest, place in ((alone, ""), (within, "spec.template.")):
+        found = checked(manifest).findings
+        assert len(found) == bool(wrong)
+        assert all(each.message.startswith(f"{place}spec.containers[0].resources.{wrong}") for each in found)

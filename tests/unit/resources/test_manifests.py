@@ -89,3 +89,36 @@ def test_what_does_not_fit_is_told_with_its_place() -> None:
         "pods.yaml, document 2: ResourceClaim one: spec.devices.requests[0].name must be a string, not a whole number; "
         "put it in quotes."
     )
+
+
+@pytest.mark.parametrize(
+    ("spec", "place"),
+    [
+        ({"capacity": {"a": {"value": "1"}, "tpus": "16"}}, "capacity[tpus] must be an object"),
+        ({"attributes": {"a": {"int": 1}, "b": {"string": True}}}, "attributes[b].string must be a string"),
+        ({"capacity": {"a": {"value": "6 GiB"}}}, 'capacity[a].value "6 GiB" is not a quantity: write 6Gi'),
+    ],
+)
+def test_a_key_that_people_chose_is_named_in_an_error(spec: dict[str, Any], place: str) -> None:
+    pool = {"name": "p", "generation": 1, "resourceSliceCount": 1}
+    devices = [{"name": "other", "capacity": {"a": {"value": "1"}}}, {"name": "d", **spec}]
+    slice_spec = {"driver": "d.example.com", "nodeName": "n", "pool": pool, "devices": devices}
+    manifest = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": "s"},
+        "spec": slice_spec,
+    }
+    with pytest.raises(ManifestError) as told:
+        decode(manifest, source="f")
+    assert f"spec.devices[1].{place}" in str(told.value)
+
+
+def test_a_wrong_value_of_a_workloads_pod_has_its_place_in_the_workload() -> None:
+    container = {"name": "c", "resources": {"limits": {"memory": "6 GiB"}}}
+    spec = {"template": {"spec": {"containers": [container]}}}
+    manifest = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": spec}
+    with pytest.raises(ManifestError) as told:
+        decode(manifest, source="f")
+    place = 'spec.template.spec.containers[0].resources.limits[memory] "6 GiB" is not a quantity: write 6Gi'
+    assert str(told.value) == f"f: Deployment d: {place}."

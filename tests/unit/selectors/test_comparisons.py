@@ -2,7 +2,8 @@
 
 import pytest
 
-from draco.selectors.comparisons import by_function, quantity_meant, version_meant
+from draco.resources.quantity import quantity_meant
+from draco.selectors.comparisons import by_function, version_meant
 
 
 @pytest.mark.parametrize(

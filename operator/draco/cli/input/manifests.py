@@ -11,15 +11,16 @@ import msgspec
 from draco.cli.input.yaml_documents import documents
 from draco.cli.output import echo
 from draco.linting import model as linting
-from draco.linting.rules.fields import check_fields
+from draco.linting.rules.fields import check_fields, check_nesting
 from draco.resources.api.core import Pod
-from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS
+from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, DEVICE_CLASSES
 from draco.resources.written.limits import refusal
-from draco.resources.written.manifests import ManifestError, Object, UnknownKindError, copies, decode, expand
+from draco.resources.written.manifests import ManifestError, Object, UnknownKindError, copies, decode, expand, pod_path
 
 Manifest = Mapping[str, Any]
 
-_ASKING: Final = frozenset({CLAIMS.kind, CLAIM_TEMPLATES.kind})
+_SMALL: Final = frozenset({CLAIMS.kind, CLAIM_TEMPLATES.kind, DEVICE_CLASSES.kind, "DeviceTaintRule"})
+"""Kinds of a few fields, which people write."""
 SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
 MAX_COPIES: Final = 100_000
 STANDARD_INPUT: Final = "standard input"
@@ -78,21 +79,27 @@ def decode_all(manifests: Iterable[tuple[Manifest, str]], namespace: str) -> lis
         except UnknownKindError as error:
             echo(f"Left out: {error}", err=True)
             continue
-        for finding in _unknown_fields(manifest):
-            echo(f"Ignored: {source}: {finding}.", err=True)
-        if refused := refusal(item):
-            kind = type(item).__name__
+        kind = manifest["kind"]
+        for finding in _wrong_fields(manifest):
+            if finding.rule == "field-place":
+                raise ManifestError(f"{source}: {kind} {item.metadata.key}: {finding.message}.")
+            echo(f"Ignored: {source}: {finding.message}.", err=True)
+        if refused := refusal(item, at=pod_path(manifest)):
             raise ManifestError(f"{source}: {kind} {item.metadata.key}: {refused}.")
         objects += [(each, source) for each in _copies(item, manifest, source)]
     return objects
 
 
-def _unknown_fields(manifest: Manifest) -> list[str]:
-    """Warnings about unknown fields of a claim; an API server warns about them and ignores them."""
-    if manifest.get("apiVersion") != CLAIMS.api_version or manifest.get("kind") not in _ASKING:
+def _wrong_fields(manifest: Manifest) -> list[linting.Finding]:
+    """Fields of a claim or class that an API server ignores with a warning: unknown ones, and others in the wrong place.
+
+    What is in the wrong place would be read as if it were not there: `kubectl` refuses it, too.
+    """
+    if manifest.get("kind") not in _SMALL:
         return []
-    found = check_fields([linting.Manifest(tree=dict(manifest))], 0)
-    return [finding.message for finding in found if finding.rule == "unknown-field"]
+    written = [linting.Manifest(tree=dict(manifest))]
+    found = [*check_nesting(written, 0), *check_fields(written, 0)]
+    return [finding for finding in found if finding.rule in {"unknown-field", "field-place"}]
 
 
 def _copies(item: Object, manifest: Manifest, source: str) -> list[Object]:

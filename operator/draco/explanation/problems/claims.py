@@ -29,7 +29,6 @@ from draco.explanation.selection import (
     alternatives,
     count,
     drivers_of,
-    failing,
     first_rows,
     selection,
 )
@@ -201,17 +200,9 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             text += "; this fails the pod on every node"
         else:
             text += "; all of them are in use, so it matters only when one is free"
-        better = guard(fleet, self.published, step) or self._meant(step)
+        better = guard(fleet, self.published, step)
         remedy = f"write {better}" if better else ""
         return self._of_selector(step.ref, ProblemKind.SELECTOR_ERRORS, text, remedy=remedy, fatal=fatal)
-
-    def _meant(self, step: SelectorStep) -> str:
-        """What the author of a selector that fails everywhere probably meant, if that fails nowhere; else ""."""
-        expression = step.ref.expression
-        meant = corrections.corrected(expression, None)[1]
-        if meant == expression or count(step.after) or not self._compiles(meant):
-            return ""
-        return "" if count(failing(self.fleet, meant, step.before)) else meant
 
     def _nothing(self, steps: Sequence[SelectorStep], among: bytes) -> Iterator[Problem]:
         """The problems if nothing is selected: by which selector, and why."""

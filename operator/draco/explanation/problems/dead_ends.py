@@ -15,8 +15,8 @@ from draco.cel.errors import CompileError
 from draco.cel.paths import AttributePath
 from draco.explanation.model import ProblemKind, SelectorRef
 from draco.explanation.problems.published import PublishedNames, closest, closest_value
-from draco.explanation.problems.suggestions import correct_forms, corrected, unpublished
-from draco.explanation.selection import SelectorStep, count, failing, met
+from draco.explanation.problems.suggestions import corrected, rewritten, unpublished
+from draco.explanation.selection import SelectorStep, count, drivers_of, failing, met
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.resources.texts import listed
@@ -84,7 +84,8 @@ def unknown_names(
     fleet: Fleet, published: PublishedNames, ref: SelectorRef, expression: str, among: bytes
 ) -> Iterator[DeadEnd]:
     """Names that the expression (all or part of the selector) reads and no device publishes."""
-    better = next((each for each in correct_forms(published, ref.expression) if _works(fleet, each, among)), None)
+    drivers = drivers_of(fleet.inventory.columns, among)
+    better = next((each for each in rewritten(published, ref.expression, drivers) if _works(fleet, each, among)), "")
     for path in unpublished(published, expression):
         meant = published.meant(path)
         word = _WORDS[path.kind]
@@ -97,7 +98,7 @@ def unknown_names(
         remedy = ""
         if meant is not None:
             text += f"; {_meant(path, meant)}"
-            if better is not None:
+            if better:
                 remedy = f"write {better}"
             elif published.is_on(meant, among):
                 remedy = f"ask for {path_text(meant)}"

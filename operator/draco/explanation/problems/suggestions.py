@@ -7,7 +7,7 @@ everything that the selector selects now.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -18,10 +18,11 @@ from draco.cel.paths import AttributePath
 from draco.cel.syntax.ast import Call
 from draco.explanation.problems.published import PublishedNames
 from draco.explanation.selection import SelectorStep, count, drivers_of, errors_on, failing, first_rows, met
-from draco.resources.quantity import Quantity
+from draco.resources.quantity import Quantity, quantity_meant
 from draco.resources.semver import SemVer
+from draco.selectors import corrections
 from draco.selectors.accesses import path_text, paths_of, with_path
-from draco.selectors.comparisons import Comparison, by_function, comparison, literal, quantity_meant, version_meant
+from draco.selectors.comparisons import Comparison, by_function, comparison, literal, version_meant
 from draco.selectors.demands import Demand, demands, guarded, with_demand
 
 _FAR: Final = 2**20
@@ -41,13 +42,18 @@ def corrected(published: PublishedNames, expression: str) -> str | None:
     return changed if changed != expression else None
 
 
-def correct_forms(published: PublishedNames, expression: str) -> Iterator[str]:
-    """The corrected expression; then the same, guarded against devices that lack what it reads."""
-    better = corrected(published, expression)
-    if better is not None:
-        yield better
-        known = [path for path in paths_of(better) if published.has(path)]
-        yield guarded(better, " && ".join(map(_presence, known)))
+def rewritten(published: PublishedNames, expression: str, drivers: Sequence[str]) -> Iterator[str]:
+    """Forms that the author may have meant, the likeliest first: by what is published, then by what `draco lint` knows.
+
+    Then the same, guarded against devices that lack what they read.
+    """
+    meant = corrections.corrected(expression, drivers[0] if len(drivers) == 1 else None)[1]
+    tried = (corrected(published, expression), corrected(published, meant), meant)
+    forms = [each for each in dict.fromkeys(tried) if each and each != expression]
+    yield from forms
+    for form in forms:
+        if known := [path for path in paths_of(form) if published.has(path)]:
+            yield guarded(form, " && ".join(map(_presence, known)))
 
 
 def unpublished(published: PublishedNames, expression: str) -> list[AttributePath]:
@@ -137,7 +143,7 @@ def _guards(fleet: Fleet, published: PublishedNames, step: SelectorStep) -> Iter
         known = [path for path in paths if published.has(path)]
         if at and len(known) > 1 and all(map(published.has, at)):
             yield guarded(expression, " && ".join(map(_presence, known)))
-    yield from correct_forms(published, expression)
+    yield from rewritten(published, expression, drivers_of(fleet.inventory.columns, step.before))
 
 
 def _presence(path: AttributePath) -> str:

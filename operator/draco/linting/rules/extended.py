@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from draco.allocation.extended_resources import BY_CLASS
 from draco.linting.model import Finding, Manifest, finding
 from draco.linting.objects import (
     WrittenClaim,
@@ -21,7 +20,7 @@ from draco.linting.objects import (
     pods,
     text,
 )
-from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.names import EXTENDED_BY_CLASS, NVIDIA_DRIVER
 from draco.resources.texts import listed
 
 
@@ -56,7 +55,7 @@ def _asked_twice(manifests: Sequence[Manifest], standing: Mapping[str, set[str]]
                 for use in container_claims(container):
                     name = text(use.fields.get("name"))
                     classes = _classes(targets.get(name))
-                    own = standing.get(resource, set()) | {resource.removeprefix(BY_CLASS)}
+                    own = standing.get(resource, set()) | {resource.removeprefix(EXTENDED_BY_CLASS)}
                     nvidias = resource.startswith("nvidia.com/") and NVIDIA_DRIVER in map(drivers.get, classes)
                     if not nvidias and not classes & own:
                         continue

@@ -17,7 +17,7 @@ from draco.linting.objects import (
     pods,
     text,
 )
-from draco.linting.schema import CLAIMS, EACH, OPEN, PODS, WATCHED, Schema
+from draco.linting.schema import CLAIMS, EACH, OLD, OPEN, PODS, WATCHED, Schema
 from draco.resources.texts import ALIKE, most_like, slip_of
 
 _INSTEAD: Final[Mapping[TreePath, str]] = MappingProxyType(
@@ -63,7 +63,7 @@ class _Walk(NamedTuple):
             yield from self._list(path, value, schema[0])
         elif isinstance(schema, Mapping) and value is not None:
             if not isinstance(value, dict):
-                yield from self._no_mapping(path, value)
+                yield from self._no_mapping(path, value, schema)
                 return
             for field, inner in value.items():
                 if EACH in schema:
@@ -85,8 +85,11 @@ class _Walk(NamedTuple):
         for number, item in enumerate(value):
             yield from self.findings((*path, number), item, schema)
 
-    def _no_mapping(self, path: TreePath, value: Any) -> Iterator[Finding]:
-        if path and isinstance(path[-1], int):
+    def _no_mapping(self, path: TreePath, value: Any, schema: Mapping[str, Schema]) -> Iterator[Finding]:
+        if schema.keys() == {"value"} and isinstance(value, str | int | float) and not isinstance(value, bool):
+            message = f"the amount of {path[-1]} must be in a field `value`"
+            yield finding("field-form", message, self.number, path, SetField(path, {"value": value}))
+        elif path and isinstance(path[-1], int):
             field = next(str(step) for step in reversed(path) if isinstance(step, str))
             edits = (
                 [SetField(path, {"name": value})]
@@ -105,8 +108,11 @@ class _Walk(NamedTuple):
 
     def _unknown(self, path: TreePath, field: str, schema: Mapping[str, Schema]) -> Finding:
         here = (*path, field)
-        choices = [name for name in schema if name not in {OPEN, EACH}]
+        choices = [name for name, inner in schema.items() if name not in {OPEN, EACH} and inner is not OLD]
         where = f" of {_where(path)}" if path else ""
+        if moves := self._moves_up(here, choices):
+            message = f"{field} is not a field{where or ' here'}: move what is below it up one level"
+            return finding("field-place", message, self.number, here, *moves)
         meant = self._place_of(path, field)
         if meant is not None:
             message = f"{field} is not a field{where or ' here'}: move it into {_where(meant[:-1])}"
@@ -122,6 +128,15 @@ class _Walk(NamedTuple):
             return finding("unknown-field", message, self.number, here, *edits)
         listed = f": there are {', '.join(choices)}" if 0 < len(choices) <= _NAMED else ""
         return finding("unknown-field", f"there is no field {field}{where}{listed}", self.number, here)
+
+    def _moves_up(self, path: TreePath, choices: Sequence[str]) -> list[Edit]:
+        """The edits that remove a level around fields that belong outside of it; none if it holds anything else."""
+        outer, inner = path[:-1], at(self.tree, path)
+        if not isinstance(inner, dict) or not inner or not inner.keys() <= set(choices):
+            return []
+        if any(at(self.tree, (*outer, name)) is not None for name in inner):
+            return []
+        return [*(MoveField((*path, name), (*outer, name)) for name in inner), DropField(path)]
 
     def _place_of(self, path: TreePath, field: str) -> TreePath | None:
         """The only free place for a field of this name, in the same list item or outside of lists; None if not unique."""

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from draco.linting.model import Finding, Manifest, SetField, finding
 from draco.linting.objects import at, is_near, mapping, of_kind, text
 from draco.resources.api.slices import ResourceSlice, ResourceSliceSpec
+from draco.resources.quantity import quantity_meant
 from draco.resources.texts import listed
 from draco.resources.written.forms import ValueRefusal
 from draco.resources.written.limits import refusals
-from draco.resources.written.manifests import WORKLOADS, ManifestError, decode
-from draco.selectors.comparisons import quantity_meant
+from draco.resources.written.manifests import ManifestError, decode, pod_path
 from draco.selectors.known_names import published_twice, twice_text
 
 
@@ -36,7 +36,7 @@ def check_values(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Fi
         try:
             item = decode(manifest.tree, source="")
             for refusal in refusals(item):
-                yield _refused(index, manifest, refusal)
+                yield _stored(index, manifest, refusal)
             if isinstance(item, ResourceSlice):
                 yield from _twice(index, item.spec)
         except ManifestError as error:
@@ -44,15 +44,15 @@ def check_values(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Fi
                 yield _unread(index, manifest, refusal)
             places = [refusal.place[:-1] for refusal in error.refusals]
             for refusal in refusals(error.rest) if error.rest is not None else ():
-                if not any(is_near(refusal.place, place) for place in places):
-                    yield finding("value", str(refusal), index, refusal.place)
+                found = _stored(index, manifest, refusal)
+                if not any(is_near(found.path, place) for place in places):
+                    yield found
 
 
-def _refused(index: int, manifest: Manifest, refusal: ValueRefusal) -> Finding:
-    """A value that no API server stores. That of a workload's pod is in its template."""
-    template = WORKLOADS.get((text(manifest.tree.get("apiVersion")), text(manifest.tree.get("kind"))), ())
-    placed = refusal._replace(place=(*template, *refusal.place))
-    return finding("value", str(placed), index, placed.place)
+def _stored(index: int, manifest: Manifest, refusal: ValueRefusal) -> Finding:
+    """A value that an API server would not store."""
+    found = refusal.within(pod_path(manifest.tree))
+    return finding("value", str(found), index, found.place)
 
 
 def _twice(index: int, spec: ResourceSliceSpec) -> Iterator[Finding]:
@@ -68,7 +68,5 @@ def _unread(index: int, manifest: Manifest, refusal: ValueRefusal) -> Finding:
     """A value that cannot be decoded, with the intended quantity if it is one."""
     written = at(manifest.tree, refusal.place)
     meant = quantity_meant(written) if isinstance(written, str) else None
-    if meant is None or meant == written:
-        return finding("value", str(refusal), index, refusal.place)
-    message = str(ValueRefusal(refusal.place, f'"{written}" is not a quantity: write {meant}'))
-    return finding("value", message, index, refusal.place, SetField(refusal.place, meant))
+    edits = [SetField(refusal.place, meant)] if meant and refusal.text.endswith(f": write {meant}") else []
+    return finding("value", str(refusal), index, refusal.place, *edits)

@@ -32,6 +32,10 @@ class ValueRefusal(NamedTuple):
     def __str__(self) -> str:
         return f"{_written(self.place) or 'the object'} {self.text}"
 
+    def within(self, outer: Place) -> "ValueRefusal":
+        """The error, if the object is part of another."""
+        return self._replace(place=(*outer, *self.place))
+
 
 class ChosenKey(str):
     """A user-chosen key, as opposed to a field."""

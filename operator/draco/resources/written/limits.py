@@ -20,9 +20,11 @@ from draco.resources.api.claims import (
     ResourceClaim,
     ResourceClaimTemplate,
 )
-from draco.resources.api.core import Pod, PodSpec
+from draco.resources.api.core import Container, Pod, PodSpec
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import EFFECTS, DeviceTaintRule, DeviceToleration
+from draco.resources.names import is_extended_resource
+from draco.resources.quantity import Quantity
 from draco.resources.written.forms import (
     MAX_NAME,
     SUBDOMAIN,
@@ -49,9 +51,12 @@ _MAX_EXPRESSION: Final = 10 * 1024
 _MAX_INT64: Final = 2**63 - 1
 
 
-def refusal(item: Object) -> str:
-    """Return the first reason why an API server would refuse the object, as a sentence without its end; "" if it would not."""
-    return next(map(str, refusals(item)), "")
+def refusal(item: Object, *, at: Place = ()) -> str:
+    """Return the first reason why an API server would refuse the object, as a sentence without its end; "" if it would not.
+
+    `at` is where the pod of a workload is in it.
+    """
+    return next((str(each.within(at)) for each in refusals(item)), "")
 
 
 def refusals(item: Object) -> Iterator[ValueRefusal]:
@@ -75,7 +80,9 @@ def refusals(item: Object) -> Iterator[ValueRefusal]:
 
 
 def _pod(spec: PodSpec, at: Place) -> Iterator[ValueRefusal]:
-    """The labels by which the pod chooses its nodes."""
+    """Check the pod's extended resources, and the labels by which it chooses its nodes."""
+    yield from _containers(spec.init_containers, (*at, "initContainers"))
+    yield from _containers(spec.containers, (*at, "containers"))
     for key, value in spec.node_selector.items():
         yield from check_label_value(value, (*at, "nodeSelector", ChosenKey(key)))
     affinity = spec.affinity.node_affinity if spec.affinity is not None else None
@@ -86,6 +93,20 @@ def _pod(spec: PodSpec, at: Place) -> Iterator[ValueRefusal]:
             place = (*terms, number, "matchExpressions", index, "values")
             for each, value in enumerate(wanted.values):
                 yield from check_label_value(value, (*place, each))
+
+
+def _containers(containers: Sequence[Container], at: Place) -> Iterator[ValueRefusal]:
+    """Check the extended resources of containers."""
+    for index, container in enumerate(containers):
+        resources = container.resources
+        for field, amounts in (("limits", resources.limits), ("requests", resources.requests)):
+            for name, amount in amounts.items():
+                place = (*at, index, "resources", field, ChosenKey(name))
+                known = Quantity.read(str(amount)) if is_extended_resource(name) else None
+                if known is not None and known.nanos % 10**9:
+                    yield ValueRefusal(place, f"is {amount}: an extended resource is counted in whole numbers")
+                elif known is not None and Quantity.read(str(resources.limits.get(name, ""))) != known:
+                    yield ValueRefusal(place, "must equal the limit of this extended resource: write the limit alone")
 
 
 def _claim(claim: DeviceClaim, at: Place) -> Iterator[ValueRefusal]:

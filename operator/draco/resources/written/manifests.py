@@ -4,7 +4,6 @@ Owns the readable kinds and versions, the API server's defaults, and the errors 
 """
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -20,6 +19,7 @@ from draco.resources.errors import DracoError
 from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.written import conversion
 from draco.resources.written.conversion import Json
+from draco.resources.written.decoding_errors import refused_value
 from draco.resources.written.forms import ChosenKey, Place, ValueRefusal, short
 
 Object = Node | ResourceSlice | DeviceClass | DeviceTaintRule | ResourceClaim | ResourceClaimTemplate | Pod
@@ -83,7 +83,9 @@ def decode(document: object, *, source: str, namespace: str = "default") -> Obje
     kind, api_version = _text(manifest, "kind", source), _text(manifest, "apiVersion", source)
     group, _, version = api_version.rpartition("/")
     if (api_version, kind) in WORKLOADS:
-        return _convert(Pod, "Pod", _pod_of(manifest, WORKLOADS[api_version, kind], source), source, namespace)
+        path = WORKLOADS[api_version, kind]
+        pod = _pod_of(manifest, path, source)
+        return _convert(Pod, "Pod", pod, source, namespace, at=tuple(path), called=kind)
     if group == conversion.GROUP and kind in _DRA:
         if version not in conversion.VERSIONS[kind]:
             raise ManifestError(f"{source}: {_no_version(kind, api_version)}")
@@ -117,6 +119,11 @@ def note_place(places: dict[str, str], item: Object | OwnObject, source: str) ->
     places[name] = source
 
 
+def pod_path(manifest: Json) -> Place:
+    """Return where the pod of a workload is in it; () for any other object."""
+    return tuple(WORKLOADS.get((str(manifest.get("apiVersion")), str(manifest.get("kind"))), ()))
+
+
 def copies(manifest: Json) -> int:
     """Return the number of pods of a workload, if it has one; else 1."""
     path = _COPIES.get(str(manifest.get("kind")), ())
@@ -142,13 +149,16 @@ def expand(document: object, *, source: str) -> Iterator[tuple[Json, str]]:
         yield {**inherited, **_mapping(item, where)}, where
 
 
-def _convert(type_: type[_T], kind: str, manifest: Json, source: str, namespace: str) -> _T:
-    named, stored = _named(source, kind, manifest), _as_stored(kind, manifest, namespace)
-    wrong = list(_quantities(kind, stored))
+def _convert(
+    type_: type[_T], kind: str, manifest: Json, source: str, namespace: str, *, at: Place = (), called: str = ""
+) -> _T:
+    """Decode a manifest. `at` is where it is in the object that people wrote, of the kind `called`."""
+    named, stored = _named(source, called or kind, manifest), _as_stored(kind, manifest, namespace)
+    wrong = [each.within(at) for each in _quantities(kind, stored)]
     try:
         item = msgspec.convert(stored, type_)
     except msgspec.ValidationError as error:
-        wrong.append(_refusal(str(error), type_))
+        wrong.append(refused_value(str(error), stored, type_).within(at))
         raise ManifestError(f"{named}: {wrong[0]}.", wrong) from error
     if wrong:
         raise ManifestError(f"{named}: {wrong[0]}.", wrong, item)
@@ -187,6 +197,11 @@ _AMOUNTS_OF_A_REQUEST: Final = (
 _QUANTITIES: Final[Mapping[str, Sequence[Sequence[str]]]] = {
     kind: [path.split(".") for path in paths]
     for kind, paths in {
+        "Pod": [
+            f"spec.{containers}.[].resources.{field}.*"
+            for containers in ("containers", "initContainers")
+            for field in ("limits", "requests")
+        ],
         "ResourceClaim": [
             *(f"spec.{path}" for path in _AMOUNTS_OF_A_REQUEST),
             "status.allocation.devices.results.[].consumedCapacity.*",
@@ -313,71 +328,3 @@ _KINDS_OF_VALUES: Final[Mapping[type, str]] = {
     float: "a number",
     list: "a list",
 }
-_AT: Final = re.compile(r"(?P<what>.*?)(?: - at (?:key in )?`\$\.?(?P<path>.*)`)?", re.DOTALL)
-_EXPECTED: Final = re.compile(r"Expected `(?P<want>[^`]+)`, got `(?P<got>[^`]+)`")
-_NOT_ONE_OF: Final = re.compile(r"Invalid enum value (?P<got>.*)", re.DOTALL)
-_STEP: Final = re.compile(r"\[(?P<index>\d+|\.{3})\]|(?P<name>[^.\[\]]+)")
-_INDEX: Final = re.compile(r"\[[^]]*\]")
-_MISSING: Final = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
-_WORDS: Final[Mapping[str, str]] = {
-    "array": "a list",
-    "bool": "true or false",
-    "datetime": "a time such as 2026-03-01T12:00:00Z",
-    "float": "a number",
-    "int": "a whole number",
-    "null": "null",
-    "object": "an object",
-    "str": "a string",
-}
-
-
-def _refusal(problem: str, type_: type) -> ValueRefusal:
-    """An error of msgspec in the words of the API."""
-    found = _AT.fullmatch(problem)
-    what, path = (found["what"], found["path"] or "") if found else (problem, "")
-    place = _place_of(path)
-    if missing := _MISSING.fullmatch(what):
-        return ValueRefusal((*place, missing["name"]), "is missing; it must be set")
-    if other := _NOT_ONE_OF.fullmatch(what):
-        *most, last = _values(type_, path)
-        one_of = f"{', '.join(most)} or {last}" if most else last
-        return ValueRefusal(place, f"is {short(other['got'])}; it must be {one_of}")
-    if expected := _EXPECTED.fullmatch(what):
-        want = " or ".join(
-            _WORDS.get(each.strip(), each.strip()) for each in expected["want"].split("|") if each.strip() != "null"
-        )
-        hint = (
-            "; put it in quotes"
-            if expected["want"].startswith("str") and expected["got"] in {"int", "float", "bool"}
-            else ""
-        )
-        return ValueRefusal(place, f"must be {want}, not {_WORDS.get(expected['got'], expected['got'])}{hint}")
-    return ValueRefusal(place, f"is wrong: {what[:1].lower()}{what[1:]}" if place else what)
-
-
-def _place_of(path: str) -> Place:
-    """The place in msgspec's "spec.devices[0].name", which does not say which key of a mapping it is."""
-    steps: list[str | int] = []
-    for step in _STEP.finditer(path):
-        index, name = step["index"], step["name"]
-        steps.append(name or (ChosenKey("...") if index == "..." else int(index)))
-    return tuple(steps)
-
-
-def _values(type_: type, path: str) -> list[str]:
-    """The valid values at a path where msgspec expects an enum."""
-    shape = msgspec.inspect.type_info(type_)
-    for step in _INDEX.sub(".[]", path).split("."):
-        shape = _without_null(shape)
-        if isinstance(shape, msgspec.inspect.ListType) and step == "[]":
-            shape = shape.item_type
-        elif isinstance(shape, msgspec.inspect.StructType):
-            shape = next((field.type for field in shape.fields if field.encode_name == step), shape)
-    shape = _without_null(shape)
-    return [str(each.value) for each in shape.cls] if isinstance(shape, msgspec.inspect.EnumType) else ["another value"]
-
-
-def _without_null(shape: msgspec.inspect.Type) -> msgspec.inspect.Type:
-    if not isinstance(shape, msgspec.inspect.UnionType):
-        return shape
-    return next((each for each in shape.types if not isinstance(each, msgspec.inspect.NoneType)), shape)
