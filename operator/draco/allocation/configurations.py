@@ -10,14 +10,18 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from draco.resources.api.claims import DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.names import read_partition_name
-from draco.resources.texts import nearest, shown
+from draco.resources.texts import ALIKE, most_like, nearest, shown, slip_of
 
 VERSION: Final = "resource.nvidia.com/v1beta1"
 GPU_CONFIG: Final = "GpuConfig"
 MIG_CONFIG: Final = "MigDeviceConfig"
 FROM_CLASS: Final = "FromClass"
 CLAIMS_OWN: Final = "the claim"
+REMOVE: Final = "remove it"
 DEFAULT_INTERVAL: Final = "Default"
+SLICING: Final = "TimeSlicing"
+MPS: Final = "MPS"
+_STRATEGIES: Final = (SLICING, MPS)
 INTERVALS: Final = (DEFAULT_INTERVAL, "Short", "Medium", "Long")
 _QUOTED: Final = 60
 
@@ -53,6 +57,8 @@ class RefusedConfiguration(NamedTuple):
     request: str
     source: str
     why: str
+    remedy: str = REMOVE
+    """What to do with it, "correct it", or "remove it" if Draco cannot do what it asks for."""
 
     def __str__(self) -> str:
         return f"{self.source}'s configuration for request {self.request} cannot be carried out, because {self.why}"
@@ -70,11 +76,17 @@ def refused(claim: ResourceClaim, driver: str) -> RefusedConfiguration | None:
         about = [each for each in said if each.is_about(result)]
         is_partition = read_partition_name(result.device) is not None
         if about and (why := refusal(about[-1].parameters, is_partition=is_partition)):
-            return RefusedConfiguration(result.request, _source(claim, about[-1], result), why)
+            remedy = _remedy(about[-1].parameters, is_partition)
+            return RefusedConfiguration(result.request, _source(claim, about[-1], result), why, remedy)
     for each in said if results else ():  # a configuration that applies to no device is still checked
         if not each.requests and not any(map(each.is_about, results)) and (why := refusal(each.parameters)):
-            return RefusedConfiguration(results[0].request, _source(claim, each, results[0]), why)
+            remedy = _remedy(each.parameters, None)
+            return RefusedConfiguration(results[0].request, _source(claim, each, results[0]), why, remedy)
     return None
+
+
+def _remedy(parameters: Any, is_partition: bool | None) -> str:
+    return "correct it" if any(_mistakes(parameters, is_partition)) else REMOVE
 
 
 class _OpaqueConfiguration(NamedTuple):
@@ -113,6 +125,12 @@ def refusal(parameters: Any, *, is_partition: bool | None = None) -> str:
 
 
 def _troubles(parameters: Any, is_partition: bool | None) -> Iterator[str]:
+    yield from _mistakes(parameters, is_partition)
+    yield from _unsupported(parameters)
+
+
+def _mistakes(parameters: Any, is_partition: bool | None) -> Iterator[str]:
+    """What NVIDIA's driver would refuse, too."""
     if not isinstance(parameters, dict):
         yield f"its parameters are {'a list' if isinstance(parameters, list) else 'no object'}; they must have a kind"
         return
@@ -120,7 +138,7 @@ def _troubles(parameters: Any, is_partition: bool | None) -> Iterator[str]:
     if not isinstance(kind, str):
         yield f"it names no kind: there are {GPU_CONFIG}, for whole GPUs, and {MIG_CONFIG}, for MIG devices"
     elif kind in _OF_OTHERS:
-        yield _OF_OTHERS[kind]
+        return
     elif kind not in _FIELDS:
         yield f"there is no kind {_said(kind)}{nearest(kind, _FIELDS).rstrip('.')}"
     else:
@@ -129,37 +147,48 @@ def _troubles(parameters: Any, is_partition: bool | None) -> Iterator[str]:
         if is_partition is (kind == GPU_CONFIG):
             device, other = ("a MIG device", MIG_CONFIG) if is_partition else ("a whole GPU", GPU_CONFIG)
             yield f"{kind} is not for {device}: write {other}"
-        yield from _unknown(parameters, _FIELDS[kind])
-        if parameters.get("sharing") is not None:
-            yield from _sharing(kind, parameters["sharing"])
+        yield from _unknown(kind, parameters, _FIELDS[kind])
+        if (sharing := parameters.get("sharing")) is not None:
+            yield from _badly_shared(sharing)
 
 
-def _unknown(value: Mapping[str, Any], fields: _Fields, path: str = "") -> Iterator[str]:
+def _unknown(kind: str, value: Mapping[str, Any], fields: _Fields, path: str = "") -> Iterator[str]:
     """Unknown fields, and fields that must be objects but are not."""
     for name, inner in value.items():
         below = fields.get(name)
         if name not in fields:
-            yield f"there is no field {path}{_said(name)}{nearest(str(name), fields).rstrip('.')}"
+            near = slip_of(str(name), fields) or most_like(str(name), fields, at_least=ALIKE)
+            meant = f"did you mean {near}?" if near else f"it has {', '.join(sorted(fields))}"
+            yield f"{kind} has no field {path}{_said(name)}; {meant}"
         elif below is not None and isinstance(inner, dict):
-            yield from _unknown(inner, below, f"{path}{name}.")
+            yield from _unknown(kind, inner, below, f"{path}{name}.")
         elif below is not None and inner is not None:
             yield f"{path}{name} must be an object"
 
 
-def _sharing(kind: str, sharing: Mapping[str, Any]) -> Iterator[str]:
-    """Why Draco does not share a device this way; nothing for the default, which needs no configuration."""
-    strategy = sharing.get("strategy")
-    interval = (sharing.get("timeSlicingConfig") or {}).get("interval", DEFAULT_INTERVAL)
-    if strategy == "MPS":
-        yield f"{kind} asks for MPS, which Draco does not run"
-    elif strategy != "TimeSlicing":
-        yield f"sharing.strategy is {_said(strategy)}: there are TimeSlicing and MPS"
-    elif sharing.get("mpsConfig") is not None:
-        yield "sharing.strategy is TimeSlicing, so sharing.mpsConfig has no effect"
-    elif interval not in INTERVALS:
+def _badly_shared(sharing: Mapping[str, Any]) -> Iterator[str]:
+    strategy, interval = sharing.get("strategy"), _interval(sharing)
+    if strategy not in _STRATEGIES:
+        yield f"sharing.strategy is {_said(strategy)}: there are {' and '.join(_STRATEGIES)}"
+    elif strategy == SLICING and sharing.get("mpsConfig") is not None:
+        yield f"sharing.strategy is {SLICING}, so sharing.mpsConfig has no effect"
+    elif strategy == SLICING and interval not in INTERVALS:
         yield f"there is no interval {_said(interval)}: there are {', '.join(INTERVALS)}"
-    elif interval != DEFAULT_INTERVAL:
+
+
+def _unsupported(parameters: Mapping[str, Any]) -> Iterator[str]:
+    """What Draco does not do; nothing for the defaults, which need no configuration."""
+    kind, sharing = parameters["kind"], parameters.get("sharing") or {}
+    if kind in _OF_OTHERS:
+        yield _OF_OTHERS[kind]
+    elif sharing.get("strategy") == MPS:
+        yield f"{kind} asks for MPS, which Draco does not run"
+    elif (interval := _interval(sharing)) != DEFAULT_INTERVAL:
         yield f"{kind} asks for time slices of {interval}, and Draco leaves them at {DEFAULT_INTERVAL}"
+
+
+def _interval(sharing: Mapping[str, Any]) -> Any:
+    return (sharing.get("timeSlicingConfig") or {}).get("interval", DEFAULT_INTERVAL)
 
 
 def _said(value: Any) -> str:

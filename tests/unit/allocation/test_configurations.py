@@ -70,14 +70,14 @@ def test_what_devices_do_anyway_may_be_asked_for(parameters: Any, is_partition: 
         (
             mig_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "Default"}),
             True,
-            "there is no field sharing.timeSlicingConfig",
+            "MigDeviceConfig has no field sharing.timeSlicingConfig; it has mpsConfig, strategy",
         ),
         (gpu_config(strategy="TimeSlicing", mpsConfig={}), False, "so sharing.mpsConfig has no effect"),
         (gpu_config(strategy="timeslicing"), False, "sharing.strategy is timeslicing: there are TimeSlicing and MPS"),
         ({**gpu_config(), "sharing": {}}, False, "sharing.strategy is missing"),
-        ({**SLICES, "sharring": {}}, False, "there is no field sharring; did you mean sharing?"),
-        ({**SLICES, "Sharing": {}}, False, "there is no field Sharing; did you mean sharing?"),
-        (gpu_config(strategy="MPS", mpsConfig={"pinned": 1}), False, "there is no field sharing.mpsConfig.pinned"),
+        ({**SLICES, "sharring": {}}, False, "GpuConfig has no field sharring; did you mean sharing?"),
+        ({**SLICES, "Sharing": {}}, False, "GpuConfig has no field Sharing; did you mean sharing?"),
+        (gpu_config(strategy="MPS", mpsConfig={"pinned": 1}), False, "GpuConfig has no field sharing.mpsConfig.pinned"),
         ({**gpu_config(), "sharing": "TimeSlicing"}, False, "sharing must be an object"),
         ({**gpu_config(), "sharing": ["TimeSlicing"]}, False, "sharing must be an object"),
         (gpu_config(strategy="TimeSlicing", timeSlicingConfig="Default"), False, "timeSlicingConfig must be an object"),
@@ -191,3 +191,11 @@ def test_a_partition_is_told_from_a_whole_gpu_by_its_name() -> None:
         refused(claim(("FromClaim", ["gpu"], mig_config(strategy="TimeSlicing")), device=PARTITION), NVIDIA_DRIVER)
         is None
     )
+
+
+def test_a_mistake_is_to_be_corrected_and_what_draco_does_not_do_to_be_removed() -> None:
+    mistaken = refused(claim(("FromClaim", ["gpu"], {**SLICES, "sharring": {}})), NVIDIA_DRIVER)
+    unsupported = refused(claim(("FromClaim", ["gpu"], MPS)), NVIDIA_DRIVER)
+    assert mistaken is not None
+    assert unsupported is not None
+    assert (mistaken.remedy, unsupported.remedy) == ("correct it", "remove it")

@@ -7,7 +7,7 @@ allocation for none of these, so a pod that already has a node waits forever. De
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from draco.allocation.configurations import CLAIMS_OWN, refused
+from draco.allocation.configurations import CLAIMS_OWN, REMOVE, refused
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.pools import SliceState
 from draco.explanation.findings.lifting import lifting
@@ -185,9 +185,9 @@ def refused_configuration(claim: ResourceClaim) -> UseObstacle | None:
     found = refused(claim, NVIDIA_DRIVER)
     if found is None:
         return None
-    remedy = "make a new claim without it"
+    remedy = "make a new claim without it" if found.remedy == REMOVE else "correct it in a new claim"
     if found.source != CLAIMS_OWN:
-        remedy = "remove it there, or override it in a new claim"
+        remedy = f"{found.remedy} there, or override it in a new claim"
     return UseObstacle(
         kind=ObstacleKind.CONFIGURATION_REFUSED, claim=str(claim.metadata.key), text=str(found), remedy=remedy
     )

@@ -25,8 +25,11 @@ from draco.resources.names import NVIDIA_DRIVER
 def configuration_problems(fleet: Fleet, claim: ResourceClaim, selected: Mapping[str, bytes]) -> Iterator[Problem]:
     """The first configuration that Draco's agent would refuse. `selected` are the rows that each request selects, by name."""
     asked = [each for request in claim.spec.devices.requests for each in alternatives(request)]
+    classes = {each.device_class_name for _, each in asked}
     configs = [
-        DeviceAllocationConfiguration(source=FROM_CLASS, requests=[name], opaque=each.opaque)
+        DeviceAllocationConfiguration(
+            source=FROM_CLASS, requests=[name] if len(classes) > 1 else [], opaque=each.opaque
+        )
         for name, request in asked
         if (device_class := fleet.classes.get(request.device_class_name)) is not None
         for each in device_class.spec.config
@@ -50,5 +53,5 @@ def configuration_problems(fleet: Fleet, claim: ResourceClaim, selected: Mapping
             text=str(found),
             claim=str(claim.metadata.key),
             request=found.request,
-            remedy="remove it" if found.source == CLAIMS_OWN else "remove it there, or override it in the claim",
+            remedy=found.remedy if found.source == CLAIMS_OWN else f"{found.remedy} there, or override it in the claim",
         )
