@@ -3,17 +3,19 @@
 Owns legality and its message, with the nearest possible layout. Which GPU gets which layout, and when, is decided elsewhere.
 """
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
+
+import msgspec
 
 from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import Geometry, State, geometry, largest_first
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.draco import LayoutInstances
 from draco.resources.errors import DracoError
+from draco.resources.names import MIG_PROFILE
 
 
 class LayoutError(DracoError):
@@ -29,7 +31,6 @@ class _Wanted(NamedTuple):
     start: int | None
 
 
-_NAME = re.compile(r"(?P<slices>\d+)g\.(?P<gb>\d+)gb(?P<sign>.*)")
 _TOKENS = MappingProxyType({"ofa_engines": "optical flow accelerators", "jpeg_engines": "JPEG engines"})
 ArrangementValue = tuple[int, int, int, int]
 """The value of an arrangement: wanted units it holds, instances it holds, those at a wanted or present start, capability left."""
@@ -60,12 +61,17 @@ def written(placements: Iterable[Placement]) -> str:
     return ", ".join(f"{counted[profile]} x {profile.name}" for profile in largest_first(counted))
 
 
-def unknown_profile(board: Board, name: str) -> str:
-    """The message about a profile that a board lacks."""
+def unknown_profiles(board: Board, lacking: Sequence[str]) -> str:
+    """The message about profiles that a board lacks."""
     names = [each.name for each in sorted(board.profiles, key=lambda each: (each.size, each.slices, each.name))]
-    plain = name.strip().lower().removeprefix("mig").strip()  # nvidia-smi writes MIG 1g.10gb
-    meant = f", write {plain}" if plain in names else ""
-    return f"there is no profile {name} on this board{meant}: it has {', '.join(names)}"
+    plain = list(map(_plain, lacking))
+    meant = f", write {' and '.join(plain)}" if set(plain) <= set(names) else ""
+    return f"there is no profile {' or '.join(lacking)} on this board{meant}: it has {', '.join(names)}"
+
+
+def _plain(name: str) -> str:
+    """The name of a profile without the prefix of nvidia-smi, which writes MIG 1g.10gb."""
+    return name.strip().lower().removeprefix("mig").strip()
 
 
 def _expanded(board: Board, items: Sequence[LayoutInstances]) -> list[_Wanted]:
@@ -74,7 +80,8 @@ def _expanded(board: Board, items: Sequence[LayoutInstances]) -> list[_Wanted]:
     for item in items:
         profile = board.profile(item.profile)
         if profile is None:
-            raise LayoutError(unknown_profile(board, item.profile), _counterpart(board, items))
+            lacking = dict.fromkeys(each.profile for each in items if board.profile(each.profile) is None)
+            raise LayoutError(unknown_profiles(board, list(lacking)), _counterpart(board, items))
         if item.count < 1:
             raise LayoutError(f"count of {item.profile} is {item.count}: it must be at least 1")
         if item.start is not None and item.count > 1:
@@ -101,6 +108,7 @@ def _counterpart(board: Board, items: Sequence[LayoutInstances]) -> tuple[Placem
     Profile names contain the rounded memory, so equally divided boards use different names for the same parts, and one name may
     mean different parts. An NVIDIA board that has all the names determines the parts; without one, the names do.
     """
+    items = [msgspec.structs.replace(item, profile=_plain(item.profile)) for item in items]
     source = next((each for each in BOARDS.values() if all(each.profile(item.profile) for item in items)), None)
     wanted: list[_Wanted] = []
     for item in items:
@@ -114,11 +122,11 @@ def _counterpart(board: Board, items: Sequence[LayoutInstances]) -> tuple[Placem
 
 def _like(board: Board, name: str, meant: Profile | None) -> Profile | None:
     """The board's profile with as many slices, the same engines (by its sign), and the nearest memory."""
-    if (asked := _NAME.fullmatch(name)) is None:
+    if (asked := MIG_PROFILE.fullmatch(name)) is None:
         return None
     alike: dict[Profile, int] = {}
     for each in board.profiles:
-        found = _NAME.fullmatch(each.name)
+        found = MIG_PROFILE.fullmatch(each.name)
         if found is not None and (found["slices"], found["sign"]) == (asked["slices"], asked["sign"]):
             other_gb = abs(int(found["gb"]) - int(asked["gb"]))
             alike[each] = abs(each.size - meant.size) if meant is not None else other_gb

@@ -13,6 +13,7 @@ from draco.mig_policy.gpu_state import GpuCondition, LayoutState, condition_of
 from draco.mig_policy.matching import Rules
 from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlaceView, WaitView
 from draco.resources.api.draco import GpuNode, GpuStatus, InstanceUse, MigMode, MigPolicy, ResetPermit, WantedGpu
+from draco.resources.names import closest_profile
 from draco.resources.windows import Openness
 
 _WHOLE = "the whole GPU"
@@ -43,7 +44,7 @@ def planned(
         outcome = LayoutOutcome.CANNOT if failed else LayoutOutcome.UNKNOWN
         return msgspec.structs.replace(plain, outcome=outcome, message=decision.condition.message)
     shown = _shown(plain, made)
-    outcome, message = _outcome(shown), _remark(board, made)
+    outcome, message = _outcome(shown), _remark(board, made) or (_without_warm(rules.policy, board) if rules else "")
     resets = made.needs_reset or what.seen.pending
     if rules is not None and resets:
         outcome, message = _reset(made, rules, allowed)
@@ -126,6 +127,15 @@ def _remark(board: Board, made: GpuPlan) -> str:
         return "the profiles of its board are known only when MIG is on: plan again then"
     lacking = ", ".join(f"{one.missing} x {one.profile}" for one in made.no_room)
     return f"there is no room now to keep {lacking} warm" if lacking else ""
+
+
+def _without_warm(policy: MigPolicy, board: Board) -> str:
+    """A remark about a board that has none of the profiles to keep warm; a policy may name those of several boards."""
+    names, asked = [each.name for each in board.profiles], [each.profile for each in policy.spec.warm]
+    if policy.spec.mode is not MigMode.DYNAMIC or not names or not asked or not set(asked).isdisjoint(names):
+        return ""
+    near = ", ".join(filter(None, dict.fromkeys(closest_profile(each, names) for each in asked)))
+    return f"its board has no {' or '.join(asked)} to keep warm" + (f"; the nearest is {near}" if near else "")
 
 
 def _reset(made: GpuPlan, rules: Rules, allowed: Openness) -> tuple[LayoutOutcome, str]:

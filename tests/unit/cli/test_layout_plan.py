@@ -312,6 +312,15 @@ def test_warm_instances_without_room_are_said() -> None:
     assert view.applicable
 
 
+def test_a_board_without_what_is_to_be_kept_warm_is_told_with_the_nearest() -> None:
+    def remark(*profiles: str) -> str:
+        warm = [ProfileCount(profile=each, count=1) for each in profiles]
+        return one(planned([on()], a_mig_policy("by-demand", warm=warm))).message
+
+    assert remark("3g.71gb") == "its board has no 3g.71gb to keep warm; the nearest is 3g.40gb"
+    assert remark("3g.71gb", "3g.40gb") == "", "a policy may name the profiles of several boards"
+
+
 def test_an_older_policy_keeps_its_gpus() -> None:
     old = a_mig_policy("old", exclude=[SECOND])
     view = planned([on(), on()], a_static_policy("halves", "3g.40gb@0", created=LATER), policies=[old])

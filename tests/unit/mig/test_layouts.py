@@ -157,6 +157,13 @@ def exists(board: Board, placements: tuple[Placement, ...]) -> bool:
             ),
         ),
         (
+            ["1g.5gb", "2g.20gb", "3g.41gb", "1g.5gb"],
+            (
+                "there is no profile 1g.5gb or 3g.41gb on this board: it has 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, "
+                "4g.40gb, 7g.80gb; the nearest that can exist is 1 x 3g.40gb, 1 x 2g.20gb, 2 x 1g.10gb"
+            ),
+        ),
+        (
             ["9g.5gb"],
             (
                 "there is no profile 9g.5gb on this board: it has 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, "
@@ -186,6 +193,7 @@ def test_a_layout_that_cannot_exist_is_told_why_and_what_comes_nearest(written: 
         ("B200", ["1g.24gb", "1g.46gb"], "1 x 1g.45gb, 1 x 1g.23gb"),  # of no known board
         ("RTX-PRO-6000", ["2g.20gb", "2g.20gb"], "2 x 2g.48gb"),
         ("H100-80GB", ["7g.79gb", "1g.9gb"], "1 x 7g.80gb"),
+        ("H200-141GB", ["MIG 3g.40gb", "4 x MIG 1g.10gb"], "1 x 3g.71gb, 4 x 1g.18gb"),
     ],
 )
 def test_a_layout_of_another_board_is_told_as_this_one_has_it(board: str, written: list[str], nearest: str) -> None:

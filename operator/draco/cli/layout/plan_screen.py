@@ -79,7 +79,8 @@ def verdict(view: PlanView) -> str:
     cannot = sum(each.outcome is LayoutOutcome.CANNOT for each in view.gpus)
     problems = [each.name for each in view.policies if each.problem]
     if problems:
-        return f"Policy {', '.join(problems)} cannot be applied."
+        elsewhere = f"; of the others, {counted(cannot, 'GPU')} cannot get the layout" if cannot else ""
+        return f"Policy {', '.join(problems)} cannot be applied{elsewhere}."
     done = "deleted" if all(each.deleted for each in view.policies) else "applied"
     if cannot:
         nearly = f"It can be deleted, but the next policy cannot be applied on {counted(cannot, 'GPU')}."

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from draco.mig.board import Board, Profile
-from draco.mig.layouts import unknown_profile
+from draco.mig.layouts import unknown_profiles
 from draco.resources.errors import DracoError
 
 LONGEST_LINE: Final = 64 << 10
@@ -109,5 +109,5 @@ def _event(line: _Line, profiles: dict[str, Profile], board: Board, where: str) 
         raise TraceError(f'{where}: claim {line.arrive} arrives without "profile"')
     profile = profiles.get(line.profile.removeprefix("MIG "))
     if profile is None:
-        raise TraceError(f"{where}: {unknown_profile(board, line.profile)}")
+        raise TraceError(f"{where}: {unknown_profiles(board, [line.profile])}")
     return Arrive(line.t, str(line.arrive), profile, bool(line.movable))
