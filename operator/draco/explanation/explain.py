@@ -52,6 +52,8 @@ _WAITED_FOR: Final = frozenset(
 """Reasons that others' use of devices may cause."""
 _THOUGH_IT_FITS: Final = frozenset({ProblemKind.CONFIGURATION_REFUSED})
 """Problems that keep a pod from starting although its claims fit."""
+_OF_AMOUNTS: Final = frozenset({ProblemKind.TOO_MUCH_CAPACITY})
+"""Problems that an emptied fleet has, too, with the change that would do."""
 _MAX_ALONE: Final = 8
 """Kinds of nodes on which a request is tried alone."""
 
@@ -211,7 +213,7 @@ def _with_what_stays(
     fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node], explanation: Explanation
 ) -> Explanation:
     """The explanation with the cause that would remain if all devices in use were free, because that one decides what helps."""
-    if explanation.error or any(each.fatal for each in explanation.problems):
+    if explanation.error or any(each.fatal and each.kind not in _OF_AMOUNTS for each in explanation.problems):
         return explanation  # this cause does not depend on who has the devices
     if (alone := emptied(fleet, claims, nodes)) is None:
         return explanation

@@ -273,6 +273,9 @@ class ProblemKind(StrEnum):
     UNKNOWN_CAPACITY = "UnknownCapacity"
     UNKNOWN_DOMAIN = "UnknownDomain"
     UNKNOWN_DRIVER = "UnknownDriver"
+    TOO_MUCH_CAPACITY = "TooMuchCapacity"
+    PUBLISHED_TWICE = "PublishedTwice"
+    """A device has two values of what a selector reads, one that it wants: a scheduler may read either."""
     TOO_MANY_DEVICES = "TooManyDevices"
     CONFIGURATION_REFUSED = "ConfigurationRefused"
     """It can be allocated, but Draco's agent refuses to prepare its configuration."""
@@ -325,8 +328,8 @@ class NearestMiss(OutputStruct, frozen=True, kw_only=True):
     devices: list[str] = []
     claim: str = ""
     """The claim that would have to go or change."""
-    selector: str = ""
-    """The changed selector as a whole."""
+    expression: str = ""
+    """The selector to write, if it changes one."""
     names_subject: bool = False
 
 

@@ -22,7 +22,7 @@ from draco.explanation.model import (
     RequestExplanation,
     alternatives,
 )
-from draco.explanation.wording import capital, core_of_error, is_of_no_concern, node_text
+from draco.explanation.wording import capital, core_of_error, is_of_no_concern, node_text, together
 from draco.resources.texts import NAMED, are, counted, listed, sentence, shortened
 
 MAX_NOTE: Final = 1000
@@ -224,7 +224,7 @@ def _split(explanation: Explanation) -> str:
     """What helps if each request fits alone but not all together."""
     if explanation.reason is not PendingReason.NOT_TOGETHER:
         return ""
-    fewer = "ask for fewer devices, or " if _nodes(explanation) else ""
+    fewer = "ask for less, or " if _nodes(explanation) else ""
     return f"{fewer}use several pods with a claim each"
 
 
@@ -250,7 +250,7 @@ def _none_free(request: RequestExplanation, name: str) -> str:
         any_of = "the only device" if request.devices == 1 else f"any of the {request.devices} devices"
         subject = f"{name} does not select {any_of}"
         return f"{subject}: {'; '.join(_one(each) for each in causes[:_SAID])}"
-    selected = [each for each in causes if each.cause is not Cause.NOT_SELECTED]
+    selected = together(each for each in causes if each.cause is not Cause.NOT_SELECTED)
     devices = request.selected
     if len(selected) == 1:
         who = (

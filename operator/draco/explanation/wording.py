@@ -4,9 +4,12 @@ Owns the wording, how many things are named, and the layout of the report. `note
 nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
+
+from msgspec.structs import replace
 
 from draco.explanation.model import (
     AllocatedClaim,
@@ -22,6 +25,7 @@ from draco.explanation.model import (
     RequestExplanation,
     SeenValue,
     SelectorRef,
+    Shortage,
 )
 from draco.resources.texts import NAMED, are, counted, listed, sentence, shortened, shown
 
@@ -30,6 +34,7 @@ BRIEF: Final = 5
 MORE: Final = "Each request and each node with -v."
 """The last line of a brief screen."""
 _QUOTED: Final = 100
+_WHERE: Final = re.compile(r" (?:instead of|in request) ")
 _OWNER, _ADMINISTRATOR = 1, 2
 _BY_OTHERS: Final[Mapping[ChangeKind, int]] = MappingProxyType(
     {
@@ -84,13 +89,33 @@ def cause_text(count: CauseCount) -> str:
     return text
 
 
+def together(causes: Iterable[CauseCount]) -> list[CauseCount]:
+    """The causes, with those that differ only in the counter as one."""
+    alike: dict[object, list[CauseCount]] = {}
+    for number, each in enumerate(causes):
+        short = each.shortage if each.cause is Cause.COUNTERS_SHORT else None
+        alike.setdefault(number if short is None else _amounts(short), []).append(each)
+    return [_of_counters(same) if len(same) > 1 else same[0] for same in alike.values()]
+
+
+def _of_counters(causes: Sequence[CauseCount]) -> CauseCount:
+    shortages = [each.shortage for each in causes if each.shortage is not None]
+    names = listed(dict.fromkeys(each.name for each in shortages))
+    text = f"short of counters {names}: {_amounts(shortages[0])}"
+    return replace(causes[0], devices=sum(each.devices for each in causes), text=text)
+
+
+def _amounts(short: Shortage) -> str:
+    takers = f", taken by {listed(short.takers)}" if short.takers else ""
+    return f"{short.needed} needed, {short.left} of {short.total} left{takers}"
+
+
 def _shortage(count: CauseCount) -> str:
     short = count.shortage
     if short is None:
         return f"unable to give that amount ({_quoted(count.error)})" if count.error else "short of counters"
     if count.cause is Cause.COUNTERS_SHORT:
-        takers = f", taken by {listed(short.takers)}" if short.takers else ""
-        return f"short of counter {short.name}: {short.needed} needed, {short.left} of {short.total} left{takers}"
+        return f"short of counter {short.name}: {_amounts(short)}"
     if not short.total:
         return f"without the capacity {short.name}, of which {short.needed} is requested"
     if not short.left:
@@ -218,22 +243,26 @@ def _others(explanation: Explanation) -> tuple[str, list[str]]:
 
 def _problems(explanation: Explanation) -> list[str]:
     """Problems that the summary does not mention."""
-    summary = explanation.summary.lower()
-    return [problem_text(each) for each in explanation.problems if each.text.lower() not in summary]
+    return [problem_text(each) for each in explanation.problems if not _tells(explanation.summary, each.text)]
 
 
 def _changes(explanation: Explanation) -> list[NearestMiss]:
     """Changes that the summary does not mention: those of the claim's author first, those of an administrator last."""
-    remedies = [each.remedy for each in explanation.problems if each.remedy]
-    begin = tuple(f"{each.partition(', or ')[0]} " for each in remedies)
-    left = [
-        each
-        for each in explanation.nearest
-        if sentence(capital(each.text)) not in explanation.summary
-        and not each.text.startswith(begin)
-        and f"write {each.selector}" not in remedies
-    ]
+    said = " ".join([explanation.summary, *map(problem_text, explanation.problems)])
+    left = [each for each in explanation.nearest if not _is_said(each, said)]
     return sorted(left, key=lambda each: _BY_OTHERS.get(each.kind, 0))
+
+
+def _is_said(miss: NearestMiss, said: str) -> bool:
+    """Whether a text has the change: in full, as the selector to write, or as the amount to ask for."""
+    amount = _WHERE.split(capital(miss.text))[0]
+    shorter = [f"rite {miss.expression}."] if miss.expression else [f"{amount}.", f"{amount},"]
+    return _tells(said, miss.text) or any(each in said for each in shorter)
+
+
+def _tells(said: str, text: str) -> bool:
+    """Whether a text has another as a sentence, perhaps after "Waiting does not help:"."""
+    return sentence(capital(text)) in said or f": {sentence(text)}" in said
 
 
 def _change(miss: NearestMiss) -> str:

@@ -101,5 +101,5 @@ def twice_text(who: str, domain: str, name: str) -> str:
     """The text about such a name, as a sentence without its end."""
     return (
         f"{who} published with different values of {name} and {domain}/{name}: up to Kubernetes 1.37 a selector reads either at "
-        "random, and here it reads the one with the domain"
+        "random, and Draco reads the one with the domain"
     )

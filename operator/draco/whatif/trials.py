@@ -19,6 +19,7 @@ from draco.allocation.pod_claims import MissingClaimError, claims_of, made_from,
 from draco.allocation.search.allocate import first_fitting
 from draco.explanation.explain import explain
 from draco.explanation.findings.allocated import reaching
+from draco.explanation.findings.details import TRIED_BEFORE
 from draco.explanation.findings.held_allocations import refused_configuration
 from draco.explanation.findings.node_rules import nodes_for, unbound
 from draco.explanation.model import Explanation, UseObstacle
@@ -42,10 +43,6 @@ def share_ids() -> Iterator[str]:
 
 _KUBERNETES_OWN: Final = "node.kubernetes.io/"
 """Prefix of the taints on nodes that are currently unusable."""
-
-
-_NOBODY: Final = ResourceClaimConsumerReference(resource="what", name="was tried before", uid="")
-"""The consumer of a claim that is tried alone, so that nobody suggests deleting it as idle. Worded like "pod NAME"."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,7 +212,7 @@ class _Placing:
             for claim, result in zip(waiting, results, strict=True)
         }
         for claim in waiting:
-            user = _NOBODY
+            user = TRIED_BEFORE
             if pod is not None:
                 user = ResourceClaimConsumerReference(resource="pods", name=pod.metadata.name, uid="")
             status = msgspec.structs.replace(claim.status, allocation=given[claim.metadata.key], reserved_for=[user])

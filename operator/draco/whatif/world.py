@@ -22,9 +22,9 @@ from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.errors import DracoError
 from draco.resources.kinds import TAINT_RULES
 from draco.resources.names import DeviceKey, PoolKey
-from draco.resources.texts import are, counted, nearest, sentence
+from draco.resources.texts import are, counted, listed, nearest, sentence
 from draco.resources.written.manifests import Object, note_place
-from draco.selectors.known_names import twice_text
+from draco.selectors.known_names import published_twice, twice_text
 
 ANY_NODE: Final = "any-node"
 """Stands for all nodes if the files name none: it reaches whatever every node can reach."""
@@ -99,8 +99,14 @@ def put_objects(world: World, objects: Sequence[tuple[Object, str]]) -> None:
 
 def _note_twice(world: World) -> None:
     """Note devices that publish an attribute with two values, of which a selector may read either."""
-    for path, devices in sorted((+world.fleet.inventory.columns.twice).items()):
-        who = f"{counted(devices, 'device')} {are(devices)}"
+    inventory = world.fleet.inventory
+    for path, devices in sorted((+inventory.columns.twice).items()):
+        named = [
+            inventory.key(row)
+            for row, device in enumerate(inventory.columns.devices)
+            if device is not None and path.id in published_twice(inventory.columns.drivers[row], device)
+        ]
+        who = f"{listed(sorted(named))} {are(devices)}"
         world.notes.append(sentence(twice_text(who, path.domain or "", path.id or "")))
 
 

@@ -487,3 +487,35 @@ def test_a_claim_of_dracos_is_tried_on_the_devices_that_only_draco_gives_out(tmp
     assert placed(told)[0] == ("default/one", ["node-0/gpu-0"])
     assert "tolerations" not in told["claims"][0]["allocation"]["devices"]["results"][0]
     assert told["notes"][-1].startswith("Claims that Draco allocates are tried on the first devices that fit.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "fix"),
+    [
+        ("ResourceClaimTemplate", a_spec(), "devices is not a field of spec: move it into spec.spec"),
+        (
+            "ResourceClaim",
+            {"spec": a_spec()},
+            "spec is not a field of a ResourceClaim's spec: move what is below it into",
+        ),
+        ("DeviceClass", {"spec": {"selectors": []}}, "spec is not a field of spec: move what is below it up one level"),
+    ],
+)
+def test_what_would_be_read_as_if_it_were_not_there_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, spec: Json, fix: str
+) -> None:
+    file = tmp_path / "objects.yaml"
+    misplaced = {"apiVersion": V1, "kind": kind, "metadata": {"name": "one"}, "spec": spec}
+    file.write_text(yaml.safe_dump_all([*CLUSTER, misplaced]))
+    assert cli.run(["simulate", "-f", str(file)]) == 1
+    assert fix in capsys.readouterr().err
+
+
+def test_a_claim_that_asks_for_nothing_is_said_to(tmp_path: Path) -> None:
+    claim = {**a_claim("one"), "spec": {}}
+    assert "default/one: no devices, because it asks for none" in simulate(tmp_path, [*CLUSTER, claim]).stdout
+
+
+def test_a_claim_that_was_tried_before_is_to_be_left_out(tmp_path: Path) -> None:
+    text = simulate(tmp_path, [*CLUSTER, a_claim("two", 2), a_claim("more", 2)]).stdout
+    assert "leave out claim default/two (on node node-0)" in text

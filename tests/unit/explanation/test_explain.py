@@ -238,7 +238,9 @@ def test_claims_that_each_fit_alone_but_not_together_are_said_to_compete() -> No
     told = explain(fleet, claims)
     assert told.reason is PendingReason.NOT_TOGETHER
     assert [request.fits_alone for request in told.requests] == [True, True]
-    assert "node n1 is too small: beside claim left there is no device for right" in str(told)
+    assert "node n1 is too small: claims left and right need 3 devices together, and beside left there is none" in str(
+        told
+    )
 
 
 def test_of_requests_that_fit_one_by_one_the_first_without_a_place_is_named() -> None:
@@ -247,7 +249,10 @@ def test_of_requests_that_fit_one_by_one_the_first_without_a_place_is_named() ->
     devices = msgspec.structs.replace(claim.spec.devices, requests=requests)
     wanted = msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
     told = str(explain(a_fleet(), [wanted]))
-    assert "beside requests r0 and r1 there is no device for r2. Ask for fewer devices, or use several pods" in told
+    assert (
+        "requests r0, r1 and r2 need 3 devices together, and beside the others there is none for r2. Ask for less"
+        in told
+    )
 
 
 def test_claims_whose_devices_are_on_different_nodes_are_told_so() -> None:
@@ -348,7 +353,7 @@ def test_what_waiting_never_mends_decides_whatever_is_in_use() -> None:
     told = explain(fleet, [asking(capacity=CapacityRequirements(requests={"memory": "90Gi"}))])
     assert told.reason is PendingReason.CAPACITY_SHORT
     assert told.summary.startswith("Waiting does not help: ")
-    assert "short of memory: 90Gi needed, 80Gi of 80Gi left" in told.summary
+    assert "request gpu asks for 90Gi of memory, and no device that it selects has more than 80Gi." in told.summary
     assert told.nearest[0].text == "ask for 80Gi instead of 90Gi of memory in request gpu"
     assert count_of(told, Cause.IN_USE).devices == 4, "what is in use is counted as it is"
 
@@ -576,7 +581,7 @@ def test_the_report_tells_every_count_node_cause_and_nearest_miss() -> None:
     for count in told.requests[0].causes:
         assert f"{count.devices} {count.text}" in text
     assert all(cause.text in text for cause in told.nodes)
-    assert all(miss.text.lower() in text.lower() for miss in told.nearest)
+    assert [miss.text for miss in told.nearest if miss.text not in text.replace("Ask", "ask")] == []
 
 
 def test_what_the_summary_says_is_not_said_again_below_it() -> None:

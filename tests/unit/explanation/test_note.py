@@ -48,7 +48,7 @@ def test_they_are_told_where_the_class_means_none_at_all() -> None:
 
 
 def test_an_error_is_told_once() -> None:
-    assert str(MISSPELLED).count("productNam;") == 1
+    assert str(MISSPELLED).count("productNam (") == 1
     assert "no such key" not in str(MISSPELLED)
     assert "productName" in str(MISSPELLED)
 

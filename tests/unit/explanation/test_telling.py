@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from draco.allocation.fleet.fleet import Fleet
@@ -17,10 +18,13 @@ from draco.explanation.model import (
     Holder,
     NearestMiss,
     PendingReason,
+    Problem,
+    ProblemKind,
+    Shortage,
 )
 from draco.explanation.problems.claims import problems_of
 from draco.explanation.problems.published import closest_value
-from draco.explanation.wording import BRIEF, brief, cause_text, report
+from draco.explanation.wording import BRIEF, brief, cause_text, report, together
 from draco.resources.api.claims import CapacityRequirements, DeviceConstraint, ResourceClaim
 from draco.resources.api.core import NodeTaint, Toleration
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
@@ -229,3 +233,50 @@ def test_what_would_help_is_sorted_by_who_can_do_it() -> None:
     misses = [NearestMiss(kind=each, text=each.value) for each in kinds]
     told = Explanation(reason=PendingReason.IN_USE, summary="The cause.", nearest=misses)
     assert list(brief(told))[1:] == ["Or: LowerCount.", "Or: FreeClaim.", "Or: LiftTaint.", "Or: Uncordon."]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expression"),
+    [
+        (ChangeKind.LOWER_COUNT, "ask for 1 instead of 3 devices in request gpu", ""),
+        (ChangeKind.LOWER_CAPACITY, "ask for 80Gi instead of 90Gi of memory in request gpu", ""),
+        (ChangeKind.RELAX_SELECTOR, 'ask for a/model == "b" instead of == "c" in request gpu', 'a.model == "b"'),
+    ],
+)
+def test_a_change_that_a_remedy_has_in_other_words_is_not_said_again(
+    kind: ChangeKind, text: str, expression: str
+) -> None:
+    miss = NearestMiss(kind=kind, text=text, expression=expression)
+    summary = 'The cause. Ask for 1, or use several pods. Ask for 80Gi. Write a.model == "b".'
+    told = Explanation(reason=PendingReason.IN_USE, summary=summary, nearest=[miss])
+    assert list(brief(told)) == [summary]
+    other = msgspec.structs.replace(miss, text=text.replace("1 ", "2 ").replace("80Gi", "8Gi"), expression="b")
+    assert len(list(brief(msgspec.structs.replace(told, nearest=[other])))) == 2
+
+
+def test_a_problem_that_the_summary_has_with_another_remedy_is_not_said_again() -> None:
+    problem = Problem(kind=ProblemKind.TOO_MANY_DEVICES, text="request a wants 3 devices", remedy="ask for 1")
+    for summary in ("Request a wants 3 devices. Add a node.", "Waiting does not help: request a wants 3 devices."):
+        told = Explanation(reason=PendingReason.IN_USE, summary=summary, problems=[problem])
+        assert list(brief(told)) == [summary]
+
+
+def test_causes_that_differ_only_in_the_counter_are_one() -> None:
+    def short(name: str, left: str, devices: int = 1) -> CauseCount:
+        shortage = Shortage(name=name, needed="4", left=left, total="4", takers=["d (default/c)"])
+        return CauseCount(cause=Cause.COUNTERS_SHORT, devices=devices, nodes=1, text=name, shortage=shortage)
+
+    one, other = together([short("set/a", "0"), short("set/b", "0", 2), short("set/c", "1")])
+    assert one.devices == 3
+    assert one.text == "short of counters set/a, set/b: 4 needed, 0 of 4 left, taken by d (default/c)"
+    assert other.text == "set/c"
+
+
+def test_requests_for_shares_of_one_device_are_not_told_to_lack_devices() -> None:
+    shared = Device(name="gpu-0", capacity={"memory": DeviceCapacity(value="40Gi")}, allow_multiple_allocations=True)
+    fleet = Fleet.of(slices=[a_slice("n3", [shared])], nodes=[a_node("n3")], classes=[a_device_class()])
+    claim = asking(capacity=CapacityRequirements(requests={"memory": "30Gi"}))
+    requests = [msgspec.structs.replace(claim.spec.devices.requests[0], name=name) for name in "ab"]
+    devices = msgspec.structs.replace(claim.spec.devices, requests=requests)
+    told = explain(fleet, [msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))])
+    assert "Node n3 is too small: beside a too little is left for b. Ask for less, or use several" in str(told)

@@ -48,7 +48,7 @@ def test_a_fleet_counts_them_as_they_come_and_go() -> None:
 def test_what_is_imagined_of_files_says_so() -> None:
     published = a_slice("node-0", [Device(name="gpu-0", attributes={"model": a_text("a"), FULL: a_text("b")})])
     assert any(
-        "1 device is published with different values of model and" in each
+        "node-0/gpu-0 is published with different values of model and" in each
         for each in of_files([(published, "a file")]).notes
     )
     plain = a_slice("node-0", [Device(name="gpu-0", attributes={"model": a_text("a")})])

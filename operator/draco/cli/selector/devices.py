@@ -103,7 +103,8 @@ def advice(expression: str, slices: Iterable[ResourceSlice]) -> list[str]:
     devices = DeviceClaim(requests=[DeviceRequest(name="devices", exactly=asked)])
     claim = ResourceClaim(metadata=ObjectMeta(name="claim"), spec=ResourceClaimSpec(devices=devices))
     found = problems_of(Fleet.of(slices=slices, classes=[every]), [claim])
-    said = [(each.text.partition(": ")[2] if each.kind in _UNPUBLISHED else "", each.remedy) for each in found]
+    texts = [each.text.partition(": ")[2].partition("; this fails")[0] for each in found]
+    said = [(text if each.kind in _UNPUBLISHED else "", each.remedy) for text, each in zip(texts, found, strict=True)]
     return [" ".join(sentence(capital(each)) for each in parts if each) for parts in said if any(parts)]
 
 

@@ -91,7 +91,7 @@ def _attempt(attempt: TrialResult, *, verbose: bool) -> Iterator[str]:
 def _devices(name: str, allocation: AllocationResult | None) -> Iterator[str]:
     results = allocation.devices.results if allocation is not None else []
     if not results:
-        yield f"  {name}: no devices"
+        yield f"  {name}: no devices, because it asks for none"
     for result in results:
         amounts = ", ".join(f"{what} {amount}" for what, amount in result.consumed_capacity.items())
         extra = f" ({amounts})" if amounts else " (administrative access)" if result.admin_access else ""

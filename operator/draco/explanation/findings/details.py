@@ -10,7 +10,7 @@ from draco.allocation.fleet.state import amount
 from draco.cel import AttributePath, CompileError, compile_selector
 from draco.explanation.findings.verdicts import ConstrainedRequest, DeviceFinding, Judge, counter_names
 from draco.explanation.model import Cause, Holder, SeenValue, SelectorRef, Shortage, TaintSeen
-from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.claims import ResourceClaim, ResourceClaimConsumerReference
 from draco.resources.api.slices import Device
 from draco.resources.api.taints import DeviceTaintRule, TaintIdentity
 from draco.resources.names import LABEL_EXTENDS
@@ -104,6 +104,10 @@ def most_frequent(counts: dict[tuple[str, str], int]) -> list[SeenValue]:
         if sum(seen.path == path for seen in values) < MAX_LISTED:
             values.append(SeenValue(path=path, value=value, devices=number))
     return values
+
+
+TRIED_BEFORE: Final = ResourceClaimConsumerReference(resource="tried", name="before", uid="")
+"""The consumer of a claim without a pod that a simulation allocated, so that nobody suggests deleting it as idle."""
 
 
 def consumers_of(claim: ResourceClaim) -> list[str]:

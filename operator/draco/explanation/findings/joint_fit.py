@@ -13,9 +13,9 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import would_get
 from draco.explanation.model import NodeReason
-from draco.explanation.selection import with_devices
-from draco.resources.api.claims import DeviceConstraint, ResourceClaim
-from draco.resources.texts import agreeing, listed
+from draco.explanation.selection import alternatives, least, with_devices
+from draco.resources.api.claims import DeviceConstraint, DeviceRequest, ResourceClaim
+from draco.resources.texts import counted, listed
 
 MAX_STEPS: Final = 50_000
 
@@ -70,8 +70,21 @@ def _left_out(fleet: Fleet, steps: Sequence[tuple[Sequence[ResourceClaim], str]]
     """The first request or claim that no longer fits beside those before it."""
     names = [name for _, name in steps]
     last = next((number for number, (asked, _) in enumerate(steps) if not _fits(fleet, asked, node)), len(steps) - 1)
-    before = f"{agreeing(last, noun, f'{noun}s')} {listed(names[:last], separator=' and ')}"
-    return f"too small: beside {before} there is no device for {names[last]}"
+    before = listed(names[:last], rest=f"more {noun}s")
+    if _has_shared(fleet, node):
+        return f"too small: beside {before} too little is left for {names[last]}"
+    wanted = sum(_least(request) for claim in steps[last][0] for request in claim.spec.devices.requests)
+    others = before if last == 1 else "the others"
+    return (
+        f"too small: {noun}s {before} and {names[last]} need {counted(wanted, 'device')} together, and beside {others} there is "
+        f"none for {names[last]}"
+    )
+
+
+def _has_shared(fleet: Fleet, node: str) -> bool:
+    """Whether devices of the node may serve several requests."""
+    views = fleet.inventory.views(fleet.nodes[node])
+    return any(candidate.device.allow_multiple_allocations for view in views for candidate in view.candidates)
 
 
 def fits_alone(fleet: Fleet, claim: ResourceClaim, request: str, nodes: Sequence[str]) -> bool:
@@ -95,6 +108,11 @@ def _constraints(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> st
     return " and ".join(
         dict.fromkeys(_demand(claims[place], constraint) for place, constraint in guilty or constraints)
     )
+
+
+def _least(request: DeviceRequest) -> int:
+    """The least number of devices that a request takes."""
+    return min((least(asked) for _, asked in alternatives(request)), default=0)
 
 
 def _demand(claim: ResourceClaim, constraint: DeviceConstraint) -> str:

@@ -7,7 +7,7 @@ explanation.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from draco.explanation.model import Problem, ProblemKind, SelectorRef
 from draco.explanation.problems.configurations import configuration_problems
 from draco.explanation.problems.dead_ends import dead_ends, unknown_names
 from draco.explanation.problems.published import PublishedNames, closest
-from draco.explanation.problems.suggestions import corrected, guard, main_error, missing_name, unpublished
+from draco.explanation.problems.suggestions import guard, main_error, rewritten
 from draco.explanation.selection import (
     Asked,
     Selection,
@@ -33,7 +33,8 @@ from draco.explanation.selection import (
     selection,
 )
 from draco.resources.api.claims import MAX_RESULTS, ResourceClaim
-from draco.resources.texts import counted, listed, slip_of
+from draco.resources.quantity import Quantity
+from draco.resources.texts import agreeing, counted, listed, slip_of
 from draco.selectors import corrections
 
 _ERROR_LINE: Final = re.compile(r"ERROR: <input>:(.*)")
@@ -61,6 +62,7 @@ def _of_claim(fleet: Fleet, published: PublishedNames, claim: ResourceClaim, cal
     problem = partial(Problem, claim=str(claim.metadata.key))
     selected: dict[str, bytes] = {}
     fewest = 0
+    every = [each for request in claim.spec.devices.requests for each in alternatives(request)]
     for request in claim.spec.devices.requests:
         asked = alternatives(request)
         fewest += min((each.count if each.allocation_mode != "All" else 0 for _, each in asked), default=0)
@@ -79,6 +81,7 @@ def _of_claim(fleet: Fleet, published: PublishedNames, claim: ResourceClaim, cal
                 name=full_name,
                 asked=each,
                 only=len(asked) == 1,
+                called=called if len(every) == 1 else f"{_alike(every, each)} of {called}",
             )
             yield from found.problems()
             selected[full_name] = found.selection.end
@@ -92,6 +95,12 @@ def _of_claim(fleet: Fleet, published: PublishedNames, claim: ResourceClaim, cal
         )
     yield from _of_constraints(published, claim, called, selected)
     yield from configuration_problems(fleet, claim, selected)
+
+
+def _alike(every: Sequence[tuple[str, Asked]], asked: Asked) -> str:
+    """The requests that ask for exactly this."""
+    names = [name for name, each in every if each == asked]
+    return f"{agreeing(len(names), 'request', 'requests')} {listed(names)}"
 
 
 def _class_missing(fleet: Fleet, asked: Asked) -> tuple[str, str]:
@@ -116,6 +125,8 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     name: str
     asked: Asked
     only: bool
+    called: str
+    """Whose selectors the claim's own are: the request, if the claim has several."""
 
     def problems(self) -> Iterator[Problem]:
         chain = self.selection
@@ -126,11 +137,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             elif step.error is not None:
                 yield self._uncompilable(step, step.error)
             elif count(step.failed):
-                failed = self._failing(step)
-                unknown = list(self._unknown_names(step, fatal=failed.fatal))
-                yield from unknown
-                if not unknown or not self._is_for_unknown(step):
-                    yield failed
+                yield from self._failing(step)
         if not count(chain.start):
             return
         if chain.of_class and not count(chain.by_class):
@@ -148,7 +155,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """A problem of a selector; `text` follows the selector's name."""
         return self._problem(
             kind=kind,
-            text=f"selector #{ref.index} of {ref.source}{text}",
+            text=f"selector #{ref.index} of {ref.source if ref.class_name else self.called}{text}",
             selector=ref,
             remedy=remedy,
             fatal=fatal,
@@ -157,16 +164,12 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def _uncompilable(self, step: SelectorStep, error: CompileError) -> Problem:
         """The problem in terms of the language the author probably meant; else the compiler's errors."""
-        expression, drivers = step.ref.expression, drivers_of(self.fleet.inventory.columns, step.before)
-        complaints, meant = corrections.corrected(expression, drivers[0] if len(drivers) == 1 else None)
-        tried = (corrected(self.published, expression), corrected(self.published, meant), meant)
-        better = next((each for each in tried if each and self._compiles(each)), "")
-        said = next((each.message for each in complaints if each.corrected is not None), "") if better else ""
+        drivers = drivers_of(self.fleet.inventory.columns, step.before)
+        forms = rewritten(self.published, step.ref.expression, drivers)
+        better = next(filter(self._compiles, forms), "")
+        said = next((each.cause for each in self._complaints(step) if each.corrected is not None), "") if better else ""
         if not said:
             said = "; ".join(_ERROR_LINE.findall(str(error))[:3]) or str(error).splitlines()[0]
-        what, _, written = said.partition(": write ")
-        if written and _unquoted(written) == _unquoted(better):  # the remedy says it
-            said = what
         text, remedy = f" does not compile: {said}", f"write {better}" if better else ""
         return self._of_selector(step.ref, ProblemKind.SELECTOR_INVALID, text, remedy=remedy, fatal=True)
 
@@ -177,32 +180,34 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return False
         return True
 
-    def _unknown_names(self, step: SelectorStep, *, fatal: bool) -> Iterator[Problem]:
-        ref = step.ref
-        for unknown in unknown_names(self.fleet, self.published, ref, ref.expression, step.before):
-            yield self._of_selector(ref, unknown.kind, f": {unknown.text}", remedy=unknown.remedy, fatal=fatal)
+    def _complaints(self, step: SelectorStep) -> list[corrections.Complaint]:
+        """What `draco lint` finds in a selector."""
+        drivers = drivers_of(self.fleet.inventory.columns, step.before)
+        return corrections.corrected(step.ref.expression, drivers[0] if len(drivers) == 1 else None)[0]
 
-    def _is_for_unknown(self, step: SelectorStep) -> bool:
-        """Whether the selector fails because it reads a name that no device has."""
-        names = {path.id for path in unpublished(self.published, step.ref.expression)}
-        return missing_name(self.fleet, step) in names
-
-    def _failing(self, step: SelectorStep) -> Problem:
+    def _failing(self, step: SelectorStep) -> Iterator[Problem]:
         """A selector that fails on devices. Fatal if one of them is free, because the allocator skips devices in use."""
-        fleet = self.fleet
-        said = main_error(fleet, step)
+        fleet, ref, error = self.fleet, step.ref, main_error(self.fleet, step)
+        unknown = list(unknown_names(fleet, self.published, ref, ref.expression, step.before))
+        guilty = [each for each in unknown if error == f"no such key: {each.name}"]
+        known = next((each.cause for each in self._complaints(step) if each.always_fails), "")
         failed = count(step.failed)
         free = select([step.failed, fleet.held.translate(_NOT_HELD)])
         fatal = count(free) > 0
         example = min(map(fleet.inventory.key, first_rows(free if fatal else step.failed, _LOOKED_AT)))
-        text = f" fails on {counted(failed, 'device')}, for example {example}: {said}"
+        text = f" fails on {counted(failed, 'device')}{'' if known or guilty else f', for example {example}'}: "
+        text += known or " and ".join(each.text for each in guilty) or error
         if fatal:
             text += "; this fails the pod on every node"
         else:
-            text += "; all of them are in use, so it matters only when one is free"
+            text += f"; {agreeing(failed, 'it is', 'they are')} in use, so it matters only when one is free"
         better = guard(fleet, self.published, step)
-        remedy = f"write {better}" if better else ""
-        return self._of_selector(step.ref, ProblemKind.SELECTOR_ERRORS, text, remedy=remedy, fatal=fatal)
+        remedy = f"write {better}" if better else next((each.remedy for each in guilty if each.remedy), "")
+        for each in unknown:
+            if each not in guilty:
+                yield self._of_selector(ref, each.kind, f": {each.text}", remedy=each.remedy, fatal=fatal)
+        kind = guilty[0].kind if guilty and not known else ProblemKind.SELECTOR_ERRORS
+        yield self._of_selector(ref, kind, text, remedy=remedy, fatal=fatal)
 
     def _nothing(self, steps: Sequence[SelectorStep], among: bytes) -> Iterator[Problem]:
         """The problems if nothing is selected: by which selector, and why."""
@@ -212,7 +217,8 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         who = "no device" if of_class else f"no device of class {class_name}"
         ends = list(dead_ends(self.fleet, self.published, steps, among, who=who))
         for end in ends:
-            yield self._of_selector(end.ref, end.kind, f": {end.text}", remedy=end.remedy, fatal=self.only)
+            fatal = self.only and end.kind is not ProblemKind.PUBLISHED_TWICE
+            yield self._of_selector(end.ref, end.kind, f": {end.text}", remedy=end.remedy, fatal=fatal)
         if ends:
             return  # the empty selection is a consequence
         if of_class:
@@ -247,38 +253,35 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             )
 
     def _capacities(self) -> Iterator[Problem]:
-        """Requested capacities that no selected device has."""
+        """Requested capacities that no selected device has, or not as much of."""
         wanted = self.asked.capacity.requests if self.asked.capacity is not None else {}
         if not wanted or not count(self.selection.end):
             return
         columns = self.fleet.inventory.columns
-        names = {
-            name
-            for row, device in enumerate(columns.devices)
-            if device is not None and self.selection.end[row]
-            for name in device.capacity
-        }
-        for name in sorted(wanted.keys() - names):
-            near = closest(name.rpartition("/")[2], names)
+        largest: dict[str, Quantity] = {}
+        for row, device in enumerate(columns.devices):
+            if device is not None and self.selection.end[row]:
+                for name, capacity in device.capacity.items():
+                    amount = Quantity.parse(capacity.value)
+                    largest[name] = max(largest.get(name, amount), amount)
+        for name in sorted(wanted.keys() - largest.keys()):
+            near = closest(name.rpartition("/")[2], largest)
+            there = f"leave it out: these devices have {listed(sorted(largest)) or 'none'}"
             yield self._problem(
                 kind=ProblemKind.UNKNOWN_CAPACITY,
                 text=f"request {self.name} asks for the capacity {name}, and no device that it selects has it",
-                remedy=f"ask for {near}" if near else _other_capacities(names),
+                remedy=f"ask for {near}" if near else there,
                 fatal=self.only,
             )
-
-
-def _other_capacities(names: Collection[str]) -> str:
-    """The remedy for a requested capacity that no selected device has, nor one like it."""
-    return (
-        f"ask for {listed(sorted(names))}, or for none"
-        if names
-        else "remove capacity.requests: these devices have none"
-    )
-
-
-def _unquoted(expression: str) -> str:
-    return expression.strip("`").replace("'", '"')
+        for name in sorted(wanted.keys() & largest.keys()):
+            if Quantity.parse(wanted[name]) > largest[name]:
+                most = f"no device that it selects has more than {largest[name]}"
+                yield self._problem(
+                    kind=ProblemKind.TOO_MUCH_CAPACITY,
+                    text=f"request {self.name} asks for {wanted[name]} of {name}, and {most}",
+                    remedy=f"ask for {largest[name]}",
+                    fatal=self.only,
+                )
 
 
 def most_on_one_node(fleet: Fleet, marks: bytes, wanted: int) -> int:
@@ -336,6 +339,8 @@ def _comparable(published: PublishedNames, path: AttributePath) -> str:
 
 def _to_whom(problem: Problem) -> Problem:
     """The problem; if it is the class's fault, its remedy says to change the class."""
+    if problem.kind is ProblemKind.PUBLISHED_TWICE:
+        return problem
     name = problem.selector.class_name if problem.selector is not None else ""
     if not name or not problem.remedy:
         return problem

@@ -17,12 +17,14 @@ from draco.explanation.model import ProblemKind, SelectorRef
 from draco.explanation.problems.published import PublishedNames, closest, closest_value
 from draco.explanation.problems.suggestions import corrected, rewritten, unpublished
 from draco.explanation.selection import SelectorStep, count, drivers_of, failing, met
+from draco.resources.names import NVIDIA_DRIVER
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
-from draco.resources.texts import listed
+from draco.resources.texts import agreeing, are, listed
 from draco.selectors.accesses import path_text, paths_of
-from draco.selectors.comparisons import Comparison, Plain, comparison, holds, literal, text_test, with_value
+from draco.selectors.comparisons import Comparison, Plain, accepting, comparison, holds, literal, text_test, with_value
 from draco.selectors.demands import Demand, demands, with_demand
+from draco.selectors.known_names import GONE
 
 _SHOWN: Final = 4
 _KINDS: Final[Mapping[type, str]] = {
@@ -43,6 +45,8 @@ class DeadEnd(msgspec.Struct, frozen=True):
     ref: SelectorRef
     text: str
     remedy: str = ""
+    name: str = ""
+    """The attribute or capacity that no device has."""
 
 
 class _Part(msgspec.Struct, frozen=True, eq=False):
@@ -95,14 +99,14 @@ def unknown_names(
         else:
             kind = ProblemKind.UNKNOWN_DOMAIN
             text = f"no device publishes {path.domain}/{path.id}: nothing has the domain {path.domain}"
-        remedy = ""
-        if meant is not None:
-            text += f"; {_meant(path, meant)}"
-            if better:
-                remedy = f"write {better}"
-            elif published.is_on(meant, among):
-                remedy = f"ask for {path_text(meant)}"
-        yield DeadEnd(kind, ref, text, remedy or _what_is_there(published, path))
+        remedy = f"write {better}" if better else ""
+        if meant is not None and (not better or meant.kind != path.kind):
+            text += f" ({_meant(path, meant)})"
+        if meant is not None and not better and published.is_on(meant, among):
+            remedy = f"ask for {path_text(meant)}"
+        elif not better and path.domain == NVIDIA_DRIVER and path.id is not None and path.id in GONE:
+            remedy = f"choose by {GONE[path.id]}"
+        yield DeadEnd(kind, ref, text, remedy or _what_is_there(published, path), path.id or "")
 
 
 def _what_is_there(published: PublishedNames, path: AttributePath) -> str:
@@ -141,6 +145,10 @@ def _dead(fleet: Fleet, published: PublishedNames, part: _Part, among: bytes, wh
     if compared is not None and compared.path.kind == "driver":
         return _unknown_driver(published, ref, compared, who)
     if compared is not None:
+        doubted = published.doubted(compared.path, among)
+        row = next((row for value, row in doubted.items() if holds(compared.operator, value, compared.values)), None)
+        if row is not None:
+            return _doubtful(fleet, ref, compared.path, row)
         values = published.values(compared.path, among)
         if not values:
             return DeadEnd(
@@ -162,13 +170,23 @@ def _dead(fleet: Fleet, published: PublishedNames, part: _Part, among: bytes, wh
     return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, remedy)
 
 
+def _doubtful(fleet: Fleet, ref: SelectorRef, path: AttributePath, row: int) -> DeadEnd:
+    """A device that has two values for a name, only one of which the selector wants."""
+    text = (
+        f"{fleet.inventory.key(row)} fits by its value of {path.id} and not by that of {path.domain}/{path.id}; up to Kubernetes "
+        "1.37 kube-scheduler reads either at random, and Draco reads the latter"
+    )
+    return DeadEnd(ProblemKind.PUBLISHED_TWICE, ref, text, "have its driver publish one of the two")
+
+
 def _unknown_driver(published: PublishedNames, ref: SelectorRef, compared: Comparison, who: str) -> DeadEnd:
     wanted = " or ".join(str(value) for value in compared.values)
     drivers = published.drivers
     near = closest(str(compared.value), drivers)
     if set(map(str, compared.values)) & set(drivers):
         return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, f"{who} is of the driver {wanted}")
-    text = f"no device has the driver {wanted}; the drivers are {', '.join(drivers[:_SHOWN])}"
+    there = f"the {agreeing(len(drivers), 'driver', 'drivers')} {are(len(drivers))} {', '.join(drivers[:_SHOWN])}"
+    text = f"no device has the driver {wanted}; {there}"
     remedy = f"write {with_value(ref.expression, compared, near)}" if near and compared.start >= 0 else ""
     return DeadEnd(ProblemKind.UNKNOWN_DRIVER, ref, text, remedy)
 
@@ -214,8 +232,8 @@ def _unmet(ref: SelectorRef, demand: Demand, compared: Comparison, values: Colle
             there = f"there is {_listed(values)}" if few else f"the closest is {_shown(best)}"
     text = f"{who} has {wanted}; {there}"
     remedy = ""
-    if best is not None and compared.start >= 0 and compared.operator in {"==", ">=", "<="}:
-        remedy = f"write {with_value(ref.expression, compared, best)}"
+    if best is not None and compared.start >= 0 and compared.operator != "!=":
+        remedy = f"write {accepting(ref.expression, demand, compared, best)}"
     elif best is not None and compared.operator == "in" and not isinstance(best, Quantity | SemVer):
         remedy = f"write {_with_value(ref, demand, compared.path, best)}"
     return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, remedy)

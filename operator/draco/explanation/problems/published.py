@@ -4,14 +4,15 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from draco.allocation.fleet.columns import DRIVER, Columns
+from draco.allocation.fleet.rowwise import places
 from draco.cel.paths import AttributePath
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
-from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.names import MIG_PROFILE, NVIDIA_DRIVER, closest_profile
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.resources.texts import most_like
 from draco.selectors.comparisons import Plain
-from draco.selectors.known_names import ATTRIBUTES, CAPACITIES
+from draco.selectors.known_names import ATTRIBUTES, CAPACITIES, published_twice
 
 _ALIKE: Final = 0.6
 _MANY: Final = 2000
@@ -90,6 +91,19 @@ class PublishedNames:
         """Whether a marked row has a value there other than a list. Tries one row first, which mostly suffices."""
         return bool(self.values(path, rows, most=1) or self.values(path, rows))
 
+    def doubted(self, path: AttributePath, rows: bytes) -> dict[Plain, int]:
+        """Other values that a scheduler may read at the path: those without the domain, beside one with it; each with one row."""
+        if not self._columns.twice.get(path):
+            return {}
+        found: dict[Plain, int] = {}
+        for row in places(rows, 1):
+            device = self._columns.devices[row]
+            if device is not None and path.id in published_twice(self._columns.drivers[row], device):
+                value = _value(device, path.kind, path.id or "")
+                if value is not None:
+                    found.setdefault(value, row)
+        return found
+
     def values(self, path: AttributePath, rows: bytes, *, most: int = _MANY) -> dict[Plain, int]:
         """The distinct values of the marked rows, each with one row; at most `most`, without lists."""
         column = self._columns.get(path)
@@ -105,21 +119,23 @@ class PublishedNames:
 
 
 def value_of(device: Device, driver: str, path: AttributePath) -> Plain | None:
-    """The value that a selector reads at the path; None if there is none or a list."""
+    """The value that Draco reads for a selector at the path; None if there is none or a list."""
     if path.kind == "driver":
         return driver
     if path.kind == "allowMultipleAllocations":
         return bool(device.allow_multiple_allocations)
     names = [f"{path.domain}/{path.id}", *([path.id] if path.domain == driver else [])]
-    for name in filter(None, names):
-        if path.kind == "capacity" and name in device.capacity:
-            return Quantity.read(device.capacity[name].value)
-        if path.kind == "attributes" and name in device.attributes:
-            attribute = device.attributes[name]
-            if attribute.version is not None:
-                return SemVer.read(attribute.version)
-            return attribute.value if isinstance(attribute.value, bool | int | str) else None
-    return None
+    named = next((name for name in names if name in getattr(device, path.kind, ())), None)
+    return None if named is None else _value(device, path.kind, named)
+
+
+def _value(device: Device, kind: str, name: str) -> Plain | None:
+    if kind == "capacity":
+        return Quantity.read(device.capacity[name].value)
+    attribute = device.attributes[name]
+    if attribute.version is not None:
+        return SemVer.read(attribute.version)
+    return attribute.value if isinstance(attribute.value, bool | int | str) else None
 
 
 def _closest_in(domain: str, name: str, names: Collection[str]) -> str:
@@ -142,7 +158,8 @@ def closest_value(value: Plain, values: Collection[Plain]) -> Plain | None:
     """The published value that is most similar to an unpublished one; None if none is."""
     alike = [each for each in values if type(each) is type(value)]
     if isinstance(value, str):
-        return closest(value, [str(each) for each in alike]) or None
+        texts = [str(each) for each in alike]
+        return (closest_profile(value, texts) if MIG_PROFILE.fullmatch(value) else closest(value, texts)) or None
     if isinstance(value, Quantity):
         return min(
             alike, key=lambda each: abs(each.nanos - value.nanos) if isinstance(each, Quantity) else 0, default=None

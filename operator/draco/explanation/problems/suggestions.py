@@ -110,7 +110,7 @@ def main_error(fleet: Fleet, step: SelectorStep) -> str:
     return min(errors, key=lambda each: (-errors[each], each), default="")
 
 
-def missing_name(fleet: Fleet, step: SelectorStep) -> str:
+def _missing_name(fleet: Fleet, step: SelectorStep) -> str:
     """The name that devices lack, if that is the most frequent error of the selector; else ""."""
     missing = _MISSING.search(main_error(fleet, step)) if step.error is None else None
     return missing[1].strip() if missing is not None else ""
@@ -131,7 +131,7 @@ def guard(fleet: Fleet, published: PublishedNames, step: SelectorStep) -> str:
 
 def _guards(fleet: Fleet, published: PublishedNames, step: SelectorStep) -> Iterator[str]:
     expression = step.ref.expression
-    missing = missing_name(fleet, step)
+    missing = _missing_name(fleet, step)
     paths = paths_of(expression)
     if missing:
         at = [path for path in paths if path.id == missing]

@@ -39,6 +39,7 @@ class SuggestedChange(msgspec.Struct, frozen=True, kw_only=True):
         results: Sequence[AllocationResult],
         *,
         claim: str = "",
+        expression: str = "",
         names_subject: bool = False,
         **how: Any,
     ) -> Self:
@@ -47,7 +48,13 @@ class SuggestedChange(msgspec.Struct, frozen=True, kw_only=True):
         name = node.metadata.name
         return cls(
             miss=NearestMiss(
-                kind=kind, text=text, node=name, devices=devices, claim=claim, names_subject=names_subject
+                kind=kind,
+                text=text,
+                node=name,
+                devices=devices,
+                claim=claim,
+                expression=expression,
+                names_subject=names_subject,
             ),
             **how,
         )

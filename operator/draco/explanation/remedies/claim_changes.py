@@ -1,10 +1,13 @@
 """Tries the claims with a little less demand, as their author could change them. No changed selector fails on any device."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
 
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.pools import Candidate
 from draco.allocation.fleet.rowwise import select
 from draco.cel.errors import CompileError
 from draco.explanation.model import ChangeKind
@@ -13,14 +16,13 @@ from draco.explanation.problems.suggestions import guard
 from draco.explanation.remedies.changes import SuggestedChange, with_asked, with_changed, with_selector
 from draco.explanation.remedies.trials import RequestCandidates, Trials
 from draco.explanation.selection import alternatives, count, failing, met
-from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.claims import CapacityRequirements, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.resources.texts import slip_of
-from draco.selectors.accesses import path_text
-from draco.selectors.comparisons import Comparison, Plain, comparison, holds, literal, with_value
-from draco.selectors.demands import Demand, demands, with_demand, without
+from draco.selectors.comparisons import Comparison, Plain, accepting, comparison, holds, literal
+from draco.selectors.demands import Demand, demands, without
 
 _DEMANDS: Final = 8
 _VALUES: Final = 3
@@ -62,8 +64,8 @@ class _Rewriting:
         asked = with_selector(request.asked, self._index, expression)
         claims = with_asked(trials.claims, request.claim, request.name, asked)
         marks = [(each, rows if each is request else trials.usable(each)) for each in trials.requests]
-        for each in _changes_on(trials, trials.nodes(marks), kind, claims, text=text, claim=request.claim):
-            yield msgspec.structs.replace(each, miss=msgspec.structs.replace(each.miss, selector=expression))
+        nodes, claim = trials.nodes(marks), request.claim
+        yield from _changes_on(trials, nodes, kind, claims, text=text, claim=claim, expression=expression)
 
 
 def _changes_on(
@@ -74,14 +76,23 @@ def _changes_on(
     *,
     text: str,
     claim: ResourceClaim,
+    expression: str = "",
     names_subject: bool = False,
 ) -> Iterator[SuggestedChange]:
     """The change to these claims, if they fit on one of the nodes."""
     for node in nodes:
         results = trials.fits(node, claims)
         if results is not None:
-            key = str(claim.metadata.key)
-            yield SuggestedChange.of(kind, text, node, results, claim=key, names_subject=names_subject, claims=claims)
+            yield SuggestedChange.of(
+                kind,
+                text,
+                node,
+                results,
+                claim=str(claim.metadata.key),
+                expression=expression,
+                names_subject=names_subject,
+                claims=claims,
+            )
             return
 
 
@@ -119,9 +130,7 @@ def _relaxed(
     compared = comparison(part)
     if compared is not None:
         for value in _values(trials, compared, there):
-            expression, demand = _with_value(rewriting.expression, part, compared, value)
-            if not demand:
-                continue
+            expression = accepting(rewriting.expression, part, compared, value)
             text = f"ask for {_said(compared, value)} in request {request.name}"
             changes = list(rewriting.on_nodes(ChangeKind.RELAX_SELECTOR, expression, text))
             if changes:
@@ -156,20 +165,6 @@ def _said(compared: Comparison, value: Plain) -> str:
     return f"{name} {sign} {new} instead of {compared.operator} {old}"
 
 
-def _with_value(expression: str, part: Demand, compared: Comparison, value: Plain) -> tuple[str, str]:
-    """The expression, and its changed part, with a comparison that just accepts the value."""
-    if compared.operator in {"==", ">=", "<="}:
-        changed = with_value(expression, compared, value)
-        return changed, changed[part.start : part.end + len(changed) - len(expression)]
-    sign = f"{compared.operator}="
-    if isinstance(value, Quantity | SemVer):
-        function = "quantity" if isinstance(value, Quantity) else "semver"
-        demand = f"{path_text(compared.path)}.compareTo({function}({literal(value)})) {sign} 0"
-    else:
-        demand = f"{path_text(compared.path)} {sign} {literal(value)}"
-    return with_demand(expression, part, demand), demand
-
-
 def lowered_counts(trials: Trials) -> Iterator[SuggestedChange]:
     """Requests with a smaller count."""
     for request in trials.requests:
@@ -196,40 +191,64 @@ def lowered_counts(trials: Trials) -> Iterator[SuggestedChange]:
 
 
 def lowered_capacities(trials: Trials) -> Iterator[SuggestedChange]:
-    """Requests with a smaller amount of a capacity: what some device has left."""
+    """Requests with smaller amounts of capacities: what some device has left."""
     for request in trials.requests:
-        wanted = request.asked.capacity.requests if request.asked.capacity is not None else {}
-        for name in wanted:
-            yield from _lowered_capacity(trials, request, name)
+        yield from islice(_lowered_capacities(trials, request), 1)
 
 
-def _lowered_capacity(trials: Trials, request: RequestCandidates, name: str) -> Iterator[SuggestedChange]:
-    if request.asked.capacity is None:
-        return
-    fleet, asked = trials.fleet, request.asked.capacity.requests[name]
+def _lowered_capacities(trials: Trials, request: RequestCandidates) -> Iterator[SuggestedChange]:
+    wanted = request.asked.capacity.requests if request.asked.capacity is not None else {}
     rows = trials.usable(request)
     for node in trials.likely_nodes():
-        amounts = set()
-        for view in fleet.inventory.views(node):
-            for candidate in view.candidates:
-                capacity = candidate.device.capacity.get(name)
-                if capacity is not None and rows[candidate.row]:
-                    taken = fleet.state.consumed(candidate.key).get(name, 0)
-                    amounts.add(Quantity.parse(capacity.value) - Quantity.parse(f"{taken}n"))
-        enough = Quantity.parse(asked)
-        for amount in sorted((each for each in amounts if each.sign() > 0 and each < enough), reverse=True)[:_VALUES]:
-            requests = {**request.asked.capacity.requests, name: str(amount)}
-            lowered = msgspec.structs.replace(request.asked.capacity, requests=requests)
-            claims = with_asked(
-                trials.claims, request.claim, request.name, msgspec.structs.replace(request.asked, capacity=lowered)
-            )
-            text = f"ask for {amount} instead of {asked} of {name} in request {request.name}"
-            changes = list(
-                _changes_on(trials, [node], ChangeKind.LOWER_CAPACITY, claims, text=text, claim=request.claim)
-            )
-            if changes:
-                yield from changes
-                return
+        candidates = [each for view in trials.fleet.inventory.views(node) for each in view.candidates]
+        found = {_too_much(trials.fleet, each, wanted) for each in candidates if rows[each.row]}
+        for lowered in sorted(filter(None, found), key=_small_first)[:_VALUES]:
+            amounts = {name: str(left) for name, left, _ in lowered}
+            capacity = CapacityRequirements(requests={**wanted, **amounts})
+            asked = msgspec.structs.replace(request.asked, capacity=capacity)
+            claims = with_asked(trials.claims, request.claim, request.name, asked)
+            text = _said_lower(lowered, wanted, request.name)
+            yield from _changes_on(trials, [node], ChangeKind.LOWER_CAPACITY, claims, text=text, claim=request.claim)
+
+
+_Lowered = tuple[tuple[str, Quantity, str], ...]
+"""Capacities with what a device has left of them and what the request takes."""
+
+
+def _too_much(fleet: Fleet, candidate: Candidate, wanted: Mapping[str, str]) -> _Lowered:
+    """The capacities of which a request takes more than the device has left; empty if it cannot take less.
+
+    Of a shared device, it takes a default, or everything, of each capacity that it does not name.
+    """
+    device = candidate.device
+    if not wanted.keys() <= device.capacity.keys():
+        return ()
+    lowered = []
+    for name in device.capacity if device.allow_multiple_allocations else wanted:
+        capacity, policy = device.capacity[name], device.capacity[name].request_policy
+        takes = wanted.get(name) or (policy.default if policy is not None else None) or capacity.value
+        taken = fleet.state.consumed(candidate.key).get(name, 0)
+        left = Quantity.parse(capacity.value) - Quantity.parse(f"{taken}n")
+        if left.sign() <= 0:
+            return ()
+        if left < Quantity.parse(takes):
+            lowered.append((name, left, takes))
+    return tuple(lowered)
+
+
+def _small_first(lowered: _Lowered) -> tuple[int, list[int]]:
+    """Sort the smallest change first."""
+    return len(lowered), [-left.nanos for _, left, _ in lowered]
+
+
+def _said_lower(lowered: _Lowered, wanted: Mapping[str, str], request: str) -> str:
+    amounts = [
+        f"{left} instead of {takes} of {name}" if name in wanted else f"at most {left} of {name}"
+        for name, left, takes in lowered
+    ]
+    unasked = [takes for name, _, takes in lowered if name not in wanted]
+    without = f": without a request it takes {' and '.join(unasked)}" if unasked else ""
+    return f"ask for {' and '.join(amounts)} in request {request}{without}"
 
 
 def dropped_constraints(trials: Trials) -> Iterator[SuggestedChange]:

@@ -10,7 +10,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.pools import Candidate, Pool, PoolView
 from draco.allocation.fleet.rowwise import select
 from draco.allocation.search.candidates import tolerated
-from draco.explanation.findings.details import consumers_of, taint_seen
+from draco.explanation.findings.details import TRIED_BEFORE, consumers_of, taint_seen
 from draco.explanation.findings.lifting import lifting
 from draco.explanation.findings.node_rules import PlacementObstacle
 from draco.explanation.model import ChangeKind, NodeReason
@@ -153,7 +153,7 @@ def _freed_busy(trials: Trials) -> Iterator[SuggestedChange]:
             results = trials.fits(node, without=key)
             if results is None:
                 continue
-            if text := _unasked(trials, fleet.claims[key]):
+            if text := _unasked(trials, fleet.claims[key], results):
                 kind = ChangeKind.LOWER_OTHERS
             else:
                 kind, text = ChangeKind.FREE_CLAIM, _released(fleet.claims[key])
@@ -166,21 +166,29 @@ def _freed(
     return SuggestedChange.of(kind, text, *found, claim=str(key), names_subject=key in trials.own, gone=key)
 
 
-def _unasked(trials: Trials, claim: ResourceClaim) -> str:
-    """How a claim could give up a capacity wanted here that it holds without asking for it; "" if there is none."""
+def _unasked(trials: Trials, claim: ResourceClaim, results: Sequence[AllocationResult]) -> str:
+    """How a claim could give up a capacity needed here that it holds without asking for it; "" if there is none.
+
+    `results` is what the waiting claims would get without it.
+    """
     wanted = {name for each in trials.requests if each.asked.capacity for name in each.asked.capacity.requests}
+    needed = {name for result in results for each in result.devices.results for name in each.consumed_capacity}
     asked = {
         name: each.capacity.requests.keys() if each.capacity is not None else ()
         for request in claim.spec.devices.requests
         for name, each in alternatives(request)
     }
-    for result in claim.results:
-        for name, amount in result.consumed_capacity.items():
-            if name in wanted and name not in asked.get(result.request, ()):
-                return (
-                    f"recreate claim {claim.metadata.key} with a request for the {name} that it needs: without one it takes "
-                    f"{amount}"
-                )
+    unasked = {
+        name: amount
+        for result in claim.results
+        for name, amount in result.consumed_capacity.items()
+        if name not in asked.get(result.request, ())
+    }
+    recreate = f"recreate claim {claim.metadata.key} with a request for the"
+    for name in unasked.keys() & wanted:
+        return f"{recreate} {name} that it needs: without one it takes {unasked[name]}"
+    for name in sorted(unasked.keys() & needed):
+        return f"ask for only the {name} needed, and {recreate} same: without one, each takes {unasked[name]}"
     return ""
 
 
@@ -284,6 +292,8 @@ def _without_taints(view: PoolView, keys: Collection[TaintIdentity]) -> PoolView
 
 
 def _released(claim: ResourceClaim) -> str:
+    if TRIED_BEFORE in claim.status.reserved_for:
+        return f"leave out claim {claim.metadata.key}"
     consumers = consumers_of(claim)
     use = agreeing(len(consumers), "it uses", "they use")
     return f"wait for {listed(consumers)} to end, or delete {them(len(consumers))}: {use} claim {claim.metadata.key}"
