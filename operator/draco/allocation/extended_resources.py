@@ -20,6 +20,8 @@ from draco.resources.api.meta import ObjectMeta
 from draco.resources.names import EXTENDED_BY_CLASS, is_extended_resource
 from draco.resources.quantity import Quantity
 
+LENT_SINCE_MINOR: Final = 35
+"""The first release in which init containers may use the devices of later containers (kubernetes#134882)."""
 DEFAULT_SINCE_MINOR: Final = 36
 """The first Kubernetes release with the feature on by default."""
 
@@ -46,11 +48,15 @@ def claim_for(pod: Pod, classes: Mapping[str, DeviceClass]) -> ResourceClaim | N
     return ResourceClaim(metadata=metadata, spec=ResourceClaimSpec(devices=DeviceClaim(requests=requests)))
 
 
-def note(resource: str, device_class: str, minor: int | None) -> str:
-    """The text that explains such a claim."""
+def note(resource: str, device_class: str, minor: int | None, pod: Pod) -> str:
+    """The text that explains such a claim of a pod."""
     text = f"For {resource}, kube-scheduler makes a claim of DeviceClass {device_class}, which stands for it"
     if minor is not None and minor < DEFAULT_SINCE_MINOR:
-        return f"{text}; in Kubernetes 1.{minor} only with the feature gate DRAExtendedResource."
+        text = f"{text}; in Kubernetes 1.{minor} only with the feature gate DRAExtendedResource"
+    least = sum(_count(request) for request in _requests(pod, resource, device_class))
+    every = sum(_amount(container, resource) for container in _containers(pod))
+    if minor is not None and minor < LENT_SINCE_MINOR and every > least:
+        text = f"{text}, and for {every} devices instead of {least}, because init containers get devices of their own there"
     return f"{text}."
 
 

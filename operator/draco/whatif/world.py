@@ -64,7 +64,7 @@ class World(msgspec.Struct, kw_only=True):
     def note_extended_resources(self, pod: Pod) -> None:
         """Note which claim stands for the pod's extended resources."""
         for resource, device_class in classes_asked(pod, self.fleet.classes).items():
-            text = extended_note(resource, device_class, self.kubernetes_minor)
+            text = extended_note(resource, device_class, self.kubernetes_minor, pod)
             if text not in self.notes:
                 self.notes.append(text)
 

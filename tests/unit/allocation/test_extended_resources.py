@@ -100,5 +100,13 @@ def test_the_claim_is_named_after_the_pod_and_told_of() -> None:
     claim = claim_for(a_pod(a_container(gpu=1)), CLASSES)
     assert claim is not None
     assert str(claim.metadata.key) == "ml/train-extended-resources"
-    assert "feature gate" not in note(GPU, "gpu", 36)
-    assert "in Kubernetes 1.35 only with the feature gate DRAExtendedResource" in note(GPU, "gpu", 35)
+    assert "feature gate" not in note(GPU, "gpu", 36, a_pod(a_container(gpu=1)))
+    gated = "in Kubernetes 1.35 only with the feature gate DRAExtendedResource"
+    assert gated in note(GPU, "gpu", 35, a_pod(a_container(gpu=1)))
+
+
+def test_a_release_in_which_init_containers_borrow_nothing_is_told_to_take_more() -> None:
+    init = (a_container(gpu=1), a_container("Always", gpu=1), a_container(gpu=2))
+    staged = a_pod(a_container(gpu=1), init=init)
+    assert "for 5 devices instead of 3" in note(GPU, "gpu", 34, staged)
+    assert "instead of" not in note(GPU, "gpu", 35, staged) + note(GPU, "gpu", 34, a_pod(init=(a_container(gpu=2),)))
