@@ -519,6 +519,11 @@ def renamed(name: str, claim: ResourceClaim) -> DeviceRequest:
             f'write {ATTRIBUTES}.driverVersion.compareTo(semver("570.86.0")) >= 0',
         ),
         (
+            f'{ATTRIBUTES}.driverVersion == "570.86.15"',
+            "`==` does not compare a version",
+            f'write {ATTRIBUTES}.driverVersion.compareTo(semver("570.86.15")) == 0',
+        ),
+        (
             f"{ATTRIBUTES}.minor == 0",
             f"no device publishes the attribute {GPU}/minor",
             "choose by `uuid`, or by `pciBusID` in the domain resource.kubernetes.io",

@@ -38,6 +38,7 @@ from draco.resources.texts import agreeing, counted, listed, slip_of
 from draco.selectors import corrections
 
 _ERROR_LINE: Final = re.compile(r"ERROR: <input>:(.*)")
+_WRONG_TYPES: Final = "no such overload"
 _LOOKED_AT: Final = 200
 _NOT_HELD: Final = bytes(code != HELD for code in range(256))
 _ANY_NUMBER: Final = 1_000_000
@@ -190,7 +191,10 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         fleet, ref, error = self.fleet, step.ref, main_error(self.fleet, step)
         unknown = list(unknown_names(fleet, self.published, ref, ref.expression, step.before))
         guilty = [each for each in unknown if error == f"no such key: {each.name}"]
-        known = next((each.cause for each in self._complaints(step) if each.always_fails), "")
+        mistyped = error.startswith(_WRONG_TYPES)
+        known = next(
+            (each.cause for each in self._complaints(step) if each.always_fails or (mistyped and each.corrected)), ""
+        )
         failed = count(step.failed)
         free = select([step.failed, fleet.held.translate(_NOT_HELD)])
         fatal = count(free) > 0
@@ -258,28 +262,28 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if not wanted or not count(self.selection.end):
             return
         columns = self.fleet.inventory.columns
-        largest: dict[str, Quantity] = {}
+        amounts: dict[str, set[str]] = {}
         for row, device in enumerate(columns.devices):
             if device is not None and self.selection.end[row]:
                 for name, capacity in device.capacity.items():
-                    amount = Quantity.parse(capacity.value)
-                    largest[name] = max(largest.get(name, amount), amount)
-        for name in sorted(wanted.keys() - largest.keys()):
-            near = closest(name.rpartition("/")[2], largest)
-            there = f"leave it out: these devices have {listed(sorted(largest)) or 'none'}"
+                    amounts.setdefault(name, set()).add(capacity.value)
+        for name in sorted(wanted.keys() - amounts.keys()):
+            near = closest(name.rpartition("/")[2], amounts)
+            there = f"leave it out: these devices have {listed(sorted(amounts)) or 'none'}"
             yield self._problem(
                 kind=ProblemKind.UNKNOWN_CAPACITY,
                 text=f"request {self.name} asks for the capacity {name}, and no device that it selects has it",
                 remedy=f"ask for {near}" if near else there,
                 fatal=self.only,
             )
-        for name in sorted(wanted.keys() & largest.keys()):
-            if Quantity.parse(wanted[name]) > largest[name]:
-                most = f"no device that it selects has more than {largest[name]}"
+        for name in sorted(wanted.keys() & amounts.keys()):
+            largest = max(map(Quantity.parse, amounts[name]))
+            if Quantity.parse(wanted[name]) > largest:
+                most = f"no device that it selects has more than {largest}"
                 yield self._problem(
                     kind=ProblemKind.TOO_MUCH_CAPACITY,
                     text=f"request {self.name} asks for {wanted[name]} of {name}, and {most}",
-                    remedy=f"ask for {largest[name]}",
+                    remedy=f"ask for {largest}",
                     fatal=self.only,
                 )
 
