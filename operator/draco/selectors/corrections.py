@@ -5,6 +5,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from draco.resources.names import NVIDIA_DRIVER
 from draco.resources.quantity import quantity_meant
+from draco.resources.texts import plain
 from draco.selectors import known_names as names
 from draco.selectors.accesses import Access, accesses, spelled
 from draco.selectors.comparisons import by_function, version_meant
@@ -17,6 +18,10 @@ _WORDS: Final = {"and": "&&", "or": "||", "not": "!"}
 _SIGNS: Final = {"=": "==", "&": "&&", "|": "||"}
 _FUNCTIONS: Final = {"version": "semver", "semver": "semver", "quantity": "quantity"}
 _OPERANDS: Final = frozenset({"name", "string", "number"})
+_TEXT_TESTS: Final = frozenset({"startsWith", "endsWith", "contains"})
+_A_KIND: Final = {"attributes": "the attribute", "capacity": "the capacity"}
+PLACEHOLDER: Final = "DRIVER"
+"""Stands for an unknown domain in advice."""
 _MOST: Final = 64
 _LEAST_MEMORY: Final = 1 << 20
 """Bytes. No device has less memory."""
@@ -110,7 +115,10 @@ def _name_as_domain(expression: str, found: list[Token], driver: str | None) -> 
                 continue
         if access.name is not None or _is_asked_for_presence(found, access):
             continue
-        wanted = f'device.{access.kind.text}["{domain or "DRIVER"}"]{spelled(name, like=access.domain)}'
+        kind = access.kind.text
+        if domain == NVIDIA_DRIVER:
+            kind, domain, name = names.published_as(kind, name)
+        wanted = f'device.{kind}["{domain or PLACEHOLDER}"]{spelled(name, like=access.domain)}'
         yield Complaint(
             "attribute-domain",
             f"`{written}` is in the place of a domain, so it names nothing",
@@ -170,32 +178,58 @@ def _names_of_nvidia(expression: str, found: list[Token], _driver: str | None) -
         name = access.name.name
         if name in names.ATTRIBUTES | names.CAPACITIES:
             continue
-        wanted = meant = names.meant(name)
-        if wanted is None and name in names.GONE:
+        if instead := names.INSTEAD.get(plain(name)):
             yield Complaint(
-                "unknown-attribute",
-                f"{NVIDIA_DRIVER} publishes no `{name}` since release 25.8",
-                f"choose by {names.GONE[name]}",
+                "unknown-attribute", f"{NVIDIA_DRIVER} publishes no `{name}`{instead.since}", instead.advice
             )
             continue
-        if wanted is None:
+        if names.meant(name) is None:
             yield Complaint(
                 "unknown-attribute",
                 f"{NVIDIA_DRIVER} publishes no `{name}`; on a device without it the selector fails, and the pod with it",
                 severity="warning",
             )
             continue
-        start, end = found[access.domain.first].start, found[access.name.last].end
-        domain = names.STANDARD_DOMAIN if wanted in names.STANDARD else NVIDIA_DRIVER
-        steps = f'["{domain}"]{spelled(wanted, like=access.name)}'
-        rest = replaced(expression, start, end, steps)
+        kind, domain, wanted = names.published_as(access.kind.text, name)
+        read = f'{kind}["{domain}"]{spelled(wanted, like=access.name)}'
+        what = f"`{wanted}`" if kind == access.kind.text else f"{_A_KIND[kind]} `{wanted}`"
         yield Complaint(
             "unknown-attribute",
             f"{NVIDIA_DRIVER} publishes no `{name}`",
-            f"the nearest that it publishes is `{meant}`"
+            f"the nearest that it publishes is {what}"
             + (f" in the domain {domain}" if domain != NVIDIA_DRIVER else ""),
-            rest,
+            replaced(expression, access.kind.start, found[access.name.last].end, read),
         )
+
+
+def _values_of_nvidia(_expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
+    """Complain about values that no NVIDIA GPU has: `productName == "H100"`, `architecture == "ampere"`."""
+    for access in accesses(found):
+        if access.name is None or access.domain.name != NVIDIA_DRIVER or access.kind.text != "attributes":
+            continue
+        for test, value in _tested(found, access):
+            if why := names.value_advice(access.name.name, test, value):
+                yield Complaint("unknown-value", why, severity="warning")
+
+
+def _tested(found: list[Token], access: Access) -> Iterator[tuple[str, str]]:
+    """The constants that an access is compared with, each with "==" or the function."""
+    before, after = found[max(access.start - 2, 0) : access.start], found[access.end :]
+    texts = [token.text for token in after[:4]]
+    if texts[:1] == ["=="] and len(after) > 1:
+        pieces, test = after[1:2], "=="
+    elif [token.text for token in before[1:]] == ["=="]:
+        pieces, test = before[:1], "=="
+    elif texts[:2] == ["in", "["]:
+        end = matching(after, 1, 1)
+        pieces, test = after[2:end], "=="
+    elif texts[:1] == ["."] and texts[1:2] and texts[1] in _TEXT_TESTS and texts[2:3] == ["("]:
+        pieces, test = after[3:4], texts[1]
+    else:
+        return
+    for token in pieces:
+        if (value := quoted(token)) is not None:
+            yield test, value
 
 
 def _comparisons(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
@@ -213,16 +247,23 @@ def _comparisons(expression: str, found: list[Token], _driver: str | None) -> It
             yield Complaint("quantity-equality", _EXACTLY, severity="warning")
         if kind is None or (kinds == [kind, kind] and token.text not in _ORDER):
             continue
-        texts = [_as(kind, side, expression) for side in (left, right)]
+        unit = _missing_unit([*left, *right], reads.get(first) or reads.get(index + 1))
+        texts = [_as(kind, side, expression, unit) for side in (left, right)]
         if texts[0] is None or texts[1] is None:
             continue
         wanted = by_function(texts[0], token.text, texts[1])
+        for access in filter(None, (reads.get(first), reads.get(index + 1))):
+            if access.name is None:  # its driver is unknown; reported by another rule
+                here = expression[found[access.start].start : found[access.end - 1].end]
+                wanted = wanted.replace(
+                    here, f'device.{access.kind.text}["{PLACEHOLDER}"]{spelled(access.domain.name)}'
+                )
         what = "a quantity" if kind == "quantity" else "a version"
         yield Complaint(
             f"{kind}-comparison",
             f"`{token.text}` does not compare {what}",
-            f"write `{wanted}`",
-            replaced(expression, left[0].start, right[-1].end, wanted),
+            f"write `{wanted}`{' if GiB are meant' if unit else ''}",
+            None if unit else replaced(expression, left[0].start, right[-1].end, wanted),
         )
 
 
@@ -239,8 +280,21 @@ def _kind(side: list[Token], access: Access | None) -> str | None:
     return "literal" if len(side) == 1 and side[0].kind in {"string", "number"} else None
 
 
-def _as(kind: str, side: list[Token], expression: str) -> str | None:
-    """One side of a comparison as a value of the kind; None for a literal without one."""
+def _missing_unit(compared: list[Token], access: Access | None) -> str:
+    """The unit that a number of memory probably has, if it is too small for bytes; else ""."""
+    if access is None or access.name is None or "memory" not in access.name.name.lower():
+        return ""
+    literals = [quoted(token) or token.text for token in compared if token.kind in {"string", "number"}]
+    return "Gi" if any(map(_is_few_bytes, literals)) else ""
+
+
+def _is_few_bytes(written: str) -> bool:
+    """Whether it is a number of bytes that no device's memory is as small as."""
+    return written.isascii() and written.isdigit() and 0 < int(written[:20]) < _LEAST_MEMORY
+
+
+def _as(kind: str, side: list[Token], expression: str, unit: str = "") -> str | None:
+    """One side of a comparison as a value of the kind, a bare number with the unit; None for a literal without one."""
     text = expression[side[0].start : side[-1].end]
     if len(side) > 1 or side[0].kind not in {"string", "number"}:
         return text
@@ -248,7 +302,9 @@ def _as(kind: str, side: list[Token], expression: str) -> str | None:
     if written is None:
         return None
     value = quantity_meant(written) if kind == "quantity" else version_meant(written)
-    return None if value is None else f'{"quantity" if kind == "quantity" else "semver"}("{value}")'
+    if value is None:
+        return None
+    return f'quantity("{value}{unit * value.isdigit()}")' if kind == "quantity" else f'semver("{value}")'
 
 
 def _methods(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
@@ -260,13 +316,14 @@ def _methods(expression: str, found: list[Token], _driver: str | None) -> Iterat
         argument = after[3]
         if kind not in {"quantity", "version"} or argument.kind not in {"string", "number"}:
             continue
-        wanted = _as(kind, [argument], expression)
+        unit = _missing_unit([argument], access)
+        wanted = _as(kind, [argument], expression, unit)
         if wanted is not None:
             yield Complaint(
                 f"{kind}-comparison",
                 f"{after[1].text} of a {kind} takes another {kind}",
-                f"write `{wanted}`",
-                replaced(expression, argument.start, argument.end, wanted),
+                f"write `{wanted}`{' if GiB are meant' if unit else ''}",
+                None if unit else replaced(expression, argument.start, argument.end, wanted),
             )
 
 
@@ -304,7 +361,7 @@ def _bytes_of_memory(_expression: str, found: list[Token], _driver: str | None) 
             written = quoted(after[5]) or ""
         elif [token.text for token in before[:2]] == ["quantity", "("] and before[-2].text in _METHODS:
             written = quoted(before[2]) or ""
-        if written.isascii() and written.isdigit() and 0 < int(written[:20]) < _LEAST_MEMORY:
+        if _is_few_bytes(written):
             yield Complaint(
                 "memory-in-bytes",
                 f'quantity("{written}") is {written} bytes of memory',
@@ -320,6 +377,7 @@ _RULES: Final[tuple[ExpressionRule, ...]] = (
     _class_as_domain,
     _attribute_or_capacity,
     _names_of_nvidia,
+    _values_of_nvidia,
     _comparisons,
     _methods,
     _literals,

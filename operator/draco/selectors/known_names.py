@@ -4,8 +4,9 @@ A name may be published with its driver's domain and without it. Kubernetes stor
 values at random (kubernetes#142218), and with the open #142202 the one with the domain. Draco uses that one.
 """
 
+import re
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from draco.resources.api.slices import Device
 from draco.resources.names import (
@@ -61,10 +62,51 @@ CAPACITIES: Final = frozenset(
 CLASSES: Final = MappingProxyType(
     dict.fromkeys(("gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com"), NVIDIA_DRIVER)
 )
-GONE: Final = MappingProxyType(
-    dict.fromkeys(("index", "minor"), "`uuid`, or by `pciBusID` in the domain resource.kubernetes.io")
+
+
+class Instead(NamedTuple):
+    """What to do instead of reading a name, and since when the driver does not publish it, if it did."""
+
+    advice: str
+    since: str = ""
+
+
+INSTEAD: Final = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("index", "minor"),
+            Instead(
+                "choose by `uuid`, or by `pciBusID` in the domain resource.kubernetes.io",
+                " since release 25.8, as it changed with every boot",
+            ),
+        ),
+        **dict.fromkeys(
+            ("memorygb", "memorygib", "memorymb", "memorymib", "vramgb"),
+            Instead(
+                "compare the capacity `memory` with a unit, as in "
+                '`device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("40Gi")) >= 0`'
+            ),
+        ),
+        **dict.fromkeys(
+            ("migcapable", "migenabled"),
+            Instead("ask for the class gpu.nvidia.com for whole GPUs, mig.nvidia.com for MIG"),
+        ),
+    }
 )
-"""Attributes of older drivers, which changed with every boot, and their replacements."""
+"""By the name, as `plain` writes it."""
+ARCHITECTURES: Final = (
+    "Kepler",
+    "Maxwell",
+    "Pascal",
+    "Volta",
+    "Turing",
+    "Ampere",
+    "Ada Lovelace",
+    "Hopper",
+    "Blackwell",
+)
+_BRANDS: Final = ("NVIDIA", "Tesla", "Quadro", "GeForce", "GRID", "TITAN")
+"""How product names begin."""
 _WRITTEN_INSTEAD: Final = {
     "productName": ("model", "name", "product", "gpumodel"),
     "architecture": ("arch",),
@@ -85,6 +127,46 @@ _MEANT: Final = {slip: name for name, slips in _WRITTEN_INSTEAD.items() for slip
 def meant(name: str) -> str | None:
     """Find the name of NVIDIA or the standard that a wrong name probably means."""
     return _MEANT.get(plain(name)) or slip_of(name, (*ATTRIBUTES, *CAPACITIES, *STANDARD)) or None
+
+
+class Publication(NamedTuple):
+    """Where NVIDIA's driver publishes a value."""
+
+    kind: str
+    domain: str
+    name: str
+
+
+def published_as(kind: str, name: str) -> Publication:
+    """The place of what a name of NVIDIA or the standard means, right or not; its own kind if nothing is known."""
+    known = name if name in ATTRIBUTES | CAPACITIES | STANDARD else meant(name) or name
+    if known in STANDARD:
+        return Publication("attributes", STANDARD_DOMAIN, known)
+    if (known in CAPACITIES) != (known in ATTRIBUTES):
+        kind = "capacity" if known in CAPACITIES else "attributes"
+    return Publication(kind, NVIDIA_DRIVER, known)
+
+
+def value_advice(name: str, test: str, value: str) -> str:
+    """Why no NVIDIA GPU passes a test ("==" or a function) of an attribute with a value, and the fix; "" if one may pass."""
+    if name == "architecture" and test == "==" and value not in ARCHITECTURES:
+        near = [each for each in ARCHITECTURES if plain(each).startswith(plain(value))] if value else []
+        likely = slip_of(value, ARCHITECTURES) or (near[0] if len(near) == 1 else "")
+        return f'no architecture is "{value}": the nearest is "{likely}"' if likely else ""
+    if name != "productName" or not value:
+        return ""
+    if test == "==" and " " not in value:
+        example = 'such as "NVIDIA H100 80GB HBM3"'
+        return f'"{value}" is no full product name, {example}: write the full one, or contains("{value}")'
+    if test == "startsWith" and not any(each.startswith(value) or value.startswith(each) for each in _BRANDS):
+        return f'no product name begins with "{value}", but with NVIDIA or Tesla: write contains("{value}")'
+    if test in {"startsWith", "contains", "endsWith"} and (code := _LOWER_MODEL.search(value)):
+        return f'product names write "{code[0]}" as "{code[0].upper()}", and case matters'
+    return ""
+
+
+_LOWER_MODEL: Final = re.compile(r"\b[a-z]{1,3}\d{1,4}\b")
+"""A model such as a100 in lower case."""
 
 
 def published_twice(driver: str, device: Device) -> list[str]:

@@ -15,7 +15,11 @@ EXPECTED = {
     "classic": {"api-version", "field-place", "classic-dra", "separator", "claim-source"},
     "flattened-class": {"yaml"},
     "flattened-limits": {"yaml"},
-    "memory-as-attribute": {"api-version", "exactly-missing", "attribute-domain", "capacity-as-attribute"},
+    "memory-as-attribute": {
+        "api-version",
+        "exactly-missing",
+        "attribute-domain",
+    },
     "mig-fragment": {"fragment", "exactly-missing", "attribute-domain"},
     "mig-pair": {"exactly-missing"},
     "pod-fragment": {"fragment"},

@@ -3,6 +3,7 @@
 import pytest
 
 from draco.cel import compile_selector
+from draco.mig.known_boards import MODELS
 from draco.selectors.corrections import corrected
 
 DRIVER = "gpu.nvidia.com"
@@ -31,9 +32,9 @@ ATTRIBUTES = 'device.attributes["gpu.nvidia.com"]'
             ["attribute-domain"],
         ),
         (
-            'device.attributes["gpu.nvidia.com/model"] == "x"',
-            f'{ATTRIBUTES}.productName == "x"',
-            ["attribute-domain", "unknown-attribute"],
+            'device.attributes["gpu.nvidia.com/model"] == "NVIDIA L4"',
+            f'{ATTRIBUTES}.productName == "NVIDIA L4"',
+            ["attribute-domain"],
         ),
         (f'{MEMORY} >= quantity("40Gi")', f'{MEMORY}.compareTo(quantity("40Gi")) >= 0', ["quantity-comparison"]),
         (f'quantity("40Gi") < {MEMORY}', f'quantity("40Gi").compareTo({MEMORY}) < 0', ["quantity-comparison"]),
@@ -55,7 +56,7 @@ ATTRIBUTES = 'device.attributes["gpu.nvidia.com"]'
         (
             'device.attributes["memory"].isGreaterThan(quantity("40Gi"))',
             f'{MEMORY}.isGreaterThan(quantity("40Gi"))',
-            ["attribute-domain", "capacity-as-attribute"],
+            ["attribute-domain"],
         ),
         (
             f'{ATTRIBUTES}.memory > "1Gi"',
@@ -65,8 +66,13 @@ ATTRIBUTES = 'device.attributes["gpu.nvidia.com"]'
         ('device.attributes.profile == "1g.10gb"', f'{ATTRIBUTES}.profile == "1g.10gb"', ["attribute-domain"]),
         ('device.attributes["mig.nvidia.com"].profile == "x"', f'{ATTRIBUTES}.profile == "x"', ["attribute-domain"]),
         ('device.capacity["gpu.nvidia.com"].uuid == "x"', f'{ATTRIBUTES}.uuid == "x"', ["capacity-as-attribute"]),
-        (f'{ATTRIBUTES}.model == "x"', f'{ATTRIBUTES}.productName == "x"', ["unknown-attribute"]),
-        (f'{ATTRIBUTES}["product_name"] == "x"', f'{ATTRIBUTES}.productName == "x"', ["unknown-attribute"]),
+        (f'{ATTRIBUTES}.model == "Tesla T4"', f'{ATTRIBUTES}.productName == "Tesla T4"', ["unknown-attribute"]),
+        (
+            f'{ATTRIBUTES}.vram > "1Gi"',
+            f'{MEMORY}.compareTo(quantity("1Gi")) > 0',
+            ["unknown-attribute", "quantity-comparison"],
+        ),
+        (f'{ATTRIBUTES}["product-name"] != "x"', f'{ATTRIBUTES}.productName != "x"', ["unknown-attribute"]),
         (f'{ATTRIBUTES}.parentUuid == "x"', f'{ATTRIBUTES}.parentUUID == "x"', ["unknown-attribute"]),
         (
             f'{ATTRIBUTES}.pcieRoot == "pci0"',
@@ -157,8 +163,6 @@ def test_no_text_is_too_odd(hostile: str) -> None:
 @pytest.mark.parametrize(
     "written",
     [
-        f"{MEMORY} > 40",
-        f'{MEMORY} >= "40"',
         f'{MEMORY}.compareTo(quantity("40")) >= 0',
         f'quantity("40").compareTo({MEMORY}) < 0',
         f'{MEMORY}.isGreaterThan(quantity("40"))',
@@ -167,7 +171,7 @@ def test_no_text_is_too_odd(hostile: str) -> None:
 )
 def test_a_plain_number_of_memory_is_said_to_be_bytes(written: str) -> None:
     complaints, meant = corrected(written, DRIVER)
-    assert 'quantity("40")' in meant  # only the author knows which unit is meant
+    assert meant == written  # only the author knows which unit is meant
     assert [each.message for each in complaints if each.rule == "memory-in-bytes"] == [
         'quantity("40") is 40 bytes of memory: write quantity("40Gi") if GiB are meant'
     ]
@@ -212,3 +216,60 @@ def test_an_attribute_of_older_drivers_gets_what_to_use_instead(name: str) -> No
     [complaint] = corrected(f"{ATTRIBUTES}.{name} == 0", DRIVER)[0]
     assert "publishes no" in complaint.message
     assert "choose by `uuid`, or by `pciBusID`" in complaint.message
+
+
+@pytest.mark.parametrize(
+    ("written", "advised"),
+    [
+        (f"{MEMORY} > 40", f'{MEMORY}.compareTo(quantity("40Gi")) > 0'),
+        (f'"40" <= {MEMORY}', f'quantity("40Gi").compareTo({MEMORY}) <= 0'),
+        (f"{MEMORY}.isGreaterThan(40)", 'quantity("40Gi")'),
+    ],
+)
+def test_memory_compared_with_a_number_without_unit_is_not_corrected_to_bytes(written: str, advised: str) -> None:
+    [complaint], meant = corrected(written, DRIVER)
+    assert meant == written
+    assert complaint.message.endswith(f"write `{advised}` if GiB are meant")
+
+
+@pytest.mark.parametrize("name", ["memoryGB", "memory_gib", "vramGB"])
+def test_a_name_with_a_unit_is_told_to_be_a_capacity(name: str) -> None:
+    [complaint], meant = corrected(f"{ATTRIBUTES}.{name} >= 80", DRIVER)
+    assert "compare the capacity `memory` with a unit" in complaint.message
+    assert meant == f"{ATTRIBUTES}.{name} >= 80"
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (f'{ATTRIBUTES}.productName == "H100"', 'write the full one, or contains("H100")'),
+        (f'"H100" == {ATTRIBUTES}.productName', 'write the full one, or contains("H100")'),
+        (f'{ATTRIBUTES}.productName in ["NVIDIA L4", "A100"]', '"A100" is no full product name'),
+        (f'{ATTRIBUTES}.productName.startsWith("H100")', 'no product name begins with "H100"'),
+        (f'{ATTRIBUTES}.productName.contains("a100")', 'product names write "a100" as "A100"'),
+        (f'{ATTRIBUTES}.architecture == "ampere"', 'the nearest is "Ampere"'),
+        (f'{ATTRIBUTES}.architecture == "Ada"', 'the nearest is "Ada Lovelace"'),
+    ],
+)
+def test_a_value_that_no_gpu_has_is_told_and_not_corrected(written: str, message: str) -> None:
+    [complaint], meant = corrected(written, DRIVER)
+    assert (complaint.rule, complaint.severity, meant) == ("unknown-value", "warning", written)
+    assert message in complaint.message
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *(f'{ATTRIBUTES}.productName == "{each.product_name}"' for each in MODELS.values()),
+        *(f'{ATTRIBUTES}.architecture == "{each.architecture}"' for each in MODELS.values()),
+        f'{ATTRIBUTES}.productName.startsWith("NVIDIA A100")',
+        f'{ATTRIBUTES}.productName.startsWith("NV")',
+        f'{ATTRIBUTES}.productName.contains("4090")',
+        f'{ATTRIBUTES}.productName.contains("PCIe")',
+        f'{ATTRIBUTES}.productName != "H100"',
+        f'{ATTRIBUTES}.architecture == "Rubin"',
+        'device.attributes["gpu.example.com"].productName == "h100"',
+    ],
+)
+def test_values_that_a_gpu_may_have_are_left_alone(written: str) -> None:
+    assert corrected(written, DRIVER) == ([], written)

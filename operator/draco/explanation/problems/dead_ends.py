@@ -20,11 +20,11 @@ from draco.explanation.selection import SelectorStep, count, drivers_of, failing
 from draco.resources.names import NVIDIA_DRIVER
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
-from draco.resources.texts import agreeing, are, listed
+from draco.resources.texts import agreeing, are, listed, plain
 from draco.selectors.accesses import path_text, paths_of
 from draco.selectors.comparisons import Comparison, Plain, accepting, comparison, holds, literal, text_test, with_value
 from draco.selectors.demands import Demand, demands, with_demand
-from draco.selectors.known_names import GONE
+from draco.selectors.known_names import INSTEAD
 
 _SHOWN: Final = 4
 _KINDS: Final[Mapping[type, str]] = {
@@ -104,8 +104,8 @@ def unknown_names(
             text += f" ({_meant(path, meant)})"
         if meant is not None and not better and published.is_on(meant, among):
             remedy = f"ask for {path_text(meant)}"
-        elif not better and path.domain == NVIDIA_DRIVER and path.id is not None and path.id in GONE:
-            remedy = f"choose by {GONE[path.id]}"
+        elif not better and path.domain == NVIDIA_DRIVER and (instead := INSTEAD.get(plain(path.id or ""))):
+            remedy = instead.advice
         yield DeadEnd(kind, ref, text, remedy or _what_is_there(published, path), path.id or "")
 
 
