@@ -88,13 +88,14 @@ def selection(
     steps = []
     for source, index, selector in sources:
         ref = SelectorRef(source=source, index=index, expression=selector.cel.expression if selector.cel else "")
-        step = _step(fleet, ref, marks)
+        step = step_of(fleet, ref, marks)
         marks = step.after
         steps.append(step)
     return Selection(start, steps, len(device_class.spec.selectors))
 
 
-def _step(fleet: Fleet, ref: SelectorRef, before: bytes) -> SelectorStep:
+def step_of(fleet: Fleet, ref: SelectorRef, before: bytes) -> SelectorStep:
+    """What a selector does to the devices that pass those before it."""
     try:
         outcomes = fleet.inventory.selectors.scan(ref.expression).outcomes
     except CompileError as error:

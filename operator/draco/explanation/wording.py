@@ -247,7 +247,7 @@ def _problems(explanation: Explanation) -> list[str]:
 
 
 def _changes(explanation: Explanation) -> list[NearestMiss]:
-    """Changes that the summary does not mention: those of the claim's author first, those of an administrator last."""
+    """Changes that no other line mentions: those of the claim's author first, those of an administrator last."""
     said = " ".join([explanation.summary, *map(problem_text, explanation.problems)])
     left = [each for each in explanation.nearest if not _is_said(each, said)]
     return sorted(left, key=lambda each: _BY_OTHERS.get(each.kind, 0))

@@ -14,8 +14,8 @@ from draco.cel.syntax.ast import Call, Expr, ListExpr, Literal
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.selectors.accesses import path_text
-from draco.selectors.demands import Demand, with_demand
-from draco.selectors.tokens import replaced, tokens
+from draco.selectors.demands import Demand
+from draco.selectors.tokens import Change, tokens
 
 Relation: TypeAlias = OneOf["==", "!=", "<", "<=", ">", ">=", "in"]
 Plain: TypeAlias = bool | int | float | str | Quantity | SemVer
@@ -165,20 +165,15 @@ def _literal_extent(text: str, position: int) -> tuple[int, int]:
     return position, last.end
 
 
-def with_value(expression: str, comparison: Comparison, value: Plain) -> str:
-    """The expression with another constant in a comparison."""
-    return replaced(expression, comparison.start, comparison.end, literal(value))
-
-
-def accepting(expression: str, demand: Demand, compared: Comparison, value: Plain) -> str:
-    """The expression with a comparison of one demand that just accepts the value: `>=` in the place of `>`."""
+def accepting(demand: Demand, compared: Comparison, value: Plain) -> Change:
+    """Have a comparison, the demand, just accept the value: `>=` in the place of `>`."""
     if compared.operator in {"==", ">=", "<="}:
-        return with_value(expression, compared, value)
+        return Change(compared.start, compared.end, literal(value))
     path, sign = path_text(compared.path), f"{compared.operator}="
     if isinstance(value, Quantity | SemVer):
         function = "quantity" if isinstance(value, Quantity) else "semver"
-        return with_demand(expression, demand, by_function(path, sign, f"{function}({literal(value)})"))
-    return with_demand(expression, demand, f"{path} {sign} {literal(value)}")
+        return Change(demand.start, demand.end, by_function(path, sign, f"{function}({literal(value)})"))
+    return Change(demand.start, demand.end, f"{path} {sign} {literal(value)}")
 
 
 def literal(value: Plain) -> str:

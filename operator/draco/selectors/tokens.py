@@ -128,6 +128,14 @@ def quoted(token: Token) -> str | None:
         return None
 
 
+class Change(NamedTuple):
+    """A part of an expression, and the text that replaces it."""
+
+    start: int
+    end: int
+    text: str
+
+
 def replaced(expression: str, start: int, end: int, text: str) -> str:
     """The expression with one part replaced."""
     return f"{expression[:start]}{text}{expression[end:]}"

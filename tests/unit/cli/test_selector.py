@@ -286,6 +286,16 @@ def test_a_constant_that_always_fails_is_not_accepted(capsys: pytest.CaptureFixt
     assert json.loads(shown(capsys, "check", written, "-o", "json", status=1))["advice"]
 
 
+def test_what_is_wrong_in_an_expression_that_does_not_compile_is_told_if_only_its_author_can_correct_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = shown(capsys, "check", 'device.capacity["memory"].compareTo(quantity("40Gi")) >= 0', status=1)
+    assert told.splitlines()[-1] == (
+        '`memory` is in the place of a domain, so it names nothing: write `device.capacity["DRIVER"].memory` with the name of '
+        "the driver that publishes it"
+    )
+
+
 def test_what_is_probably_not_meant_is_told_beside_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
     told = shown(capsys, "check", 'device.attributes["gpu.nvidia.com"].model == "x"')
     assert "but       gpu.nvidia.com publishes no `model`: the nearest that it publishes is `productName`\n" in told
@@ -306,6 +316,34 @@ def test_an_expression_that_matches_nothing_is_told_what_was_meant(
     assert (
         shown(capsys, "eval", 'device.attributes["gpu.nvidia.com"].productName == "x"', "-f", str(file)).count("\n") > 0
     )
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ('device.driver == "gpu.nvidia.co"', 'Write device.driver == "gpu.nvidia.com".'),
+        (
+            'device.attributes["gpu.nvidia.com"].serial in ["abd"]',
+            'Write device.attributes["gpu.nvidia.com"].serial == "abc".',
+        ),
+        ('device.attributes["gpu.nvidia.com"].serial.startsWith("b")', 'serial is "abc"'),
+        ('device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("80Gi")) >= 0', "the largest is 81559Mi. Write"),
+    ],
+)
+def test_an_expression_that_matches_nothing_is_told_what_is_published(
+    tmp_path: Path, expression: str, said: str
+) -> None:
+    file = tmp_path / "slice.yaml"
+    device = {
+        "name": "gpu-0",
+        "attributes": {"serial": {"string": "abc"}},
+        "capacity": {"memory": {"value": "81559Mi"}},
+    }
+    pool = {"name": "node-0", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.nvidia.com", "nodeName": "node-0", "pool": pool, "devices": [device]}
+    head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "a"}}
+    file.write_text(json.dumps({**head, "spec": spec}))
+    assert said in CliRunner().invoke(command, ["eval", expression, "-f", str(file)]).stderr
 
 
 def test_a_name_that_is_published_twice_is_no_certain_answer(

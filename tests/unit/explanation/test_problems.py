@@ -348,6 +348,17 @@ def test_a_selector_that_can_never_be_true_is_told_with_what_there_is(expression
     assert problem.remedy == remedy
 
 
+def test_a_selector_with_several_parts_that_no_device_meets_gets_one_remedy_with_all_changes() -> None:
+    name, memory = f'{ATTRIBUTES}.productName.startsWith("H100")', f"{CAPACITY}.memory.compareTo(quantity"
+    first, second = the_problems(asking(f'{name} && {memory}("100Gi")) >= 0'))
+    assert (first.remedy, second.remedy) == (
+        f'write {ATTRIBUTES}.productName == "{H100}" && {memory}("80Gi")) >= 0',
+        "",
+    )
+    changed = first.remedy.removeprefix("write ")
+    assert the_problems(asking(changed)) == []
+
+
 def test_more_devices_than_any_node_has_are_told() -> None:
     problem = the_problem(asking(count=3))
     assert (problem.kind, problem.fatal) == (ProblemKind.TOO_MANY_DEVICES, True)

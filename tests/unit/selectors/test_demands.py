@@ -6,8 +6,9 @@ from draco.cel import AttributePath, compile_selector
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.selectors.accesses import path_text
-from draco.selectors.comparisons import comparison, holds, literal, with_value
+from draco.selectors.comparisons import comparison, holds, literal
 from draco.selectors.demands import demands, guarded, without
+from draco.selectors.tokens import replaced
 
 MODEL = AttributePath("attributes", "gpu.example.com", "model")
 MEMORY = AttributePath("capacity", "gpu.example.com", "memory")
@@ -133,7 +134,7 @@ def test_anything_else_is_no_comparison(text: str) -> None:
 def test_a_changed_constant_leaves_the_rest_of_the_text_alone(before: str, value: object, after: str) -> None:
     read = comparison(demands(before)[1])
     assert read is not None
-    assert with_value(before, read, value) == after  # type: ignore[arg-type] # a table of several types
+    assert replaced(before, read.start, read.end, literal(value)) == after  # type: ignore[arg-type] # of several types
     compile_selector(after)
     changed = comparison(demands(after)[1])
     assert changed is not None

@@ -71,7 +71,7 @@ def check(expression: str | None, file: Path | None, cases: Path | None, output:
         advice = [each.message for each in complaints]
         print_document({**msgspec.to_builtins(found), "acceptedBy": accepted, "advice": advice})
     elif found.compile_error:
-        echo(f"{found.compile_error}{_hint(text)}", err=True)
+        echo(_uncompiled(text, found.compile_error), err=True)
     else:
         echo_lines(_shown(text, found, refusals))
         for each in complaints:  # valid for Kubernetes, but probably not meant
@@ -80,6 +80,12 @@ def check(expression: str | None, file: Path | None, cases: Path | None, output:
             echo(hint.strip())
     if found.compile_error or all(refusals.values()) or any(each.always_fails for each in complaints):
         raise click.exceptions.Exit(1)
+
+
+def _uncompiled(expression: str, error: str) -> str:
+    """The compile error with the expression that was meant, or else with what is wrong and only its author can correct."""
+    advice = _hint(expression) or "".join(f"\n{each.message}" for each in corrected(expression, None)[0])
+    return f"{error}{advice}"
 
 
 def _hint(expression: str) -> str:
@@ -188,7 +194,7 @@ def evaluate(
     text = _argument(expression)
     selector = selector_cases.compiled(text)
     if isinstance(selector, str):
-        echo(f"{selector}{_hint(text)}", err=True)
+        echo(_uncompiled(text, selector), err=True)
         raise click.exceptions.Exit(1)
     slices = _slices_of(filenames) if filenames else asyncio.run(published_slices(kubeconfig, context))
     found = list(selector_devices.outcomes(selector, slices))
@@ -202,11 +208,13 @@ def evaluate(
             echo(selector_devices.summary(groups))
             echo_lines(selector_devices.group_lines(groups))
     warn(selector_devices.doubts(found))
-    said: list[str] = []
-    if not any(outcome.match for outcome in found):
-        said = [*(each.message for each in corrected(text, None)[0]), *filter(None, [_hint(text).strip()])]
+    wrong: list[str] = []
+    if found and not any(outcome.match for outcome in found):
+        wrong = [each.message for each in corrected(text, None)[0] if each.severity == "error"]
+        wrong += filter(None, [_hint(text).strip()])
     fails = any(outcome.error for outcome in found)
-    warn(said or (selector_devices.advice(text, slices) if fails else []))
+    if fails or not any(outcome.match for outcome in found):
+        warn(wrong or selector_devices.advice(text, slices))
     if fails:
         raise click.exceptions.Exit(1)
 

@@ -9,29 +9,18 @@ import msgspec
 from draco.allocation.fleet.fleet import Fleet
 from draco.cel import AttributePath, DeviceVariable, EvaluationError, Selector, device_view
 from draco.cli.selector.cases import described
-from draco.explanation.model import ProblemKind
-from draco.explanation.problems.claims import problems_of
+from draco.explanation.model import SelectorRef
+from draco.explanation.problems.dead_ends import dead_ends, unknown_names
+from draco.explanation.problems.published import PublishedNames
+from draco.explanation.problems.suggestions import guard
+from draco.explanation.selection import count, step_of
 from draco.explanation.wording import capital
-from draco.resources.api.claims import (
-    CelSelector,
-    DeviceClaim,
-    DeviceClass,
-    DeviceRequest,
-    DeviceSelector,
-    ExactDeviceRequest,
-    ResourceClaim,
-    ResourceClaimSpec,
-)
-from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import Device, ResourceSlice, current_slices
 from draco.resources.names import DeviceKey
 from draco.resources.texts import agreeing, are, counted, listed, sentence
 from draco.selectors.known_names import published_twice, twice_text
 
 ABSENT: Final = "absent"
-_UNPUBLISHED: Final = frozenset(
-    {ProblemKind.UNKNOWN_ATTRIBUTE, ProblemKind.UNKNOWN_CAPACITY, ProblemKind.UNKNOWN_DOMAIN}
-)
 _NAMED: Final = 4
 """Devices of a group that are named; the rest are counted."""
 
@@ -95,17 +84,20 @@ def doubts(found: Iterable[SelectorOutcome]) -> list[str]:
     ]
 
 
-def advice(expression: str, slices: Iterable[ResourceSlice]) -> list[str]:
-    """What to write instead of an expression that fails on devices, as `draco explain` advises for a claim with it."""
-    every = DeviceClass(metadata=ObjectMeta(name="every"))
-    selectors = [DeviceSelector(cel=CelSelector(expression=expression))]
-    asked = ExactDeviceRequest(device_class_name=every.metadata.name, selectors=selectors)
-    devices = DeviceClaim(requests=[DeviceRequest(name="devices", exactly=asked)])
-    claim = ResourceClaim(metadata=ObjectMeta(name="claim"), spec=ResourceClaimSpec(devices=devices))
-    found = problems_of(Fleet.of(slices=slices, classes=[every]), [claim])
-    texts = [each.text.partition(": ")[2].partition("; this fails")[0] for each in found]
-    said = [(text if each.kind in _UNPUBLISHED else "", each.remedy) for text, each in zip(texts, found, strict=True)]
-    return [" ".join(sentence(capital(each)) for each in parts if each) for parts in said if any(parts)]
+def advice(expression: str, slices: Iterable[ResourceSlice]) -> Iterator[str]:
+    """What is wrong with an expression that fails on devices, or matches none, and what to write: as `draco explain` says it."""
+    fleet = Fleet.of(slices=slices)
+    columns = fleet.inventory.columns
+    published, every = PublishedNames(columns), bytes(columns.live)
+    ref = SelectorRef(source="", index=0, expression=expression)
+    step = step_of(fleet, ref, every)
+    if not count(step.failed):
+        ends = list(dead_ends(fleet, published, [step], every, who="no device"))
+    else:
+        ends = list(unknown_names(fleet, published, ref, expression, every))
+        if not ends and (better := guard(fleet, published, step)):
+            yield f"Write {better}."
+    yield from (" ".join(sentence(capital(each)) for each in (end.text, end.remedy) if each) for end in ends)
 
 
 def _value(path: AttributePath, view: DeviceVariable) -> str:

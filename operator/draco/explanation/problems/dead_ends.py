@@ -22,9 +22,10 @@ from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.resources.texts import agreeing, are, listed, plain
 from draco.selectors.accesses import path_text, paths_of
-from draco.selectors.comparisons import Comparison, Plain, accepting, comparison, holds, literal, text_test, with_value
-from draco.selectors.demands import Demand, demands, with_demand
+from draco.selectors.comparisons import Comparison, Plain, accepting, comparison, holds, literal, text_test
+from draco.selectors.demands import Demand, demands
 from draco.selectors.known_names import INSTEAD
+from draco.selectors.tokens import Change, replaced
 
 _SHOWN: Final = 4
 _KINDS: Final[Mapping[type, str]] = {
@@ -47,6 +48,8 @@ class DeadEnd(msgspec.Struct, frozen=True):
     remedy: str = ""
     name: str = ""
     """The attribute or capacity that no device has."""
+    change: Change | None = None
+    """The part of the expression that the remedy replaces, and its new text; None if the remedy is anything else."""
 
 
 class _Part(msgspec.Struct, frozen=True, eq=False):
@@ -65,14 +68,30 @@ def dead_ends(
         yield contradiction
         return
     dead = [part for part in parts if not count(part.met)]
+    ends: list[DeadEnd] = []
     for part in dead:
         unknown = list(unknown_names(fleet, published, part.ref, part.demand.text, among))
-        if unknown:
-            yield from unknown
-        else:
-            yield _dead(fleet, published, part, among, who)
+        ends += unknown or [_dead(fleet, published, part, among, who)]
+    yield from _changed_together(ends)
     if not dead:
         yield from _opposed(parts, who)
+
+
+def _changed_together(ends: Sequence[DeadEnd]) -> Iterator[DeadEnd]:
+    """The ends, with all changes of one selector in the first's remedy, because a selector with one of them is as dead."""
+    changes: dict[SelectorRef, list[Change]] = {}
+    for end in ends:
+        if end.change is not None:
+            changes.setdefault(end.ref, []).append(end.change)
+    for end in ends:
+        if end.change is None:
+            yield end
+            continue
+        expression = end.ref.expression
+        for change in sorted(changes.pop(end.ref, ()), reverse=True):
+            expression = replaced(expression, *change)
+        remedy = f"write {expression}" if expression != end.ref.expression else ""
+        yield msgspec.structs.replace(end, remedy=remedy)
 
 
 def _parts(fleet: Fleet, steps: Sequence[SelectorStep], among: bytes) -> Iterator[_Part]:
@@ -166,8 +185,8 @@ def _dead(fleet: Fleet, published: PublishedNames, part: _Part, among: bytes, wh
     text = f"{who} meets {demand.text}{f' ({shown})' if shown else ''}"
     tested = text_test(demand)
     near = closest_value(tested[1], reads.get(tested[0], ())) if tested is not None else None
-    remedy = f"write {_with_value(ref, demand, tested[0], near)}" if tested is not None and near is not None else ""
-    return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, remedy)
+    change = _demanding(demand, tested[0], near) if tested is not None and near is not None else None
+    return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, change=change)
 
 
 def _doubtful(fleet: Fleet, ref: SelectorRef, path: AttributePath, row: int) -> DeadEnd:
@@ -187,8 +206,8 @@ def _unknown_driver(published: PublishedNames, ref: SelectorRef, compared: Compa
         return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, f"{who} is of the driver {wanted}")
     there = f"the {agreeing(len(drivers), 'driver', 'drivers')} {are(len(drivers))} {', '.join(drivers[:_SHOWN])}"
     text = f"no device has the driver {wanted}; {there}"
-    remedy = f"write {with_value(ref.expression, compared, near)}" if near and compared.start >= 0 else ""
-    return DeadEnd(ProblemKind.UNKNOWN_DRIVER, ref, text, remedy)
+    change = Change(compared.start, compared.end, literal(near)) if near and compared.start >= 0 else None
+    return DeadEnd(ProblemKind.UNKNOWN_DRIVER, ref, text, change=change)
 
 
 def _uncomparable(
@@ -207,9 +226,9 @@ def _uncomparable(
     return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, f"write {better}" if better else "")
 
 
-def _with_value(ref: SelectorRef, demand: Demand, path: AttributePath, value: Plain) -> str:
-    """The expression with one of its demands replaced by a comparison with a value."""
-    return with_demand(ref.expression, demand, f"{path_text(path)} == {literal(value)}")
+def _demanding(demand: Demand, path: AttributePath, value: Plain) -> Change:
+    """Replace a demand by a comparison with a value."""
+    return Change(demand.start, demand.end, f"{path_text(path)} == {literal(value)}")
 
 
 def _unmet(ref: SelectorRef, demand: Demand, compared: Comparison, values: Collection[Plain], who: str) -> DeadEnd:
@@ -231,12 +250,12 @@ def _unmet(ref: SelectorRef, demand: Demand, compared: Comparison, values: Colle
             few = len(values) <= _SHOWN or best is None
             there = f"there is {_listed(values)}" if few else f"the closest is {_shown(best)}"
     text = f"{who} has {wanted}; {there}"
-    remedy = ""
+    change = None
     if best is not None and compared.start >= 0 and compared.operator != "!=":
-        remedy = f"write {accepting(ref.expression, demand, compared, best)}"
+        change = accepting(demand, compared, best)
     elif best is not None and compared.operator == "in" and not isinstance(best, Quantity | SemVer):
-        remedy = f"write {_with_value(ref, demand, compared.path, best)}"
-    return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, remedy)
+        change = _demanding(demand, compared.path, best)
+    return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, change=change)
 
 
 def _contradictions(parts: Sequence[_Part]) -> Iterator[DeadEnd]:

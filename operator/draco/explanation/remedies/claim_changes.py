@@ -23,6 +23,7 @@ from draco.resources.semver import SemVer
 from draco.resources.texts import slip_of
 from draco.selectors.comparisons import Comparison, Plain, accepting, comparison, holds, literal
 from draco.selectors.demands import Demand, demands, without
+from draco.selectors.tokens import replaced
 
 _DEMANDS: Final = 8
 _VALUES: Final = 3
@@ -130,7 +131,7 @@ def _relaxed(
     compared = comparison(part)
     if compared is not None:
         for value in _values(trials, compared, there):
-            expression = accepting(rewriting.expression, part, compared, value)
+            expression = replaced(rewriting.expression, *accepting(part, compared, value))
             text = f"ask for {_said(compared, value)} in request {request.name}"
             changes = list(rewriting.on_nodes(ChangeKind.RELAX_SELECTOR, expression, text))
             if changes:
