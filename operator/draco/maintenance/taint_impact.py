@@ -139,8 +139,8 @@ def with_budgets(impact: TaintImpact, budgets: Iterable[PodDisruptionBudget], po
 def sentences(rule: DeviceTaintRule, impact: TaintImpact) -> list[str]:
     """The effect of the rule in sentences, the most important first."""
     selector, effect, amounts = rule.spec.device_selector, rule.spec.taint.effect, impact.amounts
-    if selector is None:
-        return ["It has no spec.deviceSelector, so it taints nothing: name driver, pool and device."]
+    if said_of_none := rule.spec.without_selector:
+        return [f"It {said_of_none}: name driver, pool and device."]
     if not amounts.devices and not amounts.claims:
         return [
             "No published device matches it: compare driver, pool and device with `kubectl get resourceslices -o yaml`.",

@@ -97,6 +97,11 @@ def warnings_of(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication
         for rule in snapshot.rules
         if rule.spec.device_selector == DeviceTaintSelector()
     ]
+    warnings += [
+        f"DeviceTaintRule {rule.metadata.name} {rule.spec.without_selector}. Name driver, pool and device, or delete it."
+        for rule in snapshot.rules
+        if rule.spec.without_selector
+    ]
     return warnings
 
 

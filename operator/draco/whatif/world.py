@@ -18,7 +18,7 @@ from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.api.slices import ResourceSlice, ResourceSliceSpec
-from draco.resources.api.taints import DeviceTaintRule
+from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 from draco.resources.errors import DracoError
 from draco.resources.kinds import TAINT_RULES
 from draco.resources.names import DeviceKey, PoolKey
@@ -87,18 +87,19 @@ def of_files(objects: Sequence[tuple[Object, str]]) -> World:
     if not world.fleet.nodes:
         world.fleet.put_node(Node(metadata=ObjectMeta(name=ANY_NODE)))
         world.notes.append(f"The files name no node: a node without labels, {ANY_NODE}, represents all nodes.")
-    _note_twice(world)
+    _note_doubts(world)
     return world
 
 
 def put_objects(world: World, objects: Sequence[tuple[Object, str]]) -> None:
     """Add the objects of files to a live cluster, replacing those of the same name. Raises ManifestError."""
     _put_all(world, objects)
-    _note_twice(world)
+    _note_doubts(world)
 
 
-def _note_twice(world: World) -> None:
-    """Note devices that publish an attribute with two values, of which a selector may read either."""
+def _note_doubts(world: World) -> None:
+    """Note what Kubernetes does otherwise than its API says, or at random."""
+    note_unselecting_rules(world)
     inventory = world.fleet.inventory
     for path, devices in sorted((+inventory.columns.twice).items()):
         named = [
@@ -108,6 +109,14 @@ def _note_twice(world: World) -> None:
         ]
         who = f"{listed(sorted(named))} {are(devices)}"
         world.notes.append(sentence(twice_text(who, path.domain or "", path.id or "")))
+
+
+def note_unselecting_rules(world: World) -> None:
+    """Note rules without a selector, of which only the API says that they taint nothing."""
+    for rule in world.fleet.inventory.rules:
+        if rule.spec.without_selector and rule.spec.taint.effect in BLOCKING_EFFECTS:
+            note = f"DeviceTaintRule {rule.metadata.name} {rule.spec.without_selector}."
+            world.notes += [note] if note not in world.notes else []
 
 
 def _put_all(world: World, objects: Iterable[tuple[Object, str]]) -> None:

@@ -311,6 +311,33 @@ def test_what_the_devices_are_is_said(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("effect", "notes"), [("NoSchedule", 2), ("None", 1)])
+def test_a_rule_without_selector_is_noted_as_kube_scheduler_takes_it_for_a_rule_for_all(
+    tmp_path: Path, effect: str, notes: int
+) -> None:
+    taint = {"key": "example.com/hold", "effect": effect}
+    rule = {
+        "apiVersion": f"{V1}beta2",
+        "kind": "DeviceTaintRule",
+        "metadata": {"name": "hold"},
+        "spec": {"taint": taint},
+    }
+    told = document(tmp_path, [*CLUSTER, rule, a_claim("one")])
+    assert len(told["notes"]) == notes
+    assert ("kubernetes#141620" in told["notes"][-1]) == (notes == 2)
+
+
+def test_a_change_that_a_problem_spells_out_is_not_told_again(tmp_path: Path) -> None:
+    published = a_slice("node-0", "gpu-0")
+    published["spec"]["devices"][0]["attributes"] = {"profile": {"string": "1g.10gb"}}
+    expression = f"device.attributes['{DRIVER}'].profile == '1g.5gb'"
+    claim = a_claim("one")
+    claim["spec"] = a_spec(selectors=[{"cel": {"expression": expression}}])
+    told = simulate(tmp_path, [a_class(), published, claim]).output
+    assert told.count('profile == "1g.10gb"') == 1
+    assert "Or:" not in told
+
+
 def test_a_pod_whose_claim_is_nowhere_is_told_so(tmp_path: Path) -> None:
     pod = a_pod("p", {"name": "a", "resourceClaimName": "won"})
     [entry] = document(tmp_path, [*CLUSTER, pod, a_claim("one", 1, "node-0/gpu-0")])["claims"]

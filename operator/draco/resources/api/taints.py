@@ -94,6 +94,19 @@ class DeviceTaintRuleSpec(ApiStruct, frozen=True, kw_only=True):
     taint: DeviceTaint
     device_selector: DeviceTaintSelector | None = None
 
+    @property
+    def without_selector(self) -> str:
+        """What a rule without a selector does, as the end of a sentence; "" if it has one.
+
+        The API says that it taints nothing; kube-scheduler takes it for a rule for all devices up to 1.37 (kubernetes#141620).
+        """
+        if self.device_selector is not None:
+            return ""
+        nothing = "has no spec.deviceSelector, so it taints no device"
+        if self.taint.effect not in BLOCKING_EFFECTS:
+            return nothing
+        return f"{nothing}, but kube-scheduler up to 1.37 keeps new claims off every device (kubernetes#141620)"
+
 
 class DeviceTaintRuleStatus(ApiStruct, frozen=True, kw_only=True):
     """Written by the eviction controller."""
