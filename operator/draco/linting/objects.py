@@ -82,6 +82,20 @@ class WrittenPodSpec(NamedTuple):
     replicas: int
 
 
+class WrittenUse(NamedTuple):
+    """The use of an entry of resourceClaims by a container, or by a device of a virtual machine (KubeVirt)."""
+
+    path: TreePath
+    fields: Json
+    name_field: str = "name"
+    request_field: str = "request"
+
+    @property
+    def name(self) -> str:
+        """The name of the entry."""
+        return text(self.fields.get(self.name_field))
+
+
 class WrittenSelector(NamedTuple):
     """An expression and its place; `driver` is the driver of its devices, None if unknown."""
 
@@ -206,13 +220,21 @@ def selectors(manifests: Sequence[Manifest]) -> Iterator[WrittenSelector]:
     """Yield every expression of every claim, template and class."""
     drivers = drivers_of_classes(manifests)
     for claim in claims(manifests):
+        configured = _configured_driver(claim)
         for asked in asked_of(claim):
-            driver = drivers.get(text(asked.fields.get("deviceClassName")))
+            driver = drivers.get(text(asked.fields.get("deviceClassName")), configured)
             yield from _expressions(claim.manifest, asked.path, asked.fields, driver, is_of_class=False)
     for index, manifest in of_kind(manifests, "DeviceClass"):
         spec = mapping(manifest.tree.get("spec"))
         driver = drivers.get(name_of(manifest.tree))
         yield from _expressions(index, ("spec",), spec, driver, is_of_class=True)
+
+
+def _configured_driver(claim: WrittenClaim) -> str | None:
+    """The driver that all configurations of a claim are for, and so its devices'; None without one."""
+    opaque = [mapping(mapping(config).get("opaque")) for config in listed(claim.devices.get("config"))]
+    found = {text(each.get("driver")) for each in opaque}
+    return found.pop() or None if len(found) == 1 else None
 
 
 def _expressions(
@@ -239,14 +261,43 @@ def drivers_of_classes(manifests: Sequence[Manifest]) -> dict[str, str]:
 
 
 def pods(manifests: Sequence[Manifest]) -> Iterator[WrittenPodSpec]:
-    """Yield the pod spec of every pod and workload."""
+    """Yield the pod spec of every pod and workload, and those inside of other kinds, such as JobSet and RayCluster."""
     for index, manifest in enumerate(manifests):
-        kind = kind_of(manifest)
-        path = _POD_SPECS.get(kind)
-        if path is None or not isinstance(spec := at(manifest.tree, path), dict):
-            continue
-        name, namespace = name_of(manifest.tree), namespace_of(manifest.tree)
-        yield WrittenPodSpec(index, path, spec, kind, name, namespace, copies(manifest.tree))
+        kind, tree = kind_of(manifest), manifest.tree
+        paths = [_POD_SPECS[kind]] if kind in _POD_SPECS else _inner_pod_specs(tree)
+        for path in paths:
+            if isinstance(spec := at(tree, path), dict):
+                yield WrittenPodSpec(index, path, spec, kind, name_of(tree), namespace_of(tree), copies(tree))
+
+
+def _inner_pod_specs(tree: Json) -> Iterator[TreePath]:
+    """Paths to the specs of pods and virtual machines anywhere in an object."""
+    waiting: list[tuple[TreePath, Any]] = [((), tree)]
+    while waiting:
+        path, here = waiting.pop()
+        if path and path[-1] == "spec" and _is_pod_spec(mapping(here)):
+            yield path
+        elif isinstance(here, dict):
+            waiting += [((*path, field), inner) for field, inner in reversed(list(here.items()))]
+        elif isinstance(here, list):
+            waiting += [((*path, number), inner) for number, inner in reversed(list(enumerate(here)))]
+
+
+def _is_pod_spec(spec: Json) -> bool:
+    """Whether it has containers, or a virtual machine's domain."""
+    return any(map(mapping, listed(spec.get("containers")))) or bool(mapping(spec.get("domain")))
+
+
+def uses(pod: WrittenPodSpec) -> Iterator[WrittenUse]:
+    """Yield each use of an entry of a pod's resourceClaims."""
+    for container in containers(pod):
+        for path, fields in container_claims(container):
+            yield WrittenUse(path, fields)
+    devices = mapping(at(pod.spec, ("domain", "devices")))
+    for field in ("gpus", "hostDevices"):
+        for path, fields in _items((*pod.path, "domain", "devices"), devices, field):
+            if fields.get("claimName"):
+                yield WrittenUse(path, fields, "claimName", "requestName")
 
 
 def containers(pod: WrittenPodSpec) -> Iterator[WrittenRequest]:

@@ -9,11 +9,11 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 Schema: TypeAlias = Any
-"""A mapping from field to schema; a list with its items' schema; None for any value. `OPEN` and `EACH` are special keys."""
+"""A mapping from field to schema; a list with its items' schema; None for any value. `OPEN`, `EACH`, `GONE` are special keys."""
 OPEN: Final = "…"
 """In a mapping: other fields exist too; only unknown `WATCHED` fields are reported."""
-OLD: Final = "old"
-"""The schema of a field with any value that only older versions have: it is known, and never proposed."""
+GONE: Final = "†"
+"""In a mapping: its fields that only older versions have; other rules correct them, and nobody is advised to use them."""
 EACH: Final = "*"
 """In a mapping: the schema of every field, whatever its name."""
 WATCHED: Final = frozenset(
@@ -46,7 +46,7 @@ _METADATA: Final[Schema] = dict.fromkeys(
         "selfLink",
     )
 )
-_SELECTORS: Final[Schema] = [{"cel": {"expression": None}, "expression": OLD}]
+_SELECTORS: Final[Schema] = [{"cel": {"expression": None}, "expression": None, GONE: ("expression",)}]
 _TOLERATIONS: Final[Schema] = [dict.fromkeys(("key", "operator", "value", "effect", "tolerationSeconds"))]
 _WANTED: Final[Schema] = {
     "deviceClassName": None,
@@ -64,10 +64,8 @@ _DEVICES: Final[Schema] = {
     "constraints": [{"requests": [None], "matchAttribute": None, "distinctAttribute": None}],
     "config": [{"requests": [None], "opaque": _OPAQUE}],
 }
-_CLAIM_SPEC: Final[Schema] = {
-    "devices": _DEVICES,
-    **dict.fromkeys(("resourceClassName", "allocationMode", "parametersRef", "controller"), OLD),
-}
+_CLASSIC: Final = ("resourceClassName", "allocationMode", "parametersRef", "controller")
+_CLAIM_SPEC: Final[Schema] = {"devices": _DEVICES, **dict.fromkeys(_CLASSIC), GONE: _CLASSIC}
 _COUNTERS: Final[Schema] = {EACH: {"value": None}}
 _DEVICE: Final[Schema] = {
     "attributes": {EACH: None},
@@ -96,13 +94,18 @@ _CONTAINERS: Final[Schema] = [
         },
     }
 ]
-_POD_SPEC: Final[Schema] = {
+POD_SPEC: Final[Schema] = {
     OPEN: None,
     "containers": _CONTAINERS,
     "initContainers": _CONTAINERS,
-    "resourceClaims": [dict.fromkeys(("name", "resourceClaimName", "resourceClaimTemplateName", "source"))],
+    "resourceClaims": [
+        {
+            **dict.fromkeys(("name", "resourceClaimName", "resourceClaimTemplateName", "source")),
+            GONE: ("source",),
+        }
+    ],
 }
-_TEMPLATE: Final[Schema] = {OPEN: None, "metadata": _POD_METADATA, "spec": _POD_SPEC}
+_TEMPLATE: Final[Schema] = {OPEN: None, "metadata": _POD_METADATA, "spec": POD_SPEC}
 _WORKLOAD: Final[Schema] = {OPEN: None, "metadata": _POD_METADATA, "spec": {OPEN: None, "template": _TEMPLATE}}
 
 CLAIMS: Final[Mapping[str, Schema]] = MappingProxyType(
@@ -115,7 +118,8 @@ CLAIMS: Final[Mapping[str, Schema]] = MappingProxyType(
                 "selectors": _SELECTORS,
                 "config": [{"opaque": _OPAQUE}],
                 "extendedResourceName": None,
-                "suitableNodes": OLD,
+                "suitableNodes": None,
+                GONE: ("suitableNodes",),
             },
         },
         "ResourceSlice": {
@@ -124,7 +128,7 @@ CLAIMS: Final[Mapping[str, Schema]] = MappingProxyType(
                 "driver": None,
                 "pool": dict.fromkeys(("name", "generation", "resourceSliceCount")),
                 **dict.fromkeys(("nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection")),
-                "devices": [{"name": None, "basic": _DEVICE, **_DEVICE}],
+                "devices": [{"name": None, "basic": _DEVICE, **_DEVICE, GONE: ("basic",)}],
                 "sharedCounters": [{"name": None, "counters": _COUNTERS}],
                 "partitionTypeAttribute": None,
                 "skipNodeOperations": None,
@@ -133,7 +137,10 @@ CLAIMS: Final[Mapping[str, Schema]] = MappingProxyType(
         "DeviceTaintRule": {
             **_TOP,
             "spec": {
-                "deviceSelector": dict.fromkeys(("driver", "pool", "device", "deviceClassName", "selectors")),
+                "deviceSelector": {
+                    **dict.fromkeys(("driver", "pool", "device", "deviceClassName", "selectors")),
+                    GONE: ("deviceClassName", "selectors"),
+                },
                 "taint": dict.fromkeys(("key", "value", "effect", "timeAdded")),
             },
         },
@@ -142,7 +149,7 @@ CLAIMS: Final[Mapping[str, Schema]] = MappingProxyType(
 """By kind of resource.k8s.io."""
 PODS: Final[Mapping[str, Schema]] = MappingProxyType(
     {
-        "Pod": {OPEN: None, "metadata": _POD_METADATA, "spec": _POD_SPEC},
+        "Pod": {OPEN: None, "metadata": _POD_METADATA, "spec": POD_SPEC},
         "CronJob": {OPEN: None, "spec": {OPEN: None, "jobTemplate": _WORKLOAD}},
         **dict.fromkeys(
             ("DaemonSet", "Deployment", "Job", "ReplicaSet", "ReplicationController", "StatefulSet"), _WORKLOAD

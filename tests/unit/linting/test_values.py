@@ -289,11 +289,6 @@ def test_a_level_that_holds_anything_else_or_would_replace_something_stays() -> 
     assert not any(each.corrected for text in (other, there) for each in checked(request(text)).findings)
 
 
-def test_fields_of_older_versions_are_not_proposed() -> None:
-    [told] = checked(CLAIM.replace("  devices:", "  colour: red\n  devices:")).findings
-    assert told.message == "there is no field colour of spec: there are devices"
-
-
 def test_the_amount_of_a_counter_stands_in_its_value() -> None:
     head = "apiVersion: resource.k8s.io/v1\nkind: ResourceSlice\nmetadata: {name: a}\n"
     pool = "spec: {driver: a.b, nodeName: n1, pool: {name: n1, generation: 1, resourceSliceCount: 2}, "
@@ -327,3 +322,130 @@ def test_amounts_of_containers_are_checked_where_they_are_written(resources: str
         found = checked(manifest).findings
         assert len(found) == bool(wrong)
         assert all(each.message.startswith(f"{place}spec.containers[0].resources.{wrong}") for each in found)
+
+
+def test_fields_of_older_versions_are_not_offered() -> None:
+    [told] = checked(CLAIM.replace("  devices:", "  colour: red\n  devices:")).findings
+    assert told.message == "there is no field colour of spec: there are devices"
+    [told] = checked(POD.replace("resourceClaimName: gpu", "claim: gpu")).findings
+    assert told.message.endswith("there are name, resourceClaimName, resourceClaimTemplateName")
+
+
+@pytest.mark.parametrize("field", ["adminAccess: true", "count: 2", "tolerations: []"])
+def test_a_field_of_a_request_beside_the_requests_is_told_its_place(field: str) -> None:
+    told = checked(CLAIM.replace("spec:\n", f"spec:\n  {field}\n")).findings[0]
+    assert (told.rule, told.corrected) == ("field-place", False)
+    assert told.message.endswith("it belongs to spec.devices.requests[].exactly")
+
+
+@pytest.mark.parametrize("field", ["spec: {devices: {}}", "deviceClassName: gpu.nvidia.com", "devices: {requests: []}"])
+def test_a_claim_inside_of_a_pod_becomes_a_template(field: str) -> None:
+    [told] = checked(POD.replace("resourceClaimName: gpu", field)).findings
+    assert told.message.startswith("a pod cannot contain a claim")
+
+
+def test_a_list_of_one_in_place_of_a_mapping_becomes_it_with_its_comments() -> None:
+    wrong = RULE.replace("taint: {key", "taints:\n  # for repair\n  - {key")
+    assert corrected(wrong)[0] == yaml.safe_load(RULE)
+    assert "# for repair" in checked(wrong).after["manifest.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "advice"),
+    [
+        (request("exactly: [{deviceClassName: a}, {deviceClassName: b}]"), "list them in firstAvailable if one"),
+        (
+            RULE.replace("taint: {", "taint: [{key: a, effect: None}, {").replace("NoSchedule}", "NoSchedule}]"),
+            "a rule for each",
+        ),
+    ],
+)
+def test_a_list_of_several_in_place_of_a_mapping_is_not_guessed(manifest: str, advice: str) -> None:
+    [told] = checked(manifest).findings
+    assert (told.rule, told.corrected) == ("field-form", False)
+    assert advice in told.message
+
+
+@pytest.mark.parametrize(
+    ("spec", "rules_told"),
+    [
+        ("selector: {driver: gpu.nvidia.com, pool: node-0, device: gpu-0}", ["unknown-field"]),
+        ("deviceSelector: {driverName: gpu.nvidia.com, pool: node-0, device: gpu-0}", ["unknown-field"]),
+    ],
+)
+def test_the_selector_of_a_rule_under_a_near_name_is_corrected(spec: str, rules_told: list[str]) -> None:
+    wrong = RULE.replace("deviceSelector: {driver: gpu.nvidia.com, pool: node-0, device: gpu-0}", spec)
+    assert [told.rule for told in checked(wrong).findings] == rules_told
+    assert corrected(wrong)[0] == yaml.safe_load(RULE)
+
+
+def test_a_selector_of_unknown_fields_alone_is_not_called_empty() -> None:
+    [told] = checked(RULE.replace("driver: gpu.nvidia.com, pool: node-0, device: gpu-0", "uuid: GPU-1234")).findings
+    assert told.rule == "unknown-field"
+
+
+@pytest.mark.parametrize(("effect", "is_kept_off"), [("NoSchedule", True), ("NoExecute", True), ("None", False)])
+def test_a_rule_without_selector_is_told_what_kube_scheduler_makes_of_it(effect: str, is_kept_off: bool) -> None:
+    rule = "\n".join(line for line in RULE.splitlines() if "deviceSelector" not in line).replace("NoSchedule", effect)
+    [told] = checked(rule).findings
+    assert "so it taints no device" in told.message
+    assert ("kubernetes#141620" in told.message) == is_kept_off
+
+
+def test_a_rule_of_1_34_has_its_taint_checked_too_and_its_expression_quoted_for_a_shell() -> None:
+    old = RULE.replace("effect", "value: a b, effect").replace(
+        "device: gpu-0}", "selectors: [{cel: {expression: \"device.attributes['gpu.nvidia.com'].uuid == 'GPU-1'\"}}]}"
+    )
+    told = {each.rule: each.message for each in checked(old).findings}
+    assert told.keys() == {"value", "taint-rule-selector"}
+    assert 'eval \'device.attributes["gpu.nvidia.com"].uuid == "GPU-1"\'`' in told["taint-rule-selector"]
+
+
+def test_alternatives_get_names_that_differ() -> None:
+    several = request(
+        "firstAvailable: [{deviceClassName: a}, {name: choice-1, deviceClassName: b}, {deviceClassName: c}]"
+    )
+    [claim] = corrected(several)
+    names = [each["name"] for each in claim["spec"]["devices"]["requests"][0]["firstAvailable"]]
+    assert names == ["choice-0", "choice-1", "choice-2"]
+
+
+def test_a_class_named_like_an_extended_resource_is_told_so() -> None:
+    [told] = checked(request("exactly: {deviceClassName: nvidia.com/gpu}")).findings
+    assert "is an extended resource, not a DeviceClass" in told.message
+
+
+@pytest.mark.parametrize(
+    ("label", "advice"),
+    [
+        ('resource.k8s.io/admin-access: "true"', "; resource.k8s.io/admin-access has no effect"),
+        (
+            "resource.kubernetes.io/admin-access: true",
+            'write resource.kubernetes.io/admin-access: "true" with the quotes',
+        ),
+    ],
+)
+def test_a_namespace_with_a_label_that_permits_nothing_is_told_the_right_one(label: str, advice: str) -> None:
+    namespace = f"apiVersion: v1\nkind: Namespace\nmetadata: {{name: default, labels: {{{label}}}}}\n"
+    [told] = checked(namespace, request("exactly: {deviceClassName: gpu.nvidia.com, adminAccess: true}")).findings
+    assert told.rule == "admin-access"
+    assert told.message.endswith(advice)
+
+
+def test_what_only_its_author_can_correct_in_a_selector_is_not_said_again_by_the_compiler() -> None:
+    claim = request(
+        'exactly: {deviceClassName: a, selectors: [{cel: {expression: \'device.attributes["m"] == "x"\'}}]}'
+    )
+    [told] = checked(claim).findings
+    assert told.rule == "attribute-domain"
+
+
+def test_the_driver_of_an_unknown_class_is_that_of_the_claims_configuration() -> None:
+    expression = 'device.capacity["memory"] >= quantity("32Gi")'
+    claim = request(f"exactly: {{deviceClassName: a, selectors: [{{cel: {{expression: '{expression}'}}}}]}}")
+    config = "    config: [{opaque: {driver: gpu.example.com, parameters: {}}}]\n"
+    [fixed] = corrected(claim + config)
+    selector = fixed["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]
+    assert selector["cel"]["expression"] == (
+        'device.capacity["gpu.example.com"].memory.compareTo(quantity("32Gi")) >= 0'
+    )

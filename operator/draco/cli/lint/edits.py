@@ -95,7 +95,9 @@ def as_tree(value: Any) -> Any:
 
 
 def _like(old: Any, value: Any) -> Any:
-    """The value, quoted or folded like the old one."""
+    """The value, quoted or folded like the old one; of a list with this item alone, that item with its text."""
+    if isinstance(old, list) and len(old) == 1 and old[0] == value:
+        return old[0]
     if not isinstance(value, str) or not isinstance(old, ScalarString):
         return as_tree(value)
     if isinstance(old, DoubleQuotedScalarString | SingleQuotedScalarString):

@@ -17,7 +17,7 @@ from draco.linting.objects import (
     pods,
     text,
 )
-from draco.linting.schema import CLAIMS, EACH, OLD, OPEN, PODS, WATCHED, Schema
+from draco.linting.schema import CLAIMS, EACH, GONE, OPEN, POD_SPEC, PODS, WATCHED, Schema
 from draco.resources.texts import ALIKE, most_like, slip_of
 
 _INSTEAD: Final[Mapping[TreePath, str]] = MappingProxyType(
@@ -31,11 +31,21 @@ _INSTEAD: Final[Mapping[TreePath, str]] = MappingProxyType(
 )
 """The remedy for fields whose closest name would select something else; no similar name is suggested then."""
 _SAME: Final = {
+    "drivername": "driver",
+    "poolname": "pool",
+    "selector": "deviceSelector",
     "deviceclass": "deviceClassName",
     "resourceclaim": "resourceClaimName",
     "resourceclaimtemplate": "resourceClaimTemplateName",
 }
-"""Lower-case fields with a missing last word."""
+"""Lower-case fields with a missing or superfluous word."""
+_ONE_OF: Final = {
+    "exactly": "write a request for each, or list them in firstAvailable if one of them is enough",
+    "taint": "write a rule for each",
+}
+"""What to do with a list of several in place of one mapping."""
+_OWN_CLAIM: Final = frozenset({"spec", "template", "devices", "requests", "deviceClassName", "resourceClassName"})
+"""Fields of claims that people write into a pod."""
 _NESTED: Final[TreePath] = ("spec", "spec")
 _NAMED: Final = 8
 """Up to this number of fields of a place are listed; otherwise only the closest is named."""
@@ -48,6 +58,13 @@ def check_fields(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Fi
         schema = CLAIMS.get(kind) if is_of_group(manifest) or kind in CLAIMS else PODS.get(kind)
         if schema is not None:
             yield from _Walk(index, manifest.tree, schema).findings((), manifest.tree, schema)
+    for pod in pods(manifests):
+        if pod.kind not in PODS:
+            around: Schema = POD_SPEC
+            for step in reversed(pod.path):
+                around = [around] if isinstance(step, int) else {OPEN: None, step: around}
+            walk = _Walk(pod.manifest, manifests[pod.manifest].tree, around)
+            yield from walk.findings(pod.path, pod.spec, POD_SPEC)
 
 
 class _Walk(NamedTuple):
@@ -99,24 +116,31 @@ class _Walk(NamedTuple):
             yield finding(
                 "field-form", f"each item of {field} is a mapping, such as `name: …`", self.number, path, *edits
             )
+            return
+        where, edits = path[-1] if path else "the manifest", []
+        if isinstance(value, list) and len(value) > 1:
+            what = f"a list of {len(value)}: {_ONE_OF.get(str(where), 'keep one of them')}"
+        elif isinstance(value, list):
+            what = "a list: leave out the `-`"
+            edits = [SetField(path, value[0])] if path and value and isinstance(value[0], dict) else []
         else:
-            where = path[-1] if path else "the manifest"
-            what = "a list: leave out the `-`" if isinstance(value, list) else "a plain value"
-            yield finding(
-                "field-form", f"{where} must be a mapping with its own fields, but is {what}", self.number, path
-            )
+            what = "a plain value"
+        message = f"{where} must be a mapping with its own fields, but is {what}"
+        yield finding("field-form", message, self.number, path, *edits)
 
     def _unknown(self, path: TreePath, field: str, schema: Mapping[str, Schema]) -> Finding:
         here = (*path, field)
-        choices = [name for name, inner in schema.items() if name not in {OPEN, EACH} and inner is not OLD]
+        choices = [name for name in schema if name not in {OPEN, EACH, GONE, *schema.get(GONE, ())}]
         where = f" of {_where(path)}" if path else ""
-        if moves := self._moves_up(here, choices):
-            message = f"{field} is not a field{where or ' here'}: move what is below it up one level"
-            return finding("field-place", message, self.number, here, *moves)
-        meant = self._place_of(path, field)
-        if meant is not None:
-            message = f"{field} is not a field{where or ' here'}: move it into {_where(meant[:-1])}"
-            return finding("field-place", message, self.number, here, MoveField(here, meant))
+        moves, how = self._moves(here, choices)
+        if moves:
+            return finding("field-place", f"{field} is not a field{where or ' here'}: {how}", self.number, here, *moves)
+        if path[-2:-1] == ("resourceClaims",) and field in _OWN_CLAIM:
+            message = (
+                f"a pod cannot contain a claim, so there is no {field}{where}: write it as a ResourceClaimTemplate, and name "
+                "that in resourceClaimTemplateName"
+            )
+            return finding("unknown-field", message, self.number, here)
         slip = _SAME.get(field.lower(), "") if _SAME.get(field.lower()) in choices else slip_of(field, choices)
         if not slip and path in _INSTEAD:
             return finding("unknown-field", f"there is no field {field}{where}: {_INSTEAD[path]}", self.number, here)
@@ -126,8 +150,18 @@ class _Walk(NamedTuple):
             edits: list[Edit] = [MoveField(here, (*path, likely))] if slip and is_free else []
             message = f"there is no field {field}{where}: the nearest is {likely}"
             return finding("unknown-field", message, self.number, here, *edits)
+        if elsewhere := _in_lists(self.schema, field):
+            message = f"{field} is not a field{where or ' here'}: it belongs to {elsewhere}"
+            return finding("field-place", message, self.number, here)
         listed = f": there are {', '.join(choices)}" if 0 < len(choices) <= _NAMED else ""
         return finding("unknown-field", f"there is no field {field}{where}{listed}", self.number, here)
+
+    def _moves(self, path: TreePath, choices: Sequence[str]) -> tuple[list[Edit], str]:
+        """The edits that put a field, or what it holds, in its place, and what they do; none if its place is unknown."""
+        if moves := self._moves_up(path, choices):
+            return moves, "move what is below it up one level"
+        meant = self._place_of(path[:-1], str(path[-1]))
+        return ([MoveField(path, meant)], f"move it into {_where(meant[:-1])}") if meant is not None else ([], "")
 
     def _moves_up(self, path: TreePath, choices: Sequence[str]) -> list[Edit]:
         """The edits that remove a level around fields that belong outside of it; none if it holds anything else."""
@@ -169,8 +203,25 @@ def _places(schema: Schema, field: str) -> Iterator[TreePath]:
         for name, inner in here.items():
             if name == field:
                 yield (*path, name)
-            elif name not in {OPEN, EACH}:
+            elif name not in {OPEN, EACH, GONE}:
                 waiting.append(((*path, name), inner))
+
+
+def _in_lists(schema: Schema, field: str) -> str:
+    """The place of a field inside of lists, as in spec.devices.requests[].exactly; "" if there is none, or several are."""
+    found: list[str] = []
+    waiting: list[tuple[str, Schema]] = [("", schema)]
+    while waiting:
+        path, here = waiting.pop()
+        if isinstance(here, list):
+            waiting.append((f"{path}[]", here[0]))
+        elif isinstance(here, Mapping):
+            if field in here and field not in here.get(GONE, ()):
+                found.append(path)
+            waiting += [(f"{path}.{name}", inner) for name, inner in here.items() if name not in {OPEN, EACH, GONE}]
+    # What v1beta1 wrote beside a request's name, and what each alternative has too, belongs to `exactly`.
+    exact = [path for path in found if path.endswith(".exactly")]
+    return next(iter(exact or found), "").removeprefix(".") if len(exact or found) == 1 else ""
 
 
 def _is_nested(tree: Json, path: TreePath = _NESTED) -> bool:

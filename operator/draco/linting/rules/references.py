@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from draco.linting import objects
 from draco.linting.model import DropField, Edit, Finding, Manifest, SetField, TreePath, finding
-from draco.resources.texts import ALIKE, most_like, slip_of
+from draco.resources.texts import ALIKE, are, most_like, slip_of
 
 _KINDS = {False: "ResourceClaim", True: "ResourceClaimTemplate"}
 
@@ -22,11 +22,7 @@ def check_pod_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterato
     known = objects.WrittenClaims(manifests)
     for pod in objects.pods(manifests):
         entries = list(objects.pod_claims(pod))
-        used = {
-            objects.text(use.fields.get("name"))
-            for container in objects.containers(pod)
-            for use in objects.container_claims(container)
-        }
+        used = {use.name for use in objects.uses(pod)}
         for entry in entries:
             name = objects.text(entry.fields.get("name"))
             if not name:
@@ -52,7 +48,7 @@ def _target(
         return
     mine = known.within(pod.namespace)
     if not given:
-        if any(field in entry.fields for field in ("resourceClaim", "resourceClaimTemplate")):
+        if entry.fields.keys() - {"name", *objects.NAMING}:
             return  # reported as an unknown field
         edits = [SetField((*entry.path, _field_for(claim)), claim.name) for claim in mine] if len(mine) == 1 else []
         message = f"{name} names no claim: add resourceClaimName or resourceClaimTemplateName"
@@ -92,6 +88,10 @@ def _unused(pod: objects.WrittenPodSpec, entry: objects.WrittenRequest, name: st
     if len(every) == 1 and not any(objects.container_claims(every[0])):
         edits = [SetField((*every[0].path, "resources", "claims"), [{"name": name}])]
     message = f"no container takes {name} in resources.claims: the pod holds the device, but no container can see it"
+    if "domain" in pod.spec:
+        message = (
+            f"no device of the virtual machine has claimName: {name}: name it in domain.devices.gpus or hostDevices"
+        )
     yield finding("claim-unused", message, pod.manifest, entry.path, *edits, severity="warning")
 
 
@@ -101,32 +101,40 @@ def check_container_claims(manifests: Sequence[Manifest], _kubernetes: int) -> I
     for pod in objects.pods(manifests):
         entries = {objects.text(entry.fields.get("name")): entry for entry in objects.pod_claims(pod)}
         reported: set[str] = set()
-        for container in objects.containers(pod):
-            for use in objects.container_claims(container):
-                name = objects.text(use.fields.get("name"))
-                if name not in entries:
-                    if name not in reported:
-                        yield _without_entry(pod, use, name, list(entries), known)
-                    reported.add(name)
-                    continue
-                if "request" in use.fields:
-                    yield from _request(pod, use, entries[name], known)
+        for use in objects.uses(pod):
+            name, request = use.name, use.fields.get(use.request_field)
+            if isinstance(request, dict):
+                message = (
+                    "request is the name of one request; what it asks for belongs to the claim's spec.devices.requests"
+                )
+                yield finding("request-unknown", message, pod.manifest, (*use.path, use.request_field))
+            if name not in entries:
+                if name not in reported:
+                    yield _without_entry(pod, use, list(entries), known)
+                reported.add(name)
+            elif isinstance(request, str):
+                yield from _request(pod, use, request, entries[name], known)
 
 
 def _without_entry(
     pod: objects.WrittenPodSpec,
-    use: objects.WrittenRequest,
-    name: str,
+    use: objects.WrittenUse,
     entries: Sequence[str],
     known: objects.WrittenClaims,
 ) -> Finding:
-    path = (*use.path, "name")
+    path, name = (*use.path, use.name_field), use.name
     if not name:
         return finding("container-claim", "an entry of resources.claims has no name", pod.manifest, use.path)
     slip = slip_of(name, entries)
     if likely := slip or most_like(name, entries, at_least=ALIKE):
         message = f"{name} is not an entry of the pod's resourceClaims; the nearest is {likely}"
         return finding("container-claim", message, pod.manifest, path, *([SetField(path, slip)] if slip else []))
+    named = [entry for entry in entries if entry]
+    if set(named) - {
+        each.name for each in objects.uses(pod)
+    }:  # another entry would be one more device, and the unused one is probably meant
+        message = f"{name} is not an entry of the pod's resourceClaims: there {are(len(named))} {', '.join(named)}"
+        return finding("container-claim", message, pod.manifest, path)
     mine = known.within(pod.namespace)
     meant = [claim for claim in mine if claim.name == name] or mine
     edits: list[Edit] = []
@@ -135,23 +143,24 @@ def _without_entry(
         entry = {"name": name, _field_for(meant[0]): meant[0].name}
         edits = [SetField((*place, len(entries)), entry) if entries else SetField(place, [entry])]
     message = (
-        f"the container takes {name}, but the pod has no such entry: add it to resourceClaims beside containers, with "
-        "resourceClaimName or resourceClaimTemplateName"
+        f"{'a device' if 'domain' in pod.spec else 'the container'} takes {name}, but the pod has no such entry: add it to "
+        f"resourceClaims beside {'domain' if 'domain' in pod.spec else 'containers'}, with resourceClaimName or "
+        "resourceClaimTemplateName"
     )
     return finding("container-claim", message, pod.manifest, path, *edits)
 
 
 def _request(
     pod: objects.WrittenPodSpec,
-    use: objects.WrittenRequest,
+    use: objects.WrittenUse,
+    request: str,
     entry: objects.WrittenRequest,
     known: objects.WrittenClaims,
 ) -> Iterator[Finding]:
     claim = known.named_by(entry, pod.namespace)
-    request = objects.text(use.fields["request"])
     if claim is None or not (names := objects.request_names(claim)) or request in names:
         return
-    path = (*use.path, "request")
+    path = (*use.path, use.request_field)
     slip = slip_of(request, names)
     message = f"{claim.name} has no request {request}: it has {', '.join(names)}"
     yield finding("request-unknown", message, pod.manifest, path, *([SetField(path, slip)] if slip else []))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from draco.linting import objects
-from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, TreePath, finding
+from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, SetField, TreePath, finding
 from draco.resources.api.claims import MAX_RESULTS
 from draco.resources.texts import slip_of
 
@@ -28,8 +28,26 @@ def check_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[
                 new = "device" if number == 0 else f"device-{number}"
                 put = SetField((*request.path, "name"), new)
                 yield finding("request-name", "the request has no name", claim.manifest, request.path, put)
+            yield from _alternatives(claim, request)
             for one in objects.wanted(request):
                 yield from _amount(claim, one)
+
+
+def _alternatives(claim: objects.WrittenClaim, request: objects.WrittenRequest) -> Iterator[Finding]:
+    """Alternatives of a prioritized list need names, too."""
+    found = [
+        (number, each)
+        for number, each in enumerate(objects.listed(request.fields.get("firstAvailable")))
+        if isinstance(each, dict)
+    ]
+    taken = {each.get("name") for _, each in found}
+    for number, each in found:
+        if not each.get("name"):
+            path: TreePath = (*request.path, "firstAvailable", number)
+            new = next(name for start in range(number, 99) if (name := f"choice-{start}") not in taken)
+            taken.add(new)
+            message = "the alternative has no name"
+            yield finding("request-name", message, claim.manifest, path, SetField((*path, "name"), new))
 
 
 def _together(claim: objects.WrittenClaim) -> Iterator[Finding]:
@@ -93,14 +111,22 @@ def check_admin_access(manifests: Sequence[Manifest], _kubernetes: int) -> Itera
         if objects.kind_of(each) == "Namespace"
     }
     for claim in objects.claims(manifests):
-        if str(labels.get(claim.namespace, _PERMITTED).get(_ADMIN_ACCESS)) == "true":
+        here = labels.get(claim.namespace, _PERMITTED)
+        if here.get(_ADMIN_ACCESS) == "true":
             continue
-        message = (
-            f"namespace {claim.namespace} does not permit adminAccess: its administrator labels it {_ADMIN_ACCESS}=true"
-        )
+        message = f"namespace {claim.namespace} does not permit adminAccess: {_missing_label(here)}"
         for asked in objects.asked_of(claim):
             if asked.fields.get("adminAccess") is True:
                 yield finding("admin-access", message, claim.manifest, (*asked.path, "adminAccess"))
+
+
+def _missing_label(labels: Json) -> str:
+    """How the namespace gets the label that permits admin access."""
+    if labels.get(_ADMIN_ACCESS) is True:
+        return f'a label is a string, so write {_ADMIN_ACCESS}: "true" with the quotes'
+    near = next((key for key in labels if str(key).endswith("/admin-access") and key != _ADMIN_ACCESS), "")
+    instead = f"; {near} has no effect" if near else ""
+    return f"its administrator labels it {_ADMIN_ACCESS}=true{instead}"
 
 
 def check_references_to_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from draco.linting.model import Finding, Manifest, SetField, finding
-from draco.linting.objects import at, is_near, mapping, of_kind, text
+from draco.linting.model import Finding, Json, Manifest, SetField, finding
+from draco.linting.objects import at, is_near, kind_of, mapping, of_kind, text
+from draco.linting.rules.taints import SELECTORS_BEFORE_1_35
 from draco.resources.api.slices import ResourceSlice, ResourceSliceSpec
 from draco.resources.quantity import quantity_meant
 from draco.resources.texts import listed
@@ -34,7 +35,7 @@ def check_values(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Fi
     """All wrong values in manifests whose kind and version can be decoded."""
     for index, manifest in enumerate(manifests):
         try:
-            item = decode(manifest.tree, source="")
+            item = decode(_readable(manifest), source="")
             for refusal in refusals(item):
                 yield _stored(index, manifest, refusal)
             if isinstance(item, ResourceSlice):
@@ -53,6 +54,16 @@ def _stored(index: int, manifest: Manifest, refusal: ValueRefusal) -> Finding:
     """A value that an API server would not store."""
     found = refusal.within(pod_path(manifest.tree))
     return finding("value", str(found), index, found.place)
+
+
+def _readable(manifest: Manifest) -> Json:
+    """The tree, of a taint rule without the selector of an old version, which another rule reports."""
+    spec = mapping(manifest.tree.get("spec"))
+    if kind_of(manifest) != "DeviceTaintRule" or not mapping(spec.get("deviceSelector")).keys() & set(
+        SELECTORS_BEFORE_1_35
+    ):
+        return manifest.tree
+    return {**manifest.tree, "spec": {**spec, "deviceSelector": {}}}
 
 
 def _twice(index: int, spec: ResourceSliceSpec) -> Iterator[Finding]:

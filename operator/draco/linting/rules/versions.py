@@ -114,7 +114,8 @@ def _of_version(index: int, kind: str, version: str, kubernetes: int) -> Iterato
         message = f"{why}: Kubernetes 1.{kubernetes} has no {kind}, 1.{newer} is the first that does"
         yield finding("api-version", message, index, ("apiVersion",), severity=severity)
         return
-    message = f"{why}: write {GROUP}/{wanted}, served since Kubernetes 1.{VERSIONS[kind][wanted].since}"
+    served_if = "" if wanted == "v1" else " if enabled"
+    message = f"{why}: write {GROUP}/{wanted}, served since Kubernetes 1.{VERSIONS[kind][wanted].since}{served_if}"
     edit = SetField(("apiVersion",), f"{GROUP}/{wanted}")
     yield finding("api-version", message, index, ("apiVersion",), edit, severity=severity)
 

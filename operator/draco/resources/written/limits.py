@@ -164,6 +164,11 @@ def _asked(asked: ExactDeviceRequest | DeviceSubRequest, at: Place) -> Iterator[
     name = asked.device_class_name
     if not name:
         yield ValueRefusal((*at, "deviceClassName"), "is empty: name a DeviceClass")
+    elif "/" in name:
+        text = (
+            f'"{short(name)}" is an extended resource, not a DeviceClass: see `kubectl get deviceclasses` for its class'
+        )
+        yield ValueRefusal((*at, "deviceClassName"), text)
     elif not SUBDOMAIN.fullmatch(name) or len(name) > MAX_NAME:
         text = f'"{short(name)}" is not the name of a DeviceClass: use lower-case letters, digits, - and .'
         yield ValueRefusal((*at, "deviceClassName"), text)
