@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from draco.selectors.corrections import Severity
+from draco.selectors.complaint import Severity
 
 Json: TypeAlias = dict[str, Any]
 TreePath: TypeAlias = tuple[str | int, ...]

@@ -1,7 +1,11 @@
-"""Finds mistakes in one selector and corrects them, rule by rule, until no rule finds anything."""
+"""Finds mistakes in one selector and corrects them, rule by rule, until no rule finds anything.
 
-from collections.abc import Callable, Iterator
-from typing import Final, Literal, NamedTuple, TypeAlias
+Owns the rules about names and values; those about the language are in `slips`.
+"""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Final
 
 from draco.resources.names import NVIDIA_DRIVER
 from draco.resources.quantity import quantity_meant
@@ -9,15 +13,12 @@ from draco.resources.texts import plain
 from draco.selectors import known_names as names
 from draco.selectors.accesses import Access, accesses, spelled
 from draco.selectors.comparisons import by_function, version_meant
+from draco.selectors.complaint import Complaint, ExpressionRule
+from draco.selectors.slips import COMPARISONS, LANGUAGE_RULES
 from draco.selectors.tokens import Token, chain_after, chain_before, matching, quoted, replaced, tokens
 
-_ORDER: Final = frozenset({"<", "<=", ">", ">="})
-_COMPARISONS: Final = _ORDER | {"==", "!="}
+_ORDER: Final = COMPARISONS - {"==", "!="}
 _METHODS: Final = frozenset({"compareTo", "isGreaterThan", "isLessThan"})
-_WORDS: Final = {"and": "&&", "or": "||", "not": "!"}
-_SIGNS: Final = {"=": "==", "&": "&&", "|": "||"}
-_FUNCTIONS: Final = {"version": "semver", "semver": "semver", "quantity": "quantity"}
-_OPERANDS: Final = frozenset({"name", "string", "number"})
 _TEXT_TESTS: Final = frozenset({"startsWith", "endsWith", "contains"})
 _A_KIND: Final = {"attributes": "the attribute", "capacity": "the capacity"}
 PLACEHOLDER: Final = "DRIVER"
@@ -26,35 +27,8 @@ _MOST: Final = 64
 _LEAST_MEMORY: Final = 1 << 20
 """Bytes. No device has less memory."""
 _EXACTLY: Final = (
-    "`==` asks for exactly this quantity, which devices hardly ever have (an 80 GB GPU publishes about 81559Mi): compare with "
-    "compareTo(…) >= 0, or choose by productName"
+    "`==` asks for exactly this quantity, which devices hardly ever have (an 80 GB GPU publishes about 81559Mi)"
 )
-
-
-Severity: TypeAlias = Literal["error", "warning"]
-"""error: a cluster refuses it, or it can never work. warning: it is accepted, but probably not meant."""
-
-
-class Complaint(NamedTuple):
-    """A mistake, and the whole expression without it; None if only the author can correct it."""
-
-    rule: str
-    cause: str
-    advice: str = ""
-    """What to write instead, for those who are not shown the whole corrected expression."""
-    corrected: str | None = None
-    severity: Severity = "error"
-    always_fails: bool = False
-    """Whether the expression compiles but fails on every device."""
-
-    @property
-    def message(self) -> str:
-        """The cause, its consequence and the advice."""
-        text = f"{self.cause}, so the selector fails on every device" if self.always_fails else self.cause
-        return f"{text}: {self.advice}" if self.advice else text
-
-
-ExpressionRule = Callable[[str, list[Token], str | None], Iterator[Complaint]]
 
 
 def corrected(expression: str, driver: str | None) -> tuple[list[Complaint], str]:
@@ -76,32 +50,6 @@ def corrected(expression: str, driver: str | None) -> tuple[list[Complaint], str
         complaints.append(complaint)
         expression = complaint.corrected or expression
     return complaints, expression
-
-
-def _words_for_operators(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
-    """Complain about `and`, `or`, `not` and single signs, which CEL does not have."""
-    for index, token in enumerate(found):
-        wanted = _SIGNS.get(token.text) if token.kind == "other" else _WORDS.get(token.text.lower())
-        if wanted is None or (index and found[index - 1].end == token.start and found[index - 1].text in _COMPARISONS):
-            continue
-        is_after_operand = bool(index) and (found[index - 1].kind in _OPERANDS or found[index - 1].text in {")", "]"})
-        if token.kind == "name" and is_after_operand == (wanted == "!"):
-            continue
-        before_bracket = index + 1 < len(found) and found[index + 1].text == "("
-        end = found[index + 1].start if wanted == "!" and before_bracket else token.end
-        text = None if wanted == "!" and not before_bracket else replaced(expression, token.start, end, wanted)
-        yield Complaint(
-            "operator", f"there is no `{token.text}` in CEL", f"write `{wanted}{'(…)' * (text is None)}`", text
-        )
-
-
-def _functions_of_others(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
-    for index, token in enumerate(found[:-1]):
-        wanted = _FUNCTIONS.get(token.text.lower())
-        is_call = found[index + 1].text == "(" and not (index and found[index - 1].text == ".")
-        if token.kind == "name" and wanted is not None and is_call and token.text != wanted:
-            text = replaced(expression, token.start, token.end, wanted)
-            yield Complaint("function", f"there is no function {token.text}", f"write `{wanted}(…)`", text)
 
 
 def _name_as_domain(expression: str, found: list[Token], driver: str | None) -> Iterator[Complaint]:
@@ -168,7 +116,7 @@ def _is_compared_with_quantity(found: list[Token], access: Access) -> bool:
     after = [token.text for token in found[access.end : access.end + 4]]
     if after[:1] == ["."] and after[1:2] and after[1] in _METHODS:
         return after[2:] == ["(", "quantity"]
-    return bool(after) and after[0] in _COMPARISONS and after[1:2] == ["quantity"]
+    return bool(after) and after[0] in COMPARISONS and after[1:2] == ["quantity"]
 
 
 def _names_of_nvidia(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
@@ -208,8 +156,8 @@ def _values_of_nvidia(_expression: str, found: list[Token], _driver: str | None)
         if access.name is None or access.domain.name != NVIDIA_DRIVER or access.kind.text != "attributes":
             continue
         for test, value in _tested(found, access):
-            if why := names.value_advice(access.name.name, test, value):
-                yield Complaint("unknown-value", why, severity="warning")
+            if wrong := names.wrong_value(access.name.name, test, value):
+                yield Complaint("unknown-value", *wrong, severity="warning")
 
 
 def _tested(found: list[Token], access: Access) -> Iterator[tuple[str, str]]:
@@ -235,19 +183,22 @@ def _tested(found: list[Token], access: Access) -> Iterator[tuple[str, str]]:
 def _comparisons(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
     reads = {access.start: access for access in accesses(found)}
     for index, token in enumerate(found):
-        if token.kind != "operator" or token.text not in _COMPARISONS:
+        if token.kind != "operator" or token.text not in COMPARISONS:
             continue
         first, last = chain_before(found, index), chain_after(found, index + 1)
         if first is None or last is None:
             continue
+        while [each.text for each in found[last : last + 1]] == ["*"] and found[last - 1].kind == "number":
+            last = min(last + 2, len(found))
         left, right = found[first:index], found[index + 1 : last]
         kinds = [_kind(side, reads.get(start)) for side, start in ((left, first), (right, index + 1))]
         kind = next((one for one in kinds if one in {"quantity", "version"}), None)
         if kind == "quantity" and kinds == [kind, kind] and token.text == "==":
-            yield Complaint("quantity-equality", _EXACTLY, severity="warning")
+            instead = "compare with compareTo(…) >= 0, or choose by productName"
+            yield Complaint("quantity-equality", _EXACTLY, instead, severity="warning")
         if kind is None or (kinds == [kind, kind] and token.text not in _ORDER):
             continue
-        unit = _missing_unit([*left, *right], reads.get(first) or reads.get(index + 1))
+        unit = "" if _product(right) else _missing_unit([*left, *right], reads.get(first) or reads.get(index + 1))
         texts = [_as(kind, side, expression, unit) for side in (left, right)]
         if texts[0] is None or texts[1] is None:
             continue
@@ -280,6 +231,15 @@ def _kind(side: list[Token], access: Access | None) -> str | None:
     return "literal" if len(side) == 1 and side[0].kind in {"string", "number"} else None
 
 
+def _product(side: list[Token]) -> str:
+    """The product of several integers as a quantity, such as 40Gi for 40*1024*1024*1024; "" for anything else."""
+    factors, signs = [token.text for token in side[::2]], {token.text for token in side[1::2]}
+    if signs != {"*"} or not all(each.isascii() and each.isdigit() and len(each) < 16 for each in factors):
+        return ""
+    amount = prod(map(int, factors))
+    return f"{amount >> 30}Gi" if amount and amount % (1 << 30) == 0 else str(amount)
+
+
 def _missing_unit(compared: list[Token], access: Access | None) -> str:
     """The unit that a number of memory probably has, if it is too small for bytes; else ""."""
     if access is None or access.name is None or "memory" not in access.name.name.lower():
@@ -296,6 +256,8 @@ def _is_few_bytes(written: str) -> bool:
 def _as(kind: str, side: list[Token], expression: str, unit: str = "") -> str | None:
     """One side of a comparison as a value of the kind, a bare number with the unit; None for a literal without one."""
     text = expression[side[0].start : side[-1].end]
+    if kind == "quantity" and (amount := _product(side)):
+        return f'quantity("{amount}")'
     if len(side) > 1 or side[0].kind not in {"string", "number"}:
         return text
     written = quoted(side[0]) if side[0].kind == "string" else text
@@ -371,8 +333,7 @@ def _bytes_of_memory(_expression: str, found: list[Token], _driver: str | None) 
 
 
 _RULES: Final[tuple[ExpressionRule, ...]] = (
-    _words_for_operators,
-    _functions_of_others,
+    *LANGUAGE_RULES,
     _name_as_domain,
     _class_as_domain,
     _attribute_or_capacity,

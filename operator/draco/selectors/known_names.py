@@ -5,6 +5,7 @@ values at random (kubernetes#142218), and with the open #142202 the one with the
 """
 
 import re
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -147,26 +148,49 @@ def published_as(kind: str, name: str) -> Publication:
     return Publication(kind, NVIDIA_DRIVER, known)
 
 
-def value_advice(name: str, test: str, value: str) -> str:
-    """Why no NVIDIA GPU passes a test ("==" or a function) of an attribute with a value, and the fix; "" if one may pass."""
-    if name == "architecture" and test == "==" and value not in ARCHITECTURES:
-        near = [each for each in ARCHITECTURES if plain(each).startswith(plain(value))] if value else []
-        likely = slip_of(value, ARCHITECTURES) or (near[0] if len(near) == 1 else "")
-        return f'no architecture is "{value}": the nearest is "{likely}"' if likely else ""
-    if name != "productName" or not value:
-        return ""
-    if test == "==" and " " not in value:
-        example = 'such as "NVIDIA H100 80GB HBM3"'
-        return f'"{value}" is no full product name, {example}: write the full one, or contains("{value}")'
+def wrong_value(name: str, test: str, value: str) -> tuple[str, str] | None:
+    """Why no NVIDIA GPU passes a test ("==" or a function) of an attribute with a value, and the advice; None if one may pass."""
+    return _CHECKS[name](test, value) if name in _CHECKS and value else None
+
+
+def _on_architecture(test: str, value: str) -> tuple[str, str] | None:
+    near = [each for each in ARCHITECTURES if plain(each).startswith(plain(value))]
+    likely = slip_of(value, ARCHITECTURES) or (near[0] if len(near) == 1 else "")
+    is_wrong = test == "==" and value not in ARCHITECTURES and likely
+    return (f'no architecture is "{value}"', f'the nearest is "{likely}"') if is_wrong else None
+
+
+def _on_type(test: str, value: str) -> tuple[str, str] | None:
+    is_wrong = test == "==" and value not in _TYPES and value.lower() in _TYPES
+    return (f'no type is "{value}"', f'the nearest is "{value.lower()}"') if is_wrong else None
+
+
+def _on_profile(test: str, value: str) -> tuple[str, str] | None:
+    if test != "==" or _PROFILE.fullmatch(value):
+        return None
+    parts = _PROFILE_PARTS.search(value.lower())
+    example = f"{parts[1]}g.{parts[2]}gb" if parts else "1g.10gb"
+    return f'no MIG profile is "{value}"', f'write it as in "{example}"'
+
+
+def _on_product(test: str, value: str) -> tuple[str, str] | None:
+    if test == "==":
+        cause = f'"{value}" is no full product name, such as "NVIDIA H100 80GB HBM3"'
+        return None if " " in value else (cause, f'write the full one, or contains("{value}")')
     if test == "startsWith" and not any(each.startswith(value) or value.startswith(each) for each in _BRANDS):
-        return f'no product name begins with "{value}", but with NVIDIA or Tesla: write contains("{value}")'
-    if test in {"startsWith", "contains", "endsWith"} and (code := _LOWER_MODEL.search(value)):
-        return f'product names write "{code[0]}" as "{code[0].upper()}", and case matters'
-    return ""
+        return f'no product name begins with "{value}", but with NVIDIA or Tesla', f'write contains("{value}")'
+    code = _LOWER_MODEL.search(value)
+    return (f'product names write "{code[0]}" as "{code[0].upper()}", and case matters', "") if code else None
 
 
+_TYPES: Final = frozenset({"gpu", "mig", "vfio"})
+_PROFILE: Final = re.compile(r"(\d+c\.)?\d+g\.\d+gb(\+[a-z.]+|-[a-z]+)*")
+_PROFILE_PARTS: Final = re.compile(r"(\d+)g\W?(\d+)\s?gb?\b")
 _LOWER_MODEL: Final = re.compile(r"\b[a-z]{1,3}\d{1,4}\b")
 """A model such as a100 in lower case."""
+_CHECKS: Final[Mapping[str, Callable[[str, str], tuple[str, str] | None]]] = MappingProxyType(
+    {"architecture": _on_architecture, "type": _on_type, "profile": _on_profile, "productName": _on_product}
+)
 
 
 def published_twice(driver: str, device: Device) -> list[str]:

@@ -348,6 +348,14 @@ def test_a_selector_that_can_never_be_true_is_told_with_what_there_is(expression
     assert problem.remedy == remedy
 
 
+def test_a_selector_that_does_not_compile_is_told_in_the_words_of_the_field_also_if_only_its_author_can_correct_it() -> (
+    None
+):
+    problem = the_problem(asking('device.name == "gpu-0"'))
+    assert "sees no device.name, only driver, attributes and capacity" in problem.text
+    assert problem.remedy.startswith("choose a device by an attribute such as its uuid")
+
+
 def test_a_selector_with_several_parts_that_no_device_meets_gets_one_remedy_with_all_changes() -> None:
     name, memory = f'{ATTRIBUTES}.productName.startsWith("H100")', f"{CAPACITY}.memory.compareTo(quantity"
     first, second = the_problems(asking(f'{name} && {memory}("100Gi")) >= 0'))

@@ -503,7 +503,7 @@ def selecting(expression: str) -> str:
 @pytest.mark.parametrize(
     ("expression", "rule", "words"),
     [
-        ("device.nosuch == 1", "selector-compiles", "undefined field 'nosuch'"),
+        ("nosuch == 1", "selector-compiles", "undeclared reference to 'nosuch'"),
         ("1 +", "selector-compiles", "Syntax error"),
         ("x" * 11_000, "selector-compiles", "too long"),
         ("device.driver.endsWith(1)", "selector-compiles", "no matching overload"),

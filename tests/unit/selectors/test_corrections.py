@@ -64,7 +64,7 @@ ATTRIBUTES = 'device.attributes["gpu.nvidia.com"]'
             ["capacity-as-attribute", "quantity-comparison"],
         ),
         ('device.attributes.profile == "1g.10gb"', f'{ATTRIBUTES}.profile == "1g.10gb"', ["attribute-domain"]),
-        ('device.attributes["mig.nvidia.com"].profile == "x"', f'{ATTRIBUTES}.profile == "x"', ["attribute-domain"]),
+        ('device.attributes["mig.nvidia.com"].profile != "x"', f'{ATTRIBUTES}.profile != "x"', ["attribute-domain"]),
         ('device.capacity["gpu.nvidia.com"].uuid == "x"', f'{ATTRIBUTES}.uuid == "x"', ["capacity-as-attribute"]),
         (f'{ATTRIBUTES}.model == "Tesla T4"', f'{ATTRIBUTES}.productName == "Tesla T4"', ["unknown-attribute"]),
         (

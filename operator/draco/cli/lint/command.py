@@ -19,7 +19,7 @@ from draco.cli.options import RELEASES, output_option
 from draco.cli.output import echo_lines, print_document
 from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, TreePath
 from draco.linting.rules import lint
-from draco.selectors.corrections import Severity
+from draco.selectors.complaint import Severity
 
 _CRLF: Final = "\r\n"
 _BREAK: Final = re.compile(r"\r\n|\r|\n")

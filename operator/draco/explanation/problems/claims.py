@@ -36,6 +36,7 @@ from draco.resources.api.claims import MAX_RESULTS, ResourceClaim
 from draco.resources.quantity import Quantity
 from draco.resources.texts import agreeing, counted, listed, slip_of
 from draco.selectors import corrections
+from draco.selectors.complaint import Complaint
 
 _ERROR_LINE: Final = re.compile(r"ERROR: <input>:(.*)")
 _WRONG_TYPES: Final = "no such overload"
@@ -168,10 +169,12 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         drivers = drivers_of(self.fleet.inventory.columns, step.before)
         forms = rewritten(self.published, step.ref.expression, drivers)
         better = next(filter(self._compiles, forms), "")
-        said = next((each.cause for each in self._complaints(step) if each.corrected is not None), "") if better else ""
+        wrong = [each for each in self._complaints(step) if each.severity == "error"]
+        known = next((each for each in wrong if (each.corrected is not None) == bool(better)), None)
+        said, remedy = (known.cause, known.advice) if known is not None else ("", "")
         if not said:
             said = "; ".join(_ERROR_LINE.findall(str(error))[:3]) or str(error).splitlines()[0]
-        text, remedy = f" does not compile: {said}", f"write {better}" if better else ""
+        text, remedy = f" does not compile: {said}", f"write {better}" if better else remedy
         return self._of_selector(step.ref, ProblemKind.SELECTOR_INVALID, text, remedy=remedy, fatal=True)
 
     def _compiles(self, expression: str) -> bool:
@@ -181,7 +184,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return False
         return True
 
-    def _complaints(self, step: SelectorStep) -> list[corrections.Complaint]:
+    def _complaints(self, step: SelectorStep) -> list[Complaint]:
         """What `draco lint` finds in a selector."""
         drivers = drivers_of(self.fleet.inventory.columns, step.before)
         return corrections.corrected(step.ref.expression, drivers[0] if len(drivers) == 1 else None)[0]

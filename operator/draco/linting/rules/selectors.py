@@ -11,8 +11,11 @@ from draco.linting import objects
 from draco.linting.model import Finding, Manifest, SetField, finding
 from draco.resources.names import NVIDIA_DRIVER
 from draco.selectors import known_names as names
-from draco.selectors.corrections import Severity, corrected
+from draco.selectors.accesses import accesses
+from draco.selectors.complaint import Severity
+from draco.selectors.corrections import corrected
 from draco.selectors.demands import as_operand
+from draco.selectors.tokens import tokens
 
 _CONSTRAINTS: Final = ("matchAttribute", "distinctAttribute")
 
@@ -99,17 +102,28 @@ def check_constraints(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
                 attribute = objects.text(objects.mapping(constraint).get(field))
                 if not attribute:
                     continue
-                wanted_name = _qualified(attribute, driver)
+                read = _read(attribute)
+                wanted_name = _qualified(read or attribute, driver)
                 if wanted_name == attribute:
                     continue
                 path = (*claim.path, "constraints", number, field)
-                is_full = "/" in attribute
-                wrong = (
-                    f"no device publishes {attribute}" if is_full else f"{field} must name an attribute with its domain"
-                )
+                wrong = f"{field} must name an attribute with its domain"
+                if read:
+                    wrong = f"{field} takes a name, not an expression"
+                elif "/" in attribute:
+                    wrong = f"no device publishes {attribute}"
                 message = f"{wrong}: write {wanted_name or 'DOMAIN/NAME, such as gpu.nvidia.com/parentUUID'}"
                 edits = [SetField(path, wanted_name)] if wanted_name else []
                 yield finding("constraint-domain", message, claim.manifest, path, *edits)
+
+
+def _read(written: str) -> str:
+    """The name of the attribute that an expression reads; "" if the text is anything else."""
+    found = tokens(written)
+    read = next(accesses(found), None)
+    if read is None or read.name is None or read.start or read.end < len(found):
+        return ""
+    return f"{read.domain.name}/{read.name.name}"
 
 
 def _qualified(attribute: str, driver: str | None) -> str | None:

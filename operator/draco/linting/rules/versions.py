@@ -11,7 +11,7 @@ from draco.linting import objects
 from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, SetField, TreePath, finding
 from draco.resources.texts import agreeing
 from draco.resources.written.conversion import GROUP, OF_A_REQUEST
-from draco.selectors.corrections import Severity
+from draco.selectors.complaint import Severity
 
 _CLASSIC: Final = {
     "PodSchedulingContext": "since Kubernetes 1.32 the scheduler allocates claims itself: remove this object",
