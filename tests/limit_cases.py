@@ -52,6 +52,12 @@ def a_rule(**taint: Any) -> Json:
     return _of("DeviceTaintRule", spec) | {"apiVersion": RULES}
 
 
+def _selecting(**selector: str) -> Json:
+    rule = a_rule()
+    rule["spec"]["deviceSelector"] |= selector
+    return rule
+
+
 def a_node_selector(*requirements: Json, terms: int = 1) -> Json:
     term = {"matchExpressions": list(requirements)}
     return a_slice(nodeName=None, nodeSelector={"nodeSelectorTerms": [term] * terms}, devices=[{"name": "gpu-0"}])
@@ -105,6 +111,8 @@ TAKEN: Final[dict[str, Json]] = {
     "rule": a_rule(value="x"),
     "pod for a node": a_pod(nodeSelector={"kubernetes.io/hostname": "n" * 63, "b": ""}),
     "pod for several nodes": an_affinity({"key": "a", "operator": "In", "values": ["b", "c.d_e", ""]}),
+    "rule for one device": _selecting(pool="a.b/c", device="gpu-0"),
+    "extended resource": _of("DeviceClass", {"extendedResourceName": "example.com/gpu"}),
 }
 REFUSED: Final[dict[str, tuple[Json, str]]] = {
     "attribute with a dash": (a_device(attributes={"numa-1": {"int": 1}}), '"numa-1" cannot name an attribute'),
@@ -200,5 +208,18 @@ REFUSED: Final[dict[str, tuple[Json, str]]] = {
     "pod for nodes with no label value": (
         an_affinity({"key": "a", "operator": "NotIn", "values": ["b", "-c"]}),
         'nodeSelectorTerms[0].matchExpressions[0].values[1] "-c" is not a label value',
+    ),
+    "wildcard in a rule's pool": (_selecting(pool="*"), '"*" has a wildcard, and there are none: name one pool'),
+    "wildcard in a rule's device": (_selecting(device="gpu-*"), '"gpu-*" has a wildcard'),
+    "UUID in a rule": (_selecting(device="GPU-0a1b"), '"GPU-0a1b" is not the name of a device, such as gpu-0'),
+    "driver of a rule": (_selecting(driver="gpu_a"), '"gpu_a" is not a driver name'),
+    "pool of a rule": (_selecting(pool="a_b"), '"a_b" is not the name of a pool'),
+    "extended resource without a domain": (
+        _of("DeviceClass", {"extendedResourceName": "gpu"}),
+        '"gpu" is not the name of an extended resource',
+    ),
+    "extended resource of Kubernetes": (
+        _of("DeviceClass", {"extendedResourceName": "kubernetes.io/gpu"}),
+        "is not the name of an extended resource",
     ),
 }

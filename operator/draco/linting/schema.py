@@ -24,6 +24,7 @@ WATCHED: Final = frozenset(
         "resourceClaimName",
         "resourceClaimTemplate",
         "resourceClaimTemplateName",
+        "resourceClaimTemplates",
     }
 )
 

@@ -219,7 +219,8 @@ EXTENDED_BY_CLASS = "deviceclass.resource.kubernetes.io/"
 
 def is_extended_resource(name: str) -> bool:
     """Whether a container's resource is an extended one, which is counted in whole numbers."""
-    return name.startswith(EXTENDED_BY_CLASS) or ("/" in name and "kubernetes.io/" not in name)
+    is_native = "/" not in name or "kubernetes.io/" in name or name.startswith("requests.")
+    return name.startswith(EXTENDED_BY_CLASS) or not is_native
 
 
 def closest_profile(profile: str, there: Iterable[str]) -> str:

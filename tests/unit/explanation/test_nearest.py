@@ -184,6 +184,16 @@ def test_a_taint_is_lifted_from_the_devices_that_would_be_taken() -> None:
     )
 
 
+@pytest.mark.parametrize("key", ["example.com/broken", ""])
+def test_a_toleration_of_the_pod_is_told_to_be_for_nodes(key: str) -> None:
+    fleet = a_fleet()
+    fleet.put_rule(a_rule(driver=GPU, pool="n1"))
+    pod = a_pod()
+    tolerant = msgspec.structs.replace(pod.spec, tolerations=[Toleration(key=key, operator="Exists")])
+    [first, *_] = nearest_misses(fleet, [asking(BIG)], msgspec.structs.replace(pod, spec=tolerant))
+    assert first.text.endswith("let the request tolerate it (tolerations of the pod are for taints of nodes)")
+
+
 @pytest.mark.parametrize(
     ("taint", "remedy"),
     [

@@ -341,7 +341,7 @@ def test_a_field_of_a_request_beside_the_requests_is_told_its_place(field: str) 
 @pytest.mark.parametrize("field", ["spec: {devices: {}}", "deviceClassName: gpu.nvidia.com", "devices: {requests: []}"])
 def test_a_claim_inside_of_a_pod_becomes_a_template(field: str) -> None:
     [told] = checked(POD.replace("resourceClaimName: gpu", field)).findings
-    assert told.message.startswith("a pod cannot contain a claim")
+    assert "a pod cannot contain a claim; write a ResourceClaimTemplate" in told.message
 
 
 def test_a_list_of_one_in_place_of_a_mapping_becomes_it_with_its_comments() -> None:
@@ -449,3 +449,49 @@ def test_the_driver_of_an_unknown_class_is_that_of_the_claims_configuration() ->
     assert selector["cel"]["expression"] == (
         'device.capacity["gpu.example.com"].memory.compareTo(quantity("32Gi")) >= 0'
     )
+
+
+@pytest.mark.parametrize(
+    "written", ['device.attributes["gpu.nvidia.com"].parentUUID', "device.attributes['gpu.nvidia.com'].parentUuid"]
+)
+def test_an_expression_in_a_constraint_becomes_the_name_that_it_reads(written: str) -> None:
+    claim = CLAIM + f"    constraints: [{{matchAttribute: {written!r}}}]\n"
+    assert corrected(claim)[0]["spec"]["devices"]["constraints"] == [{"matchAttribute": "gpu.nvidia.com/parentUUID"}]
+
+
+def test_an_amount_beside_the_requests_of_a_capacity_is_moved_into_them() -> None:
+    [claim] = corrected(request("exactly: {deviceClassName: gpu.nvidia.com, capacity: {memory: 6Gi}}"))
+    assert claim["spec"]["devices"]["requests"][0]["exactly"]["capacity"] == {"requests": {"memory": "6Gi"}}
+
+
+def test_claim_templates_inside_of_a_workload_are_told_to_be_objects() -> None:
+    workload = "apiVersion: apps/v1\nkind: StatefulSet\nmetadata: {name: s}\nspec: {resourceClaimTemplates: [], template: {}}\n"
+    [told] = checked(workload).findings
+    assert "write each as a ResourceClaimTemplate of its own" in told.message
+
+
+def test_a_driver_of_a_class_is_told_to_be_in_a_selector() -> None:
+    [told] = checked(
+        "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: a}\nspec: {driver: gpu.example.com}\n"
+    ).findings
+    assert "a class compares the driver in a selector" in told.message
+
+
+def test_how_long_a_taint_is_tolerated_is_told_to_be_in_a_toleration() -> None:
+    [told] = checked(RULE.replace("effect", "tolerationSeconds: 60, effect")).findings
+    assert "is in a toleration of its request" in told.message
+
+
+@pytest.mark.parametrize(
+    ("claims", "is_refused"),
+    [
+        ("[{name: gpu}, {name: gpu}]", True),
+        ("[{name: gpu}, {name: gpu, request: gpu}]", True),
+        ("[{name: gpu, request: gpu}, {name: gpu}]", True),
+        ("[{name: gpu, request: gpu}, {name: gpu, request: gpu}]", True),
+        ("[{name: gpu, request: gpu}, {name: gpu, request: b}]", False),
+    ],
+)
+def test_an_entry_that_a_container_takes_twice_is_told(claims: str, is_refused: bool) -> None:
+    pod = POD.replace("\n          - name: gpu\n", f" {claims}\n")
+    assert ("container-claim" in rules(pod)) == is_refused

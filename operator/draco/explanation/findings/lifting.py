@@ -4,7 +4,7 @@ Owns the texts for Draco's own taints. Nobody lifts these by hand, because the a
 tolerating one gives a device that cannot be used.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from draco.allocation.ownership.claims import is_operators
@@ -51,18 +51,19 @@ def lifting(
     named: str = "",
     devices: str = "",
     classes: Mapping[str, DeviceClass] | None = None,
+    of_pod: Collection[str] = (),
 ) -> str:
     """What to do about taints of devices, as an imperative; the first taint decides.
 
     `named` and `devices` are empty if the sentence before has them. Without `classes`, the claim has its devices already, so
-    nothing can be asked for instead.
+    nothing can be asked for instead. `of_pod`: the keys that the pod tolerates, "" for all, which is for taints of nodes.
     """
     first, count = taints[0], len(taints)
     what = " ".join(filter(None, (agreeing(count, "the taint", "the taints"), named)))
     where = f" from {devices}" if devices else ""
     if when := _when(first):
         return f"wait until {what} {are(count)} lifted{where}: {when}"
-    return f"lift {what}{where}{_how(first, classes)}"
+    return f"lift {what}{where}{_how(first, classes, of_pod)}"
 
 
 def _when(taint: DeviceTaint) -> str:
@@ -78,7 +79,7 @@ def _when(taint: DeviceTaint) -> str:
     return ""
 
 
-def _how(taint: DeviceTaint, classes: Mapping[str, DeviceClass] | None) -> str:
+def _how(taint: DeviceTaint, classes: Mapping[str, DeviceClass] | None, of_pod: Collection[str]) -> str:
     if taint.key == TAINT_UNSETTLED:
         return f" {_TURN_OFF}"
     if taint.key in _BY:
@@ -88,4 +89,6 @@ def _how(taint: DeviceTaint, classes: Mapping[str, DeviceClass] | None) -> str:
         such = f", such as {dracos[0]}" if dracos else ""
         instead = "" if classes is None else f", or ask for a class whose claims Draco allocates{such}"
         return f" by its MigPolicy (spec.allocator: Scheduler){instead}"
-    return "" if classes is None else ", or let the request tolerate it"
+    is_misplaced = not {taint.key, ""}.isdisjoint(of_pod)
+    why = " (tolerations of the pod are for taints of nodes)" if is_misplaced else ""
+    return "" if classes is None else f", or let the request tolerate it{why}"

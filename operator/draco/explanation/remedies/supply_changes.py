@@ -77,7 +77,8 @@ def _lifted(trials: Trials, taints: Sequence[DeviceTaint]) -> Iterator[Suggested
             if candidate.key in taken and any(each.identity in keys for each in candidate.taints)
         }
         named = " and ".join(_named(trials, taint, tainted.values()) for taint in taints)
-        text = lifting(taints, named=named, devices=listed(sorted(tainted)), classes=trials.fleet.classes)
+        devices = listed(sorted(tainted))
+        text = lifting(taints, named=named, devices=devices, classes=trials.fleet.classes, of_pod=trials.tolerated_keys)
         yield SuggestedChange.of(ChangeKind.LIFT_TAINT, text, node, results, taints=taints)
         return
 

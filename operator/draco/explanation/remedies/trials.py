@@ -79,6 +79,7 @@ class Trials:
         self.own: Final = {claim.metadata.key for claim in claims}
         self.claims: Final = [claim for claim in claims if claim.status.allocation is None]
         self.rules: Final = PodRules(pod)
+        self.tolerated_keys: Final = {each.key for each in pod.spec.tolerations} if pod is not None else set()
         self._nodes = nodes_for(fleet, pod)
         self.published: Final = PublishedNames(fleet.inventory.columns)
         self.tries = 0

@@ -12,7 +12,7 @@ from draco.linting.rules.configurations import check_configurations
 from draco.linting.rules.extended import check_extended_resources
 from draco.linting.rules.fields import check_fields, check_names, check_nesting
 from draco.linting.rules.health_policies import check_health_policies
-from draco.linting.rules.references import check_container_claims, check_pod_claims
+from draco.linting.rules.references import check_container_claims, check_pod_claims, check_repeated_claims
 from draco.linting.rules.requests import check_admin_access, check_references_to_requests, check_requests
 from draco.linting.rules.selectors import check_constraints, check_selectors
 from draco.linting.rules.sharing import check_sharing
@@ -46,6 +46,7 @@ _OF_MEANING: Final[tuple[ManifestRule, ...]] = (
     check_admin_access,
     check_pod_claims,
     check_container_claims,
+    check_repeated_claims,
     check_sharing,
     check_pools,
     check_extended_resources,

@@ -1,7 +1,6 @@
 """Rules about unknown fields, misplaced fields, and values of the wrong form. `schema` knows the fields."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, SetField, TreePath, finding
@@ -20,16 +19,12 @@ from draco.linting.objects import (
 from draco.linting.schema import CLAIMS, EACH, GONE, OPEN, POD_SPEC, PODS, WATCHED, Schema
 from draco.resources.texts import ALIKE, most_like, slip_of
 
-_INSTEAD: Final[Mapping[TreePath, str]] = MappingProxyType(
-    {
-        (
-            "spec",
-            "deviceSelector",
-        ): "a taint rule selects only by driver, pool (mostly the node's name) and device; `draco "
-        "selector eval` finds them by any attribute"
-    }
+_DEVICE_SELECTOR: Final = ("spec", "deviceSelector")
+_ONLY_EXACT: Final = (
+    "a taint rule selects only by driver, pool (mostly the node's name) and device; `draco selector eval` finds them by any "
+    "attribute"
 )
-"""The remedy for fields whose closest name would select something else; no similar name is suggested then."""
+"""The remedy for fields of a taint rule's selector, whose closest name would select something else."""
 _SAME: Final = {
     "drivername": "driver",
     "poolname": "pool",
@@ -132,18 +127,14 @@ class _Walk(NamedTuple):
         here = (*path, field)
         choices = [name for name in schema if name not in {OPEN, EACH, GONE, *schema.get(GONE, ())}]
         where = f" of {_where(path)}" if path else ""
+        if advice := _advice(text(self.tree.get("kind")), path, field):
+            return finding("unknown-field", f"there is no field {field}{where}: {advice}", self.number, here)
         moves, how = self._moves(here, choices)
         if moves:
             return finding("field-place", f"{field} is not a field{where or ' here'}: {how}", self.number, here, *moves)
-        if path[-2:-1] == ("resourceClaims",) and field in _OWN_CLAIM:
-            message = (
-                f"a pod cannot contain a claim, so there is no {field}{where}: write it as a ResourceClaimTemplate, and name "
-                "that in resourceClaimTemplateName"
-            )
-            return finding("unknown-field", message, self.number, here)
         slip = _SAME.get(field.lower(), "") if _SAME.get(field.lower()) in choices else slip_of(field, choices)
-        if not slip and path in _INSTEAD:
-            return finding("unknown-field", f"there is no field {field}{where}: {_INSTEAD[path]}", self.number, here)
+        if not slip and path == _DEVICE_SELECTOR:
+            return finding("unknown-field", f"there is no field {field}{where}: {_ONLY_EXACT}", self.number, here)
         likely = slip or most_like(field, choices, at_least=ALIKE)
         if likely:
             is_free = at(self.tree, (*path, likely)) is None
@@ -160,7 +151,10 @@ class _Walk(NamedTuple):
         """The edits that put a field, or what it holds, in its place, and what they do; none if its place is unknown."""
         if moves := self._moves_up(path, choices):
             return moves, "move what is below it up one level"
-        meant = self._place_of(path[:-1], str(path[-1]))
+        outer, field = path[:-1], str(path[-1])
+        meant = self._place_of(outer, field)
+        if meant is None and outer[-1:] == ("capacity",) and at(self.tree, (*outer, "requests", field)) is None:
+            meant = (*outer, "requests", field)
         return ([MoveField(path, meant)], f"move it into {_where(meant[:-1])}") if meant is not None else ([], "")
 
     def _moves_up(self, path: TreePath, choices: Sequence[str]) -> list[Edit]:
@@ -193,6 +187,22 @@ class _Walk(NamedTuple):
         return here
 
 
+def _advice(kind: str, path: TreePath, field: str) -> str:
+    """What to write instead of a field whose place is in another object, or in an expression; "" for any other field."""
+    if path[-2:-1] == ("resourceClaims",) and field in _OWN_CLAIM:
+        return "a pod cannot contain a claim; write a ResourceClaimTemplate, and name it in resourceClaimTemplateName"
+    if field == "resourceClaimTemplates":
+        return (
+            "write each as a ResourceClaimTemplate of its own, and name it in resourceClaimTemplateName of the pod template's "
+            "resourceClaims"
+        )
+    if (kind, path) == ("DeviceClass", ("spec",)) and field in {"driver", "driverName"}:
+        return 'a class compares the driver in a selector, as in `device.driver == "gpu.example.com"`'
+    if path == ("spec", "taint") and field == "tolerationSeconds":
+        return "how long a pod may stay is in a toleration of its request"
+    return ""
+
+
 def _places(schema: Schema, field: str) -> Iterator[TreePath]:
     """All places of a field below a schema that are not inside lists."""
     waiting: list[tuple[TreePath, Schema]] = [((), schema)]
@@ -208,7 +218,7 @@ def _places(schema: Schema, field: str) -> Iterator[TreePath]:
 
 
 def _in_lists(schema: Schema, field: str) -> str:
-    """The place of a field inside of lists, as in spec.devices.requests[].exactly; "" if there is none, or several are."""
+    """The place of a request's field, as in spec.devices.requests[].exactly; "" for any other field."""
     found: list[str] = []
     waiting: list[tuple[str, Schema]] = [("", schema)]
     while waiting:
@@ -219,9 +229,8 @@ def _in_lists(schema: Schema, field: str) -> str:
             if field in here and field not in here.get(GONE, ()):
                 found.append(path)
             waiting += [(f"{path}.{name}", inner) for name, inner in here.items() if name not in {OPEN, EACH, GONE}]
-    # What v1beta1 wrote beside a request's name, and what each alternative has too, belongs to `exactly`.
-    exact = [path for path in found if path.endswith(".exactly")]
-    return next(iter(exact or found), "").removeprefix(".") if len(exact or found) == 1 else ""
+    # v1beta1 had it beside the request's name, and each alternative has it, too.
+    return next((path.removeprefix(".") for path in found if path.endswith(".exactly")), "")
 
 
 def _is_nested(tree: Json, path: TreePath = _NESTED) -> bool:

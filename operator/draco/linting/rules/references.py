@@ -116,6 +116,23 @@ def check_container_claims(manifests: Sequence[Manifest], _kubernetes: int) -> I
                 yield from _request(pod, use, request, entries[name], known)
 
 
+def check_repeated_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """A container names each entry once, or several requests of it."""
+    for pod in objects.pods(manifests):
+        for container in objects.containers(pod):
+            seen: set[tuple[str, str]] = set()
+            for use in objects.container_claims(container):
+                name, request = (objects.text(use.fields.get(field)) for field in ("name", "request"))
+                if name and (
+                    {(name, request), (name, "")} & seen or (not request and name in {one for one, _ in seen})
+                ):
+                    message = (
+                        f"the container takes {name} already: name an entry once, or one request of it in each item"
+                    )
+                    yield finding("container-claim", message, pod.manifest, use.path)
+                seen.add((name, request))
+
+
 def _without_entry(
     pod: objects.WrittenPodSpec,
     use: objects.WrittenUse,

@@ -55,6 +55,13 @@ def check_driver(name: str, at: Place) -> Iterator[ValueRefusal]:
         yield ValueRefusal(at, f'"{short(name)}" is not a driver name: write a domain such as gpu.example.com')
 
 
+def check_pool(name: str, at: Place) -> Iterator[ValueRefusal]:
+    """Check the name of a pool."""
+    if len(name) > MAX_NAME or not all(SUBDOMAIN.fullmatch(part) for part in name.split("/")):
+        text = "is not the name of a pool: write parts of lower-case letters, digits, - and ., with / between them"
+        yield ValueRefusal(at, f'"{short(name)}" {text}')
+
+
 def check_label(name: str, at: Place, what: str) -> Iterator[ValueRefusal]:
     """Check a DNS label (names of devices, requests and counters); `what` says what it names."""
     if not LABEL.fullmatch(name):

@@ -22,8 +22,8 @@ from draco.resources.api.claims import (
 )
 from draco.resources.api.core import Container, Pod, PodSpec
 from draco.resources.api.slices import ResourceSlice
-from draco.resources.api.taints import EFFECTS, DeviceTaintRule, DeviceToleration
-from draco.resources.names import is_extended_resource
+from draco.resources.api.taints import EFFECTS, DeviceTaintRule, DeviceTaintSelector, DeviceToleration
+from draco.resources.names import EXTENDED_BY_CLASS, is_extended_resource
 from draco.resources.quantity import Quantity
 from draco.resources.written.forms import (
     MAX_NAME,
@@ -37,6 +37,7 @@ from draco.resources.written.forms import (
     check_driver,
     check_label,
     check_label_value,
+    check_pool,
     check_qualified,
     check_taint,
     short,
@@ -73,7 +74,11 @@ def refusals(item: Object) -> Iterator[ValueRefusal]:
             yield from check_count(("spec", "config"), item.spec.config, _MAX_REQUESTS)
             for index, config in enumerate(item.spec.config):
                 yield from _opaque(config.opaque, ("spec", "config", index))
+            if item.spec.extended_resource_name is not None:
+                yield from _extended_resource(item.spec.extended_resource_name, ("spec", "extendedResourceName"))
         case DeviceTaintRule():
+            if item.spec.device_selector is not None:
+                yield from _exact_selector(item.spec.device_selector, ("spec", "deviceSelector"))
             yield from check_taint(item.spec.taint, ("spec", "taint"))
         case Pod():
             yield from _pod(item.spec, ("spec",))
@@ -107,6 +112,26 @@ def _containers(containers: Sequence[Container], at: Place) -> Iterator[ValueRef
                     yield ValueRefusal(place, f"is {amount}: an extended resource is counted in whole numbers")
                 elif known is not None and Quantity.read(str(resources.limits.get(name, ""))) != known:
                     yield ValueRefusal(place, "must equal the limit of this extended resource: write the limit alone")
+
+
+def _exact_selector(selector: DeviceTaintSelector, at: Place) -> Iterator[ValueRefusal]:
+    for field, value in (("driver", selector.driver), ("pool", selector.pool), ("device", selector.device)):
+        if value is not None and "*" in value:
+            yield ValueRefusal((*at, field), f'"{short(value)}" has a wildcard, and there are none: name one {field}')
+            return
+    if selector.driver is not None:
+        yield from check_driver(selector.driver, (*at, "driver"))
+    if selector.pool is not None:
+        yield from check_pool(selector.pool, (*at, "pool"))
+    if selector.device is not None:
+        yield from check_label(selector.device, (*at, "device"), "the name of a device, such as gpu-0")
+
+
+def _extended_resource(name: str, at: Place) -> Iterator[ValueRefusal]:
+    if not is_extended_resource(name) or name.startswith(EXTENDED_BY_CLASS) or not TAINT_KEY.fullmatch(name):
+        yield ValueRefusal(
+            at, f'"{short(name)}" is not the name of an extended resource: write for example example.com/gpu'
+        )
 
 
 def _claim(claim: DeviceClaim, at: Place) -> Iterator[ValueRefusal]:

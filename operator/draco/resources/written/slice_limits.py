@@ -8,8 +8,6 @@ from draco.resources.api.slices import CapacityRequestPolicy, Device, DeviceAttr
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.resources.written.forms import (
-    MAX_NAME,
-    SUBDOMAIN,
     ChosenKey,
     Place,
     ValueRefusal,
@@ -17,6 +15,7 @@ from draco.resources.written.forms import (
     check_distinct,
     check_driver,
     check_label,
+    check_pool,
     check_qualified,
     check_taint,
     short,
@@ -83,9 +82,8 @@ def _pool(spec: ResourceSliceSpec, at: Place) -> Iterator[ValueRefusal]:
     name = spec.pool.name
     if not name:
         yield ValueRefusal((*at, "name"), "is empty: name the pool, usually after its node")
-    elif len(name) > MAX_NAME or not all(SUBDOMAIN.fullmatch(part) for part in name.split("/")):
-        text = "is not the name of a pool: write parts of lower-case letters, digits, - and ., with / between them"
-        yield ValueRefusal((*at, "name"), f'"{short(name)}" {text}')
+    else:
+        yield from check_pool(name, (*at, "name"))
     if spec.pool.resource_slice_count < 1:
         text = "must be at least 1: it counts the slices of the pool, this one included"
         yield ValueRefusal((*at, "resourceSliceCount"), text)
