@@ -36,6 +36,7 @@ from draco.explanation.remedies.unmet import unmet_requests
 from draco.explanation.selection import alternatives, selection
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node, Pod
+from draco.resources.api.taints import BLOCKING_EFFECTS
 from draco.resources.names import SCHEDULING_GATE
 from draco.resources.texts import listed
 
@@ -268,6 +269,10 @@ def _areas(fleet: Fleet, claims: Sequence[ResourceClaim]) -> set[AffectedArea]:
         AffectedArea.LIST_ATTRIBUTES: fleet.inventory.columns.irregular,  # mostly, irregular devices are those with lists
         AffectedArea.SEVERAL_CLAIMS: len(claims) > 1,
         AffectedArea.NAMES_TWICE: bool(+fleet.inventory.columns.twice),
+        AffectedArea.RULE_WITHOUT_SELECTOR: any(
+            rule.spec.without_selector and rule.spec.taint.effect in BLOCKING_EFFECTS
+            for rule in fleet.inventory.wide_rules
+        ),
         AffectedArea.CONSTRAINTS: any(claim.spec.devices.constraints for claim in claims),
         AffectedArea.ALL_MODE: any(each.allocation_mode == "All" for each in asked),
         AffectedArea.CONSUMABLE_CAPACITY: any(each.capacity is not None for each in asked),

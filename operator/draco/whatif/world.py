@@ -68,6 +68,12 @@ class World(msgspec.Struct, kw_only=True):
             if text not in self.notes:
                 self.notes.append(text)
 
+    def note_unselecting_rules(self) -> None:
+        """Note taint rules without a selector, of which only the API says that they taint nothing."""
+        for rule in self.fleet.inventory.rules:
+            if rule.spec.without_selector and rule.spec.taint.effect in BLOCKING_EFFECTS:
+                self.notes.append(f"DeviceTaintRule {rule.metadata.name} {rule.spec.without_selector}.")
+
     def note_first_fit(self, claims: Iterable[ResourceClaim]) -> None:
         """Note that Draco places its own claims differently from this simulation."""
         if any(is_for_operator(claim, self.fleet.classes) for claim in claims):
@@ -87,19 +93,18 @@ def of_files(objects: Sequence[tuple[Object, str]]) -> World:
     if not world.fleet.nodes:
         world.fleet.put_node(Node(metadata=ObjectMeta(name=ANY_NODE)))
         world.notes.append(f"The files name no node: a node without labels, {ANY_NODE}, represents all nodes.")
-    _note_doubts(world)
+    _note_twice(world)
     return world
 
 
 def put_objects(world: World, objects: Sequence[tuple[Object, str]]) -> None:
     """Add the objects of files to a live cluster, replacing those of the same name. Raises ManifestError."""
     _put_all(world, objects)
-    _note_doubts(world)
+    _note_twice(world)
 
 
-def _note_doubts(world: World) -> None:
-    """Note what Kubernetes does otherwise than its API says, or at random."""
-    note_unselecting_rules(world)
+def _note_twice(world: World) -> None:
+    """Note devices that publish an attribute with two values, of which a selector may read either."""
     inventory = world.fleet.inventory
     for path, devices in sorted((+inventory.columns.twice).items()):
         named = [
@@ -109,14 +114,6 @@ def _note_doubts(world: World) -> None:
         ]
         who = f"{listed(sorted(named))} {are(devices)}"
         world.notes.append(sentence(twice_text(who, path.domain or "", path.id or "")))
-
-
-def note_unselecting_rules(world: World) -> None:
-    """Note rules without a selector, of which only the API says that they taint nothing."""
-    for rule in world.fleet.inventory.rules:
-        if rule.spec.without_selector and rule.spec.taint.effect in BLOCKING_EFFECTS:
-            note = f"DeviceTaintRule {rule.metadata.name} {rule.spec.without_selector}."
-            world.notes += [note] if note not in world.notes else []
 
 
 def _put_all(world: World, objects: Iterable[tuple[Object, str]]) -> None:

@@ -33,7 +33,7 @@ def test_no_change_is_listed_twice() -> None:
 
 
 def test_a_release_has_the_bugs_fixed_after_it_and_the_open_ones() -> None:
-    assert [bug.changes[0] for bug in bugs_of(37)] == [142202, 140729]
+    assert [bug.changes[0] for bug in bugs_of(37)] == [141648, 142202, 140729]
     assert 140325 in [bug.changes[0] for bug in bugs_of(36)]
     assert 137347 not in [bug.changes[0] for bug in bugs_of(36)]
     assert bugs_of(34) == bugs_of(35) == UPSTREAM_BUGS

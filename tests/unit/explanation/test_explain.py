@@ -598,3 +598,13 @@ def test_what_the_summary_says_is_not_said_again_below_it() -> None:
     assert "Any one of these would do" not in lines
     assert ("Any one of these would do as well" in lines) == bool(others)
     assert [line for line in lines if any(each in line for each in others)] == lines[len(lines) - len(others) :]
+
+
+@pytest.mark.parametrize(("effect", "minor", "number"), [("NoSchedule", 37, 1), ("NoSchedule", 38, 0), ("None", 37, 0)])
+def test_a_rule_without_selector_is_named_as_what_keeps_a_claim_waiting(effect: str, minor: int, number: int) -> None:
+    fleet = a_fleet()
+    rule = a_rule(effect=effect)
+    fleet.put_rule(msgspec.structs.replace(rule, spec=msgspec.structs.replace(rule.spec, device_selector=None)))
+    found = explain(fleet, [asking()], minor=minor)
+    assert found.fits
+    assert sum("no spec.deviceSelector" in bug for bug in found.upstream_bugs) == number

@@ -58,6 +58,11 @@ class Inventory:
         """All taint rules, sorted by name."""
         return [rule for _, rule in sorted(self._rules.items())]
 
+    @property
+    def wide_rules(self) -> Iterable[DeviceTaintRule]:
+        """The taint rules that name no pool."""
+        return self._wide_rules.values()
+
     def rules_for(self, key: PoolKey) -> Iterable[DeviceTaintRule]:
         """The taint rules that may concern a pool, sorted by name."""
         listed = self._wide_rules | self._rules_of.get(key, {})

@@ -22,6 +22,7 @@ class AffectedArea(StrEnum):
     NAMES_TWICE = "NamesTwice"
     SEVERAL_CLAIMS = "SeveralClaims"
     SAME_POOL_NAMES = "SamePoolNames"
+    RULE_WITHOUT_SELECTOR = "RuleWithoutSelector"
 
 
 class UpstreamBug(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +100,13 @@ UPSTREAM_BUGS: Final = (
         areas=(_with(AffectedArea.SEVERAL_CLAIMS),),
         what="The scheduler fails a pod with several claims: it finds fewer allocations than there are claims.",
         fixed_in=37,
+    ),
+    UpstreamBug(
+        changes=(141648,),
+        issues=(141620,),
+        areas=(_with(AffectedArea.RULE_WITHOUT_SELECTOR),),
+        what="The scheduler keeps new claims off every device while a DeviceTaintRule has no spec.deviceSelector.",
+        fixed_in=38,
     ),
     UpstreamBug(
         changes=(142202,),

@@ -47,6 +47,8 @@ def command(*, what: Sequence[str], sources: WorldSources, devices: bool, verbos
     """  # noqa: D301 - click keeps the lines below a backspace as they are
     asked = _asked(what)
     made, namespace = read_world(sources)
+    if made.kubernetes_minor is None:  # else explanations name the bugs of the release
+        made.note_unselecting_rules()
     if not asked or asked[0][1] == "":
         wanted = asked[0][0] if asked else ""
         listed = (each for each in _explained(made, pending(made, sources.namespace, wanted)) if _waits(*each))

@@ -32,7 +32,7 @@ from draco.resources.kinds import (
     TAINT_RULES,
 )
 from draco.resources.names import PoolKey
-from draco.whatif.world import World, note_unselecting_rules
+from draco.whatif.world import World
 
 
 async def read_cluster(client: Client) -> World:
@@ -59,7 +59,7 @@ async def read_cluster(client: Client) -> World:
     found_limits, namespaces = limits.result()
     policies = own_policies.result() or []
     budgets, reservations = await _of_preemption(reader) if preempting_policies(policies) else ([], [])
-    world = World(
+    return World(
         server=str(client.connection.server),
         kubernetes_minor=minor.result(),
         fleet=fleet,
@@ -74,8 +74,6 @@ async def read_cluster(client: Client) -> World:
         creation_failures=await _creation_failures(reader, pods.result()),
         notes=sorted(reader.unread),
     )
-    note_unselecting_rules(world)
-    return world
 
 
 async def _rules(reader: Reader) -> list[DeviceTaintRule]:

@@ -133,6 +133,7 @@ def command(
         world.keep_only(made, nodes)
     gone = world.without(made, without)
     world.put_taints(made, taints)
+    made.note_unselecting_rules()
     run = simulate_trials.run(made.fleet, _trials(made, gone), copies)
     if output != "text":
         print_as(output, simulate_report.document(run, made.notes))
