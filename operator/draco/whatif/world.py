@@ -8,7 +8,7 @@ import msgspec
 from draco.allocation.extended_resources import classes_asked
 from draco.allocation.extended_resources import note as extended_note
 from draco.allocation.fleet.fleet import Fleet
-from draco.allocation.fleet.hardware import PoolHardware
+from draco.allocation.fleet.hardware import PoolHardware, beside_partitions
 from draco.allocation.ownership.claims import is_for_operator
 from draco.maintenance.taint_rules import extended_device, plan_extensions
 from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
@@ -93,18 +93,18 @@ def of_files(objects: Sequence[tuple[Object, str]]) -> World:
     if not world.fleet.nodes:
         world.fleet.put_node(Node(metadata=ObjectMeta(name=ANY_NODE)))
         world.notes.append(f"The files name no node: a node without labels, {ANY_NODE}, represents all nodes.")
-    _note_twice(world)
+    _note_doubts(world)
     return world
 
 
 def put_objects(world: World, objects: Sequence[tuple[Object, str]]) -> None:
     """Add the objects of files to a live cluster, replacing those of the same name. Raises ManifestError."""
     _put_all(world, objects)
-    _note_twice(world)
+    _note_doubts(world)
 
 
-def _note_twice(world: World) -> None:
-    """Note devices that publish an attribute with two values, of which a selector may read either."""
+def _note_doubts(world: World) -> None:
+    """Note attributes with two values, of which a selector may read either, and hardware that is published twice."""
     inventory = world.fleet.inventory
     for path, devices in sorted((+inventory.columns.twice).items()):
         named = [
@@ -114,6 +114,16 @@ def _note_twice(world: World) -> None:
         ]
         who = f"{listed(sorted(named))} {are(devices)}"
         world.notes.append(sentence(twice_text(who, path.domain or "", path.id or "")))
+    divided = {
+        f"{pool.key}/{name}"
+        for pool in inventory.pools
+        for name, _ in beside_partitions(device for entry in pool.entries for device in entry.spec.devices)
+    }
+    if divided:
+        world.notes.append(
+            f"{counted(len(divided), 'GPU')} ({listed(sorted(divided))}) and their partitions consume no common counters: "
+            "Kubernetes allocates both together."
+        )
 
 
 def _put_all(world: World, objects: Iterable[tuple[Object, str]]) -> None:

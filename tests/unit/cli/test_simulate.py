@@ -327,6 +327,16 @@ def test_a_rule_without_selector_is_noted_as_kube_scheduler_takes_it_for_a_rule_
     assert ("kubernetes#141620" in told["notes"][-1]) == (notes == 2)
 
 
+def test_a_gpu_and_its_partition_that_kubernetes_allocates_together_are_noted(tmp_path: Path) -> None:
+    published = a_slice("node-0", "gpu-0", "gpu-0-mig-0")
+    whole, part = published["spec"]["devices"]
+    whole["attributes"] = {"uuid": {"string": "GPU-0"}}
+    part["attributes"] = {"parentUUID": {"string": "GPU-0"}}
+    told = document(tmp_path, [a_class(), published, a_claim("both", 2)])
+    assert told["fits"]
+    assert f"1 GPU ({DRIVER}/node-0/gpu-0) and their partitions consume no common counters" in told["notes"][-1]
+
+
 def test_a_change_that_a_problem_spells_out_is_not_told_again(tmp_path: Path) -> None:
     published = a_slice("node-0", "gpu-0")
     published["spec"]["devices"][0]["attributes"] = {"profile": {"string": "1g.10gb"}}

@@ -495,3 +495,42 @@ def test_how_long_a_taint_is_tolerated_is_told_to_be_in_a_toleration() -> None:
 def test_an_entry_that_a_container_takes_twice_is_told(claims: str, is_refused: bool) -> None:
     pod = POD.replace("\n          - name: gpu\n", f" {claims}\n")
     assert ("container-claim" in rules(pod)) == is_refused
+
+
+DIVIDED = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: a}
+spec:
+  driver: gpu.nvidia.com
+  nodeName: node-0
+  pool: {name: node-0, generation: 1, resourceSliceCount: 1}
+  devices:
+  - {name: gpu-0, attributes: {uuid: {string: GPU-0}}}
+  - {name: gpu-1, attributes: {uuid: {string: GPU-1}}}
+  - {name: mig-0, attributes: {uuid: {string: MIG-0}, parentUUID: {string: GPU-0}}}
+"""
+SHARED = "consumesCounters: [{counterSet: gpu-0, counters: {memory: {value: 1}}}]"
+
+
+def test_a_gpu_beside_its_partitions_without_common_counters_is_told() -> None:
+    [told] = checked(DIVIDED).findings
+    assert (told.rule, told.severity) == ("whole-and-divided", "warning")
+    assert told.message.startswith("gpu-0 and its partitions mig-0 consume no common counters")
+    counted = DIVIDED.replace("{name: gpu-0,", f"{{name: gpu-0, {SHARED},").replace(
+        "{name: mig-0,", f"{{name: mig-0, {SHARED},"
+    )
+    assert checked(counted).findings == []
+
+
+def test_the_configuration_of_the_mig_manager_is_told_to_become_a_policy() -> None:
+    [told] = checked("version: v1\nmig-configs: {all-1g.10gb: [{devices: all}]}\n").findings
+    assert "write its layouts into spec.layouts of a MigPolicy" in told.message
+
+
+def test_a_policy_that_cannot_be_read_is_told_with_its_place() -> None:
+    policy = "apiVersion: draco.dev/v1alpha1\nkind: MigPolicy\nmetadata: {name: a}\nspec: {mode: static}\n"
+    [told] = checked(policy).findings
+    assert (told.rule, told.line) == ("value", 4)
+    assert "it must be Disabled, Static or Dynamic" in told.message
+    assert checked(policy.replace("static", "Dynamic")).findings == []

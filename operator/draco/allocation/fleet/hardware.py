@@ -7,7 +7,7 @@ because otherwise the scheduler would give away the same memory twice. Knows no 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 
@@ -218,6 +218,27 @@ class PoolHardware:
             if board := self.board(name):
                 found[board].append(name)
         return found
+
+
+def beside_partitions(devices: Iterable[Device]) -> Iterator[tuple[str, list[str]]]:
+    """Whole GPUs, each with those of its published partitions with which it shares no counter set: both can be allocated."""
+    found = list(devices)
+    parts: dict[str, list[Device]] = defaultdict(list)
+    for device in found:
+        if (parent := device.attributes.get(ATTRIBUTE_PARENT_UUID)) is not None:
+            parts[str(parent.value)].append(device)
+    for device in found if parts else ():
+        uuid = device.attributes.get(ATTRIBUTE_UUID)
+        if uuid is None or ATTRIBUTE_PARENT_UUID in device.attributes:
+            continue
+        own = {each.counter_set for each in device.consumes_counters}
+        apart = [
+            part
+            for part in parts[str(uuid.value)]
+            if own.isdisjoint(each.counter_set for each in part.consumes_counters)
+        ]
+        if apart:
+            yield device.name, [part.name for part in apart]
 
 
 def _draws_of(device: Device) -> Draws:

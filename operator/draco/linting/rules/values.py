@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from draco.allocation.fleet.hardware import beside_partitions
 from draco.linting.model import Finding, Json, Manifest, SetField, finding
 from draco.linting.objects import at, is_near, kind_of, mapping, of_kind, text
 from draco.linting.rules.taints import SELECTORS_BEFORE_1_35
@@ -10,7 +11,7 @@ from draco.resources.quantity import quantity_meant
 from draco.resources.texts import listed
 from draco.resources.written.forms import ValueRefusal
 from draco.resources.written.limits import refusals
-from draco.resources.written.manifests import ManifestError, decode, pod_path
+from draco.resources.written.manifests import OWN_API_VERSION, ManifestError, decode, decode_own, pod_path
 from draco.selectors.known_names import published_twice, twice_text
 
 
@@ -35,11 +36,14 @@ def check_values(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Fi
     """All wrong values in manifests whose kind and version can be decoded."""
     for index, manifest in enumerate(manifests):
         try:
+            if text(manifest.tree.get("apiVersion")) == OWN_API_VERSION and decode_own(manifest.tree, source=""):
+                continue
             item = decode(_readable(manifest), source="")
             for refusal in refusals(item):
                 yield _stored(index, manifest, refusal)
             if isinstance(item, ResourceSlice):
                 yield from _twice(index, item.spec)
+                yield from _whole_and_divided(index, item.spec)
         except ManifestError as error:
             for refusal in error.refusals:
                 yield _unread(index, manifest, refusal)
@@ -73,6 +77,17 @@ def _twice(index: int, spec: ResourceSliceSpec) -> Iterator[Finding]:
             message = f"{twice_text(f'{device.name} is', spec.driver, name)}; leave one of the two out"
             place = ("spec", "devices", number, field, name)
             yield finding("published-twice", message, index, place, severity="warning")
+
+
+def _whole_and_divided(index: int, spec: ResourceSliceSpec) -> Iterator[Finding]:
+    places = {device.name: number for number, device in enumerate(spec.devices)}
+    for name, parts in beside_partitions(spec.devices):
+        message = (
+            f"{name} and its partitions {listed(parts)} consume no common counters, so Kubernetes allocates both together: "
+            "publish the GPU or the partitions, or let both consume one counter set"
+        )
+        place = ("spec", "devices", places[name])
+        yield finding("whole-and-divided", message, index, place, severity="warning")
 
 
 def _unread(index: int, manifest: Manifest, refusal: ValueRefusal) -> Finding:

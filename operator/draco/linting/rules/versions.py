@@ -266,7 +266,10 @@ def check_fragments(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator
             continue
         kind = objects.kind_of(manifest) or _kind_of(manifest.tree)
         if kind is None:
-            message = f"{' and '.join(missing)} missing: this is not a manifest, or only part of one"
+            what = "this is not a manifest, or only part of one"
+            if "mig-configs" in manifest.tree:
+                what = "this configures NVIDIA's MIG manager: write its layouts into spec.layouts of a MigPolicy"
+            message = f"{' and '.join(missing)} missing: {what}"
             yield finding("fragment", message, index, ())
             continue
         version = "v1" if kind == "Pod" else f"{GROUP}/v1"
