@@ -115,6 +115,7 @@ TAKEN: Final[dict[str, Json]] = {
     "extended resource": _of("DeviceClass", {"extendedResourceName": "example.com/gpu"}),
 }
 REFUSED: Final[dict[str, tuple[Json, str]]] = {
+    "count beside All": (an_exact(allocationMode="All", count=2), "count must be left out where allocationMode is All"),
     "attribute with a dash": (a_device(attributes={"numa-1": {"int": 1}}), '"numa-1" cannot name an attribute'),
     "attribute with a digit": (a_device(attributes={"1st": {"int": 1}}), '"1st" cannot name an attribute'),
     "attribute too long": (a_device(attributes={f"{_LONG}a": {"int": 1}}), "cannot name an attribute"),

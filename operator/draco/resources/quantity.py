@@ -53,6 +53,7 @@ _SHAPE: Final = re.compile(
 """Possessive, because backtracking never matches and would take cubic time."""
 _NUMBER_THEN_LETTERS: Final = re.compile(r"[+-]?[0-9.]*([A-Za-z]+)")
 _EXPONENT: Final = re.compile(r"[eE]([+-]?[0-9]+)")
+_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtTpPeE])(i?)([bB]?)")
 
 _MAX_INT64: Final = 2**63 - 1
 _INT64_DIGITS: Final = 18
@@ -340,9 +341,6 @@ def _power_of_ten(exponent: int) -> float:
     if exponent < 0:
         return float(f"1e-{32 * tens}") / float(f"1e{ones}")
     return float(f"1e{32 * tens}") * float(f"1e{ones}")
-
-
-_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtTpPeE])(i?)([bB]?)")
 
 
 def quantity_meant(text: str) -> str | None:

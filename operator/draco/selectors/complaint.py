@@ -22,10 +22,14 @@ class Complaint(NamedTuple):
     """Whether the expression compiles but fails on every device."""
 
     @property
+    def told(self) -> str:
+        """The cause and its consequence."""
+        return f"{self.cause}, so the selector fails on every device" if self.always_fails else self.cause
+
+    @property
     def message(self) -> str:
         """The cause, its consequence and the advice."""
-        text = f"{self.cause}, so the selector fails on every device" if self.always_fails else self.cause
-        return f"{text}: {self.advice}" if self.advice else text
+        return f"{self.told}: {self.advice}" if self.advice else self.told
 
 
 ExpressionRule = Callable[[str, list[Token], str | None], Iterator[Complaint]]

@@ -90,8 +90,9 @@ def _class_as_domain(expression: str, found: list[Token], driver: str | None) ->
             start, end = found[access.domain.first].start, found[access.domain.last].end
             yield Complaint(
                 "attribute-domain",
-                f"no attribute has the domain {domain}: NVIDIA's driver publishes under its own name, {NVIDIA_DRIVER}",
-                corrected=replaced(expression, start, end, wanted),
+                f"no attribute has the domain {domain}",
+                f"NVIDIA's driver publishes under its own name, {NVIDIA_DRIVER}",
+                replaced(expression, start, end, wanted),
             )
 
 

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 import yaml
 
+from draco.cli.input.manifests import decode_all
 from draco.resources.texts import slip_of
+from draco.resources.written.manifests import ManifestError
 from tests.unit.linting.test_rules import CLAIM, OF_NVIDIA, POD, RULE, TEMPLATE, checked, corrected, request, rules
 
 
@@ -238,6 +240,15 @@ spec:
     [told] = [each for each in checked(written).findings if each.rule == "value"]
     assert told.line == 12
     assert told.message.startswith("spec.jobTemplate.spec.template.spec.nodeSelector[kubernetes.io/hostname] ")
+
+
+@pytest.mark.parametrize("written", ["6 Gi", "6 GiB", "40g", "lots"])
+def test_readers_of_files_refuse_an_amount_in_the_words_of_lint(written: str) -> None:
+    text = SLICE.replace("6Gi", written)
+    [told] = checked(text).findings
+    with pytest.raises(ManifestError) as refused:
+        decode_all([(yaml.safe_load(text), "f")], "default")
+    assert str(refused.value) == f"f: ResourceSlice a: {told.message}."
 
 
 def test_everything_is_told_at_once_and_nothing_twice() -> None:

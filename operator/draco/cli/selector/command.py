@@ -2,7 +2,7 @@
 
 import asyncio
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -71,33 +71,32 @@ def check(expression: str | None, file: Path | None, cases: Path | None, output:
         advice = [each.message for each in complaints]
         print_document({**msgspec.to_builtins(found), "acceptedBy": accepted, "advice": advice})
     elif found.compile_error:
-        echo(_uncompiled(text, found.compile_error), err=True)
+        warn([found.compile_error, *_advice(text)])
     else:
         echo_lines(_shown(text, found, refusals))
-        for each in complaints:  # valid for Kubernetes, but probably not meant
-            echo(f"{'but':<10}{each.message}")
-        if hint := _hint(text):
-            echo(hint.strip())
+        echo_lines(_advice(text, "but       "))  # valid for Kubernetes, but probably not meant
     if found.compile_error or all(refusals.values()) or any(each.always_fails for each in complaints):
         raise click.exceptions.Exit(1)
 
 
-def _uncompiled(expression: str, error: str) -> str:
-    """The compile error with the expression that was meant, or else with what is wrong and only its author can correct."""
-    advice = _hint(expression) or "".join(f"\n{each.message}" for each in corrected(expression, None)[0])
-    return f"{error}{advice}"
+def _advice(expression: str, lead: str = "") -> Iterator[str]:
+    """What is probably wrong, each after `lead`, and the expression that was probably meant, if it compiles.
+
+    That expression has the corrections, so the lines before it name the causes only.
+    """
+    complaints, meant = corrected(expression, None)
+    is_better = meant != expression and _compiles(meant)
+    yield from (f"{lead}{each.told if is_better and each.corrected else each.message}" for each in complaints)
+    if is_better:
+        yield f"Probably meant: {meant}"
 
 
-def _hint(expression: str) -> str:
-    """A line with the expression that was probably meant, if it compiles; else ""."""
-    meant = corrected(expression, None)[1]
-    if meant == expression:
-        return ""
+def _compiles(expression: str) -> bool:
     try:
-        compile_selector(meant)
+        compile_selector(expression)
     except CompileError:
-        return ""
-    return f"\nProbably meant: {meant}"
+        return False
+    return True
 
 
 def _just_one(**given: object) -> None:
@@ -194,7 +193,7 @@ def evaluate(
     text = _argument(expression)
     selector = selector_cases.compiled(text)
     if isinstance(selector, str):
-        echo(_uncompiled(text, selector), err=True)
+        warn([selector, *_advice(text)])
         raise click.exceptions.Exit(1)
     slices = _slices_of(filenames) if filenames else asyncio.run(published_slices(kubeconfig, context))
     found = list(selector_devices.outcomes(selector, slices))
@@ -208,13 +207,13 @@ def evaluate(
             echo(selector_devices.summary(groups))
             echo_lines(selector_devices.group_lines(groups))
     warn(selector_devices.doubts(found))
-    wrong: list[str] = []
-    if found and not any(outcome.match for outcome in found):
-        wrong = [each.message for each in corrected(text, None)[0] if each.severity == "error"]
-        wrong += filter(None, [_hint(text).strip()])
-    fails = any(outcome.error for outcome in found)
-    if fails or not any(outcome.match for outcome in found):
-        warn(wrong or selector_devices.advice(text, slices))
+    said: Iterable[str] = ()
+    is_matched, fails = any(outcome.match for outcome in found), any(outcome.error for outcome in found)
+    if found and not is_matched and any(each.severity == "error" for each in corrected(text, None)[0]):
+        said = _advice(text)
+    elif fails or not is_matched:
+        said = selector_devices.advice(text, slices)
+    warn(said)
     if fails:
         raise click.exceptions.Exit(1)
 

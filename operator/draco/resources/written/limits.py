@@ -202,6 +202,8 @@ def _asked(asked: ExactDeviceRequest | DeviceSubRequest, at: Place) -> Iterator[
         yield ValueRefusal((*at, "allocationMode"), f'"{short(mode)}" is unknown: write ExactCount or All')
     if mode == "ExactCount" and not 0 < asked.count <= _MAX_INT64:
         yield ValueRefusal((*at, "count"), "must be greater than zero")
+    if mode == "All" and asked.count != 1:  # 1 stands for a count that is left out
+        yield ValueRefusal((*at, "count"), "must be left out where allocationMode is All, which takes every device")
     yield from _selectors(asked.selectors, (*at, "selectors"))
     for index, toleration in enumerate(asked.tolerations):
         yield from _toleration(toleration, (*at, "tolerations", index))
