@@ -21,9 +21,10 @@ from draco.resources.names import MIG_PROFILE
 class LayoutError(DracoError):
     """A layout that is impossible on a board. `nearest` is possible, and part of the message; empty if there is none."""
 
-    def __init__(self, reason: str, nearest: Sequence[Placement] = (), shown: str = "") -> None:
+    def __init__(self, reason: str, nearest: Sequence[Placement] = (), shown: str = "", details: str = "") -> None:
         self.nearest = tuple(nearest)
-        super().__init__(f"{reason}; the nearest that can exist is {shown or written(nearest)}" if nearest else reason)
+        fix = f"; the nearest that can exist is {shown or written(nearest)}" if nearest else ""
+        super().__init__(f"{reason}{fix}{details}")
 
 
 class _Wanted(NamedTuple):
@@ -61,12 +62,13 @@ def written(placements: Iterable[Placement]) -> str:
     return ", ".join(f"{counted[profile]} x {profile.name}" for profile in largest_first(counted))
 
 
-def unknown_profiles(board: Board, lacking: Sequence[str]) -> str:
-    """The message about profiles that a board lacks."""
+def unknown_profiles(board: Board, lacking: Sequence[str]) -> tuple[str, str]:
+    """The message about profiles that a board lacks: the cause, and the profiles that it has."""
     names = [each.name for each in sorted(board.profiles, key=lambda each: (each.size, each.slices, each.name))]
     plain = list(map(_plain, lacking))
     meant = f", write {' and '.join(plain)}" if set(plain) <= set(names) else ""
-    return f"there is no profile {' or '.join(lacking)} on this board{meant}: it has {', '.join(names)}"
+    cause = f"there is no profile {' or '.join(lacking)} on this board{meant}"
+    return cause, f" (the board has {', '.join(names)})"
 
 
 def _plain(name: str) -> str:
@@ -81,7 +83,9 @@ def _expanded(board: Board, items: Sequence[LayoutInstances]) -> list[_Wanted]:
         profile = board.profile(item.profile)
         if profile is None:
             lacking = dict.fromkeys(each.profile for each in items if board.profile(each.profile) is None)
-            raise LayoutError(unknown_profiles(board, list(lacking)), _counterpart(board, items))
+            reason, profiles = unknown_profiles(board, list(lacking))
+            is_here = all(board.profile(_plain(name)) for name in lacking)
+            raise LayoutError(reason, () if is_here else _counterpart(board, items), details=profiles)
         if item.count < 1:
             raise LayoutError(f"count of {item.profile} is {item.count}: it must be at least 1")
         if item.start is not None and item.count > 1:

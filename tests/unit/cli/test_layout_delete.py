@@ -62,7 +62,7 @@ def test_idle_instances_go_and_those_of_claims_stay() -> None:
         "    destroys 3g.40gb at 0 (idle)",
         "    keeps 3g.40gb at 4",
         "",
-        "It can be deleted: 1 GPU immediately.",
+        "Policy halves can be deleted: 1 GPU immediately.",
     ]
     assert view.applicable
 
@@ -108,7 +108,7 @@ def test_an_idle_instance_that_is_held_open_is_waited_for() -> None:
 def test_a_gpu_that_was_kept_whole_is_unchanged() -> None:
     view = without(a_mig_policy("off", mode=MigMode.DISABLED), GpuMig(capable=True))
     assert (one(view).outcome, one(view).message) == (LayoutOutcome.UNCHANGED, "")
-    assert lines(view)[-1] == "It can be deleted, and changes nothing."
+    assert lines(view)[-1] == "Policy off can be deleted, and changes nothing."
 
 
 def test_the_next_oldest_policy_that_selects_a_gpu_gets_it() -> None:
@@ -137,7 +137,7 @@ def test_what_the_next_policy_cannot_have_is_said() -> None:
     view = without(HALVES, TWO_HALVES, policies=[greedy])
     assert one(view).outcome is LayoutOutcome.CANNOT
     assert "3 x 3g.40gb do not fit on a GPU" in one(view).message
-    assert lines(view)[-1] == "It can be deleted, but the next policy cannot be applied on 1 GPU."
+    assert lines(view)[-1] == "Policy halves can be deleted, but the next policy cannot be applied on 1 GPU."
     assert not view.applicable
 
 
@@ -145,13 +145,13 @@ def test_deleting_one_policy_and_applying_another_is_one_plan() -> None:
     view = planned([on()], HALVES, policies=[ON_DEMAND], deleted=["on-demand"])
     assert (one(view).before, one(view).policy) == ("on-demand", "halves")
     assert [(each.name, each.deleted) for each in view.policies] == [("on-demand", True), ("halves", False)]
-    assert lines(view)[-1] == "It can be applied: 1 GPU immediately."
+    assert lines(view)[-1] == "Policy halves can be applied: 1 GPU immediately."
 
 
 def test_a_policy_that_has_nothing_leaves_nothing() -> None:
     view = planned([on()], policies=[ON_DEMAND, YOUNG], deleted=["young"])
     assert (view.gpus, view.policies[0].message) == ([], "It has no GPU.")
-    assert lines(view)[-1] == "It can be deleted, and changes nothing."
+    assert lines(view)[-1] == "Policy young can be deleted, and changes nothing."
 
 
 def test_a_gpu_that_its_agent_does_not_report_now_is_not_left_out() -> None:

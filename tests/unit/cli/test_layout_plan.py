@@ -115,7 +115,7 @@ def test_a_gpu_that_is_as_wanted_is_unchanged() -> None:
     assert one(view).outcome is LayoutOutcome.UNCHANGED
     assert one(view).keeps == places("3g.40gb@0", "3g.40gb@4")
     assert view.applicable
-    assert lines(view)[-1] == "It can be applied, and changes nothing."
+    assert lines(view)[-1] == "Policy halves can be applied, and changes nothing."
 
 
 def test_idle_instances_without_a_place_go_and_others_stay() -> None:
@@ -213,12 +213,15 @@ def test_an_illegal_layout_says_why_and_what_is_nearest() -> None:
     assert view.gpus[0].makes == []
     text = lines(view)
     assert "cannot  2 GPUs: node-0/gpu-0, node-0/gpu-1" in text
-    assert text[-1] == "It cannot be applied on 2 GPUs."
+    assert text[-1] == "Policy greedy cannot be applied on 2 GPUs."
 
 
 def test_a_profile_that_a_board_does_not_have_lists_those_it_has() -> None:
     message = one(planned([on()], a_static_policy("other", "1g.5gb"))).message
-    assert "there is no profile 1g.5gb on this board: it has" in message
+    assert (
+        "there is no profile 1g.5gb on this board; the nearest that can exist is 1 x 1g.10gb (the board has 1g.10gb, "
+        in message
+    )
 
 
 def test_mig_is_turned_on_where_it_can_be() -> None:
@@ -400,14 +403,14 @@ def test_profiles_that_no_board_has_are_a_problem() -> None:
 def test_equal_gpus_are_told_together_and_all_are_counted() -> None:
     text = lines(planned([on()] * 6, HALVES))
     assert "changes  6 GPUs: node-0/gpu-0, node-0/gpu-1, node-0/gpu-2, node-0/gpu-3 and 2" in text
-    assert text[-1] == "It can be applied: 6 GPUs immediately."
+    assert text[-1] == "Policy halves can be applied: 6 GPUs immediately."
 
 
 def test_where_every_gpu_waits_for_another_claim_the_last_ones_are_counted() -> None:
     text = lines(planned([on(an_instance("1g.10gb@0", claim=f"default/claim-{minor}")) for minor in range(20)], HALVES))
     assert sum(line.startswith("waits  1 GPU: ") for line in text) == 16
     assert "waits  4 more: list them with -o json" in text
-    assert text[-1] == "It can be applied: 20 GPUs later."
+    assert text[-1] == "Policy halves can be applied: 20 GPUs later."
 
 
 def test_a_plan_is_not_wider_than_80_columns() -> None:
@@ -441,9 +444,9 @@ def files(folder: Path, migs: Iterable[GpuMig], **spec: Any) -> list[str]:
 
 def test_the_status_says_whether_it_can_be_applied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(files(tmp_path, [on()])) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "It can be applied: 1 GPU immediately."
+    assert capsys.readouterr().out.splitlines()[-1] == "Policy halves can be applied: 1 GPU immediately."
     assert run(files(tmp_path, [on(an_instance("1g.10gb@0", InstanceUse.FOREIGN))])) == 1
-    assert "It cannot be applied on 1 GPU." in capsys.readouterr().out
+    assert "Policy halves cannot be applied on 1 GPU." in capsys.readouterr().out
 
 
 def test_the_document_has_its_schema_and_every_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,7 @@ def test_text_has_a_line_for_each_policy_and_profile() -> None:
         ),
         (
             '{"t": 1, "arrive": "b", "profile": "1g.5gb"}',
-            "standard input:2: there is no profile 1g.5gb on this board: it has 1g.10gb, 1g.10gb+me, 1g.20gb,",
+            "standard input:2: there is no profile 1g.5gb on this board (the board has 1g.10gb, 1g.10gb+me, 1g.20gb,",
         ),
         ('{"t": 1}', 'standard input:2: an event has either "arrive" or "depart"'),
         ('{"t": 1, "arrive": "b", "depart": "a"}', 'standard input:2: an event has either "arrive" or "depart"'),

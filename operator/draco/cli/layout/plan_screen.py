@@ -7,7 +7,7 @@ from rich.text import Text
 
 from draco.cli.layout.screen import wrapped
 from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlaceView, PlanView, PolicyPlanView, WaitView
-from draco.resources.texts import counted, listed
+from draco.resources.texts import agreeing, counted, listed
 
 STYLES = {
     LayoutOutcome.CANNOT: "red",
@@ -77,20 +77,24 @@ def _fate(policy: PolicyPlanView) -> str:
 def verdict(view: PlanView) -> str:
     """The closing sentence."""
     cannot = sum(each.outcome is LayoutOutcome.CANNOT for each in view.gpus)
-    problems = [each.name for each in view.policies if each.problem]
-    if problems:
+    is_deletion = all(each.deleted for each in view.policies)
+    named = [each.name for each in view.policies if each.problem]
+    named = named or [each.name for each in view.policies if each.deleted == is_deletion]
+    subject = f"{agreeing(len(named), 'Policy', 'Policies')} {listed(named)}"
+    if any(each.problem for each in view.policies):
         elsewhere = f"; of the others, {counted(cannot, 'GPU')} cannot get the layout" if cannot else ""
-        return f"Policy {', '.join(problems)} cannot be applied{elsewhere}."
-    done = "deleted" if all(each.deleted for each in view.policies) else "applied"
+        return f"{subject} cannot be applied{elsewhere}."
+    if cannot and is_deletion:
+        return f"{subject} can be deleted, but the next policy cannot be applied on {counted(cannot, 'GPU')}."
     if cannot:
-        nearly = f"It can be deleted, but the next policy cannot be applied on {counted(cannot, 'GPU')}."
-        return f"It cannot be applied on {counted(cannot, 'GPU')}." if done == "applied" else nearly
+        return f"{subject} cannot be applied on {counted(cannot, 'GPU')}."
     later = sum(each.outcome in {LayoutOutcome.WAITS, LayoutOutcome.RESET, LayoutOutcome.UNKNOWN} for each in view.gpus)
     changing = sum(each.outcome is LayoutOutcome.CHANGES for each in view.gpus)
     said = [
         f"{counted(number, 'GPU')} {when}" for number, when in ((changing, "immediately"), (later, "later")) if number
     ]
-    return f"It can be {done}: {', '.join(said)}." if said else f"It can be {done}, and changes nothing."
+    outcome = f": {', '.join(said)}" if said else f", and {agreeing(len(named), 'changes', 'change')} nothing"
+    return f"{subject} can be {'deleted' if is_deletion else 'applied'}{outcome}."
 
 
 def sentences(gpu: GpuPlanView) -> Iterator[str]:

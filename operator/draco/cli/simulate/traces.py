@@ -109,5 +109,5 @@ def _event(line: _Line, profiles: dict[str, Profile], board: Board, where: str) 
         raise TraceError(f'{where}: claim {line.arrive} arrives without "profile"')
     profile = profiles.get(line.profile.removeprefix("MIG "))
     if profile is None:
-        raise TraceError(f"{where}: {unknown_profiles(board, [line.profile])}")
+        raise TraceError(f"{where}: {''.join(unknown_profiles(board, [line.profile]))}")
     return Arrive(line.t, str(line.arrive), profile, bool(line.movable))
