@@ -50,7 +50,10 @@ def claim_for(pod: Pod, classes: Mapping[str, DeviceClass]) -> ResourceClaim | N
 
 def note(resource: str, device_class: str, minor: int | None, pod: Pod) -> str:
     """The text that explains such a claim of a pod."""
-    text = f"For {resource}, kube-scheduler makes a claim of DeviceClass {device_class}, which stands for it"
+    text = (
+        f"For {resource}, kube-scheduler makes a claim of DeviceClass {device_class}, whose requests are numbered like the pod's "
+        "containers, init containers first"
+    )
     if minor is not None and minor < DEFAULT_SINCE_MINOR:
         text = f"{text}; in Kubernetes 1.{minor} only with the feature gate DRAExtendedResource"
     least = sum(_count(request) for request in _requests(pod, resource, device_class))

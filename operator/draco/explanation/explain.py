@@ -221,7 +221,9 @@ def _with_what_stays(
     left = _of_waiting(alone, claims, alone.nodes)
     if left.fits or left.error:
         return explanation
-    left = replace(left, nearest=nearest_misses(alone, claims))
+    # A selector that fails on devices in use is told as such: it keeps nothing from fitting now.
+    problems = [each for each in left.problems if each.kind is not ProblemKind.SELECTOR_ERRORS]
+    left = replace(left, nearest=nearest_misses(alone, claims), problems=problems)
     stays, names_subject = cause_and_fix(left)
     return replace(explanation, reason=left.reason, stays=stays, nearest=left.nearest, names_subject=names_subject)
 

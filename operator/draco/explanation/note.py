@@ -5,16 +5,18 @@ and the changes that help. `wording` phrases devices and nodes.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec.structs import replace
 
+from draco.explanation.allocated_note import NoteParts, of_allocated
 from draco.explanation.model import (
     Cause,
     CauseCount,
     Explanation,
+    NodeCause,
     NodeReason,
     PendingReason,
     Problem,
@@ -22,8 +24,8 @@ from draco.explanation.model import (
     RequestExplanation,
     alternatives,
 )
-from draco.explanation.wording import capital, core_of_error, is_of_no_concern, node_text, together
-from draco.resources.texts import NAMED, are, counted, listed, sentence, shortened
+from draco.explanation.wording import added_up, capital, core_of_error, is_of_no_concern, node_text, together
+from draco.resources.texts import agreeing, are, counted, listed, sentence, shortened
 
 MAX_NOTE: Final = 1000
 """Somewhat below the limit of an Event's note; ordinary notes have at most 300 characters."""
@@ -47,15 +49,6 @@ _COUNTED: Final[Mapping[Cause, str]] = MappingProxyType(
         Cause.FREE: "free",
     }
 )
-
-
-class _NoteParts(NamedTuple):
-    """The parts of a summary. `counts` is "" if the cause has them; `names_subject`: a text names the pod or its own claim."""
-
-    cause: str
-    fix: str = ""
-    counts: str = ""
-    names_subject: bool = False
 
 
 def with_summary(explanation: Explanation) -> Explanation:
@@ -85,17 +78,16 @@ def cause_and_fix(explanation: Explanation) -> tuple[str, bool]:
     return _sentences(explanation, said), said.names_subject
 
 
-def _sentences(explanation: Explanation, said: _NoteParts) -> str:
+def _sentences(explanation: Explanation, said: NoteParts) -> str:
     said_too = ""
     if explanation.counted_on:  # Karpenter will not help, although it reports a place
         said_too = f"Karpenter ignores device taints and treats {explanation.counted_on} as free; it may not add a node"
     return " ".join(sentence(capital(each)) for each in (said.cause, said.fix, said_too) if each)
 
 
-def _said(explanation: Explanation) -> _NoteParts:
-    allocated = _ALLOCATED.get(explanation.reason)
-    if allocated is not None:  # all but one of these name the claim
-        return allocated(explanation)._replace(names_subject=explanation.reason is not PendingReason.ALLOCATED)
+def _said(explanation: Explanation) -> NoteParts:
+    if allocated := of_allocated(explanation):
+        return allocated
     if explanation.reason in {
         PendingReason.CLAIM_MISSING,
         PendingReason.LIMIT_REACHED,
@@ -103,13 +95,14 @@ def _said(explanation: Explanation) -> _NoteParts:
         PendingReason.BYPASSES_SCHEDULER,
         PendingReason.GATED,
     }:
-        return _NoteParts(explanation.error, _UNTRIED.get(explanation.reason, ""))
+        return NoteParts(explanation.error, _untried(explanation))
     if explanation.fits:
         return _fits(explanation)
     if problem := _decisive_problem(explanation):
-        asked = next((_counts(each) for each in explanation.requests if each.request == problem.request), "")
+        about = problem.claim, problem.request
+        asked = next((_counts(each) for each in explanation.requests if (each.claim, each.request) == about), "")
         fix = problem.remedy or _fix(explanation)
-        return _NoteParts(
+        return NoteParts(
             problem.text,
             _or_added(explanation, fix) if problem.kind is ProblemKind.TOO_MANY_DEVICES else fix,
             asked,
@@ -119,25 +112,29 @@ def _said(explanation: Explanation) -> _NoteParts:
         cause = f"the scheduler gives up on every node: {core_of_error(explanation.error)}"
         # The error names the request, unless the search took too long.
         is_named = explanation.reason is not PendingReason.SEARCH_TOO_LONG
-        return _NoteParts(cause, _fix(explanation), names_subject=is_named)
+        return NoteParts(cause, _fix(explanation), names_subject=is_named)
     return _unfit(explanation)
 
 
-_UNTRIED: Final[Mapping[PendingReason, str]] = MappingProxyType(
-    {
-        PendingReason.CLAIM_DELETING: "create it again when it is gone, unless a template makes it",
-        PendingReason.POOL_BROKEN: "check the DRA driver that publishes it",
-        PendingReason.NO_NODE: "start the node; if it does not come back, delete its ResourceSlices",
-    }
-)
-"""What to do if no change can be tried."""
-
-
 def _fix(explanation: Explanation) -> str:
-    """The change with which it would fit; "" if none was found."""
-    if explanation.nearest:
-        return explanation.nearest[0].text
-    return _UNTRIED.get(explanation.reason, "")
+    """The change with which it would fit, or what to do if none can be tried; "" if nothing is known."""
+    return explanation.nearest[0].text if explanation.nearest else _untried(explanation)
+
+
+def _untried(explanation: Explanation) -> str:
+    causes = [each for request in explanation.requests for each in request.causes]
+    match explanation.reason:
+        case PendingReason.CLAIM_DELETING:
+            return "create it again when it is gone, unless a template makes it"
+        case PendingReason.POOL_BROKEN:
+            drivers = {pool.partition("/")[0] for each in causes for pool in each.pools}
+            return f"check DRA driver {listed(sorted(drivers))}"
+        case PendingReason.NO_NODE:
+            gone = next(each for each in causes if each.cause is Cause.NO_NODE)
+            nodes, its = ("node", "its") if gone.nodes == 1 else ("nodes", "their")
+            names = listed(gone.node_names, total=gone.nodes)
+            return f"start {nodes} {names} again, or delete {its} ResourceSlices" if names else ""
+    return ""
 
 
 def _fix_names_subject(explanation: Explanation) -> bool:
@@ -149,7 +146,8 @@ def _or_added(explanation: Explanation, fix: str) -> str:
     if not explanation.unmet:
         return fix
     unmet = explanation.unmet[0]
-    what = unmet.product or ("such device" if unmet.count == 1 else "such devices")
+    such = "such " if unmet.published else ""
+    what = unmet.product or (f"{such}device" if unmet.count == 1 else f"{such}devices")
     if unmet.profile:
         what = f"{'partition' if unmet.count == 1 else 'partitions'} of profile {unmet.profile}"
     added = f"add a node with {unmet.count} {what}"
@@ -171,19 +169,23 @@ _OF_THE_CLAIM: Final = frozenset(
 
 
 def _decisive_problem(explanation: Explanation) -> Problem | None:
-    """The problem that alone explains it, preferably a fatal one; None if there is none."""
-    if explanation.reason not in _OF_THE_CLAIM:
-        return next((each for each in explanation.problems if each.fatal), None)
-    return min(explanation.problems, key=lambda each: not each.fatal, default=None)
+    """The problem that alone explains it, preferably a fatal one; None if there is none.
+
+    A selector that fails on devices in use only explains nothing yet.
+    """
+    decisive = [each for each in explanation.problems if each.fatal]
+    if explanation.reason in _OF_THE_CLAIM:
+        decisive += [each for each in explanation.problems if each.kind is not ProblemKind.SELECTOR_ERRORS]
+    return next(iter(decisive), None)
 
 
-def _unfit(explanation: Explanation) -> _NoteParts:
+def _unfit(explanation: Explanation) -> NoteParts:
     request = _decisive_request(explanation)
     names_subject = _fix_names_subject(explanation) or _nodes_name_subject(explanation)
     if request is None:
-        return _NoteParts(_nodes(explanation), _fix(explanation), names_subject=names_subject)
+        return NoteParts(_nodes(explanation), _fix(explanation), names_subject=names_subject)
     if not request.devices:
-        return _NoteParts(
+        return NoteParts(
             "no DRA driver publishes any device", _or_added(explanation, "check that a driver runs on the nodes")
         )
     name = _named(request, explanation.requests)
@@ -194,6 +196,10 @@ def _unfit(explanation: Explanation) -> _NoteParts:
     elif not request.free:
         cause = _none_free(request, name)
         names_subject = names_subject or _is_held_by_own(request, explanation)
+    elif explanation.reason is PendingReason.POOL_BROKEN and request.mode == "All":
+        pools = sorted({pool for each in request.causes for pool in each.pools})
+        broken = f"{agreeing(len(pools), 'pool', 'pools')} {listed(pools)} {are(len(pools))} incomplete or invalid"
+        cause = f"{name} takes every device of a node, which fails while {broken}"
     elif request.most_free_on_one_node < request.wanted:
         wanted = counted(request.wanted, "device")
         cause = f"{name} wants {wanted} on one node, and no node has more than {request.most_free_on_one_node} free"
@@ -202,7 +208,7 @@ def _unfit(explanation: Explanation) -> _NoteParts:
         nodes = _nodes(explanation)
         cause, is_of_claim = nodes or _apart(explanation), is_of_claim and not nodes
         counts = _counts(request)
-    return _NoteParts(cause, _fix(explanation) or _split(explanation), counts, names_subject or is_of_claim)
+    return NoteParts(cause, _fix(explanation) or _split(explanation), counts, names_subject or is_of_claim)
 
 
 def _nodes_name_subject(explanation: Explanation) -> bool:
@@ -249,8 +255,9 @@ def _none_free(request: RequestExplanation, name: str) -> str:
     if {each.cause for each in causes} == {Cause.NOT_SELECTED}:
         any_of = "the only device" if request.devices == 1 else f"any of the {request.devices} devices"
         subject = f"{name} does not select {any_of}"
-        return f"{subject}: {'; '.join(_one(each) for each in causes[:_SAID])}"
-    selected = together(each for each in causes if each.cause is not Cause.NOT_SELECTED)
+        return f"{subject}: {'; '.join(_one(*each) for each in list(added_up(causes).items())[:_SAID])}"
+    left = together(each for each in causes if each.cause is not Cause.NOT_SELECTED)
+    selected = list(added_up(left).items())
     devices = request.selected
     if len(selected) == 1:
         who = (
@@ -258,16 +265,16 @@ def _none_free(request: RequestExplanation, name: str) -> str:
             if devices == 1
             else f"all {devices} devices that {name} selects are"
         )
-        return f"{who} {selected[0].text}"
-    sentences = [_one(each) for each in selected[:_SAID]]
-    more = sum(each.devices for each in selected[_SAID:])
+        return f"{who} {selected[0][0]}"
+    sentences = [_one(*each) for each in selected[:_SAID]]
+    more = sum(devices for _, devices in selected[_SAID:])
     if more:
         sentences.append(f"{more} {are(more)} unavailable for other causes")
     return f"none of the {devices} devices that {name} selects is free: {'; '.join(sentences)}"
 
 
-def _one(count: CauseCount) -> str:
-    return f"{count.devices} {are(count.devices)} {count.text}"
+def _one(cause: str, devices: int) -> str:
+    return f"{devices} {are(devices)} {cause}"
 
 
 def _of_concern(request: RequestExplanation) -> Sequence[CauseCount]:
@@ -287,8 +294,22 @@ def _counts(request: RequestExplanation) -> str:
 
 
 def _nodes(explanation: Explanation) -> str:
-    sentences = [node_text(each) for each in explanation.nodes if each.reason is not NodeReason.NO_DEVICES]
-    return "; ".join(sentences[:_SAID])
+    said = [each for each in explanation.nodes if each.reason is not NodeReason.NO_DEVICES][:_SAID]
+    first = next((each for each in said if each.reason is NodeReason.ALL_MODE), None)
+    return "; ".join(node_text(each) + (_not_free(explanation, each) if each is first else "") for each in said)
+
+
+def _not_free(explanation: Explanation, nodes: NodeCause) -> str:
+    """What blocks devices for a request that wants all of a node; the numbers are those of all nodes, so they are said once."""
+    blocking = [
+        count
+        for request in explanation.requests
+        if request.mode == "All"
+        for count in request.causes
+        if count.cause not in {Cause.FREE, Cause.NOT_SELECTED} and not set(nodes.names).isdisjoint(count.node_names)
+    ]
+    found = [_one(*each) for each in added_up(blocking).items()]
+    return f" ({listed(found, separator='; ')})" if found else ""
 
 
 def _named(request: RequestExplanation, among: Sequence[RequestExplanation]) -> str:
@@ -301,88 +322,36 @@ def _are_several_claims(requests: Sequence[RequestExplanation]) -> bool:
     return len({each.claim for each in requests}) > 1
 
 
-def _fits(explanation: Explanation) -> _NoteParts:
+def _fits(explanation: Explanation) -> NoteParts:
     where = listed(explanation.fits_on, total=explanation.fits_on_total)
     cause = f"all claims can be allocated on {where}"
     if explanation.problems:
         problem = explanation.problems[0]
         cause = f"{cause}, and the pod will not start there: {problem.text}"
-        return _NoteParts(cause, problem.remedy, names_subject=problem.names_subject)
+        return NoteParts(cause, problem.remedy, names_subject=problem.names_subject)
     if explanation.group:
         together = f"Draco allocates all of {explanation.group} or none of it"
-        return _NoteParts(
+        return NoteParts(
             f"the pod's own claims can be allocated on {where}, but {together}", "see the Event GroupWaiting"
         )
     if explanation.by_draco:
         return _fits_for_draco(explanation, cause)
     elsewhere = "the pod may wait for something other than devices: see its FailedScheduling Event"
-    bug = "".join(f"; a bug of this Kubernetes version may matter: {each}" for each in explanation.upstream_bugs[:1])
+    bug = "".join(
+        f"; a bug of this Kubernetes version may matter: {each[:1].lower()}{each[1:]}"
+        for each in explanation.upstream_bugs[:1]
+    )
     if explanation.scheduler:
-        return _NoteParts(f"{cause}{bug}", "" if bug else elsewhere)
+        return NoteParts(f"{cause}{bug}", "" if bug else elsewhere)
     if explanation.pod:
-        return _NoteParts(f"{cause}, and kube-scheduler has not decided yet{bug}")
-    return _NoteParts(f"{cause} as soon as a pod uses them{bug}")
+        return NoteParts(f"{cause}, and kube-scheduler has not decided yet{bug}")
+    return NoteParts(f"{cause} as soon as a pod uses them{bug}")
 
 
-def _fits_for_draco(explanation: Explanation, cause: str) -> _NoteParts:
+def _fits_for_draco(explanation: Explanation, cause: str) -> NoteParts:
     if not explanation.ended:
-        return _NoteParts(f"{cause}, and Draco has not allocated its claims yet")
-    return _NoteParts(
+        return NoteParts(f"{cause}, and Draco has not allocated its claims yet")
+    return NoteParts(
         f"{cause}, but pod {explanation.ended} has ended, and while it exists Kubernetes deallocates the claim",
         "delete the pod, or have another one use the claim",
     )
-
-
-def _unusable(explanation: Explanation) -> _NoteParts:
-    first = explanation.obstacles[0]
-    device = f" {first.device}" if first.device and first.device not in first.text else ""
-    cause = f"claim {first.claim} is allocated{device}, but {first.text}"
-    more = len(explanation.obstacles) - 1
-    room = f" (there is room on {listed(explanation.room_on)})" if first.device and explanation.room_on else ""
-    return _NoteParts(cause, f"{first.remedy}{room}", f"{counted(more, 'more obstacle')}" if more else "")
-
-
-def _allocated(explanation: Explanation) -> _NoteParts:
-    devices = listed([device for claim in explanation.allocated for device in claim.devices])
-    if explanation.node:  # kubelet may still be preparing the devices
-        where = f"all claims are allocated ({devices}), and the pod has its node, {explanation.node}"
-        return _NoteParts(where, "if it does not start, see its Events")
-    if explanation.pod:
-        said = "see the pod's FailedScheduling Event" if explanation.scheduler else ""
-        return _NoteParts(f"all claims are allocated ({devices}), and kube-scheduler has not bound the pod yet", said)
-    used = any(claim.consumers for claim in explanation.allocated)
-    return _NoteParts(f"the claim is allocated ({devices}), and {'no pod waits for it' if used else 'no pod uses it'}")
-
-
-def _binding(explanation: Explanation) -> _NoteParts:
-    failed = [f"{claim.claim} ({', '.join(claim.failed)})" for claim in explanation.allocated if claim.failed]
-    if failed:
-        return _NoteParts(f"a device could not be made ready: {listed(failed)}; kube-scheduler allocates another")
-    waiting = [
-        f"{claim.claim} ({', '.join(claim.waiting_for)})" for claim in explanation.allocated if claim.waiting_for
-    ]
-    return _NoteParts(f"the driver is making the allocated devices ready: {listed(waiting)}")
-
-
-def _elsewhere(explanation: Explanation) -> _NoteParts:
-    bound = [f"{claim.claim} ({claim.nodes})" for claim in explanation.allocated if claim.nodes]
-    nodes = "; ".join(node_text(each) for each in explanation.nodes[:NAMED])
-    cause = f"the claim's devices are on nodes that the pod cannot use: {listed(bound)}{f'; {nodes}' if nodes else ''}"
-    return _NoteParts(cause, "give the pod a claim of its own, or permit it these nodes")
-
-
-def _full(explanation: Explanation) -> _NoteParts:
-    claims = [f"{claim.claim} has {counted(len(claim.consumers), 'user')}" for claim in explanation.allocated]
-    cause = f"the claim already has its maximum number of users: {listed(claims)}"
-    return _NoteParts(cause, "give the pod a claim of its own")
-
-
-_ALLOCATED: Final[Mapping[PendingReason, Callable[[Explanation], _NoteParts]]] = MappingProxyType(
-    {
-        PendingReason.ALLOCATED: _allocated,
-        PendingReason.DEVICE_UNUSABLE: _unusable,
-        PendingReason.WAITING_FOR_BINDING: _binding,
-        PendingReason.BOUND_ELSEWHERE: _elsewhere,
-        PendingReason.RESERVED_BY_OTHERS: _full,
-    }
-)

@@ -5,6 +5,7 @@ nothing.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -27,7 +28,7 @@ from draco.explanation.model import (
     SelectorRef,
     Shortage,
 )
-from draco.resources.texts import NAMED, are, counted, listed, sentence, shortened, shown
+from draco.resources.texts import NAMED, agreeing, are, counted, listed, sentence, shortened, shown
 
 BRIEF: Final = 5
 """Lines per pod or claim, unless more is asked for."""
@@ -61,7 +62,7 @@ def cause_text(count: CauseCount) -> str:
     text = str(count.cause)
     match count.cause:
         case Cause.NO_NODE:
-            text = "published for a node that does not exist"
+            text = f"published for {_nodes_gone(count)}"
         case Cause.NODE_RULES:
             text = "on nodes that the pod cannot use"
         case Cause.FREE:
@@ -105,9 +106,17 @@ def _of_counters(causes: Sequence[CauseCount]) -> CauseCount:
     return replace(causes[0], devices=sum(each.devices for each in causes), text=text)
 
 
-def _amounts(short: Shortage) -> str:
-    takers = f", taken by {listed(short.takers)}" if short.takers else ""
-    return f"{short.needed} needed, {short.left} of {short.total} left{takers}"
+def _amounts(short: Shortage, taken: str = "taken") -> str:
+    left = f"{short.total} in all" if short.left == short.total else f"{short.left} of {short.total} left"
+    takers = f", {taken} by {listed(short.takers)}" if short.takers else ""
+    return f"{short.needed} needed, {left}{takers}"
+
+
+def _nodes_gone(count: CauseCount) -> str:
+    if not count.node_names:
+        return "a node that does not exist"
+    noun, verb = agreeing(count.nodes, "node", "nodes"), agreeing(count.nodes, "does", "do")
+    return f"{noun} {listed(count.node_names, total=count.nodes)}, which {verb} not exist"
 
 
 def _shortage(count: CauseCount) -> str:
@@ -120,8 +129,7 @@ def _shortage(count: CauseCount) -> str:
         return f"without the capacity {short.name}, of which {short.needed} is requested"
     if not short.left:
         return f"unable to give {short.needed} of {short.name}: the device's request policy forbids that amount"
-    takers = f", the rest taken by {listed(short.takers)}" if short.takers else ""
-    return f"short of {short.name}: {short.needed} needed, {short.left} of {short.total} left{takers}"
+    return f"short of {short.name}: {_amounts(short, 'the rest taken')}"
 
 
 def _values(values: Sequence[SeenValue]) -> str:
@@ -152,6 +160,14 @@ def _holder(holder: Holder) -> str:
 def is_of_no_concern(count: CauseCount) -> bool:
     """Whether the class excludes these devices, for example by driver."""
     return count.cause is Cause.NOT_SELECTED and count.selector is not None and bool(count.selector.class_name)
+
+
+def added_up(causes: Iterable[CauseCount]) -> "Counter[str]":
+    """The devices by the text of their cause, in order: causes that differ only in what the text leaves out are one."""
+    found: Counter[str] = Counter()
+    for each in causes:
+        found[each.text] += each.devices
+    return found
 
 
 def node_text(cause: NodeCause) -> str:
@@ -186,7 +202,7 @@ def brief(explanation: Explanation) -> Iterator[str]:
     heading, others = _others(explanation)
     lines += [f"{heading}: {text}" for text in others]
     lines += _problems(explanation)
-    lines += [f"A bug of the scheduler may matter: {bug}" for bug in explanation.upstream_bugs]
+    lines += [f"A bug of the scheduler may matter: {bug}" for bug in _bugs(explanation)]
     lines += [f"Or: {sentence(_change(each))}" for each in _changes(explanation)]
     if len(lines) <= BRIEF:
         yield from lines
@@ -208,11 +224,13 @@ def report(explanation: Explanation) -> Iterator[str]:
         yield from (f"  {text}" for text in others)
     for request in explanation.requests:
         yield from _request(request)
-    if explanation.nodes:
-        yield from ("", f"Nodes, {explanation.nodes_total} in all")
+    nodes = [text for each in explanation.nodes if not _is_said(text := node_text(each), explanation.summary)]
+    if nodes:
+        which = "Nodes" if len(nodes) == len(explanation.nodes) else "Other nodes"
+        yield from ("", f"{which}, {explanation.nodes_total} in all")
         if explanation.fits_on:
             yield f"  would do: {listed(explanation.fits_on, total=explanation.fits_on_total)}"
-        yield from (f"  {node_text(cause)}" for cause in explanation.nodes)
+        yield from (f"  {text}" for text in nodes)
     if problems := _problems(explanation):
         yield from ("", "Problems" if len(problems) == len(explanation.problems) else "Further problems")
         yield from (f"  {text}" for text in problems)
@@ -220,9 +238,9 @@ def report(explanation: Explanation) -> Iterator[str]:
         all_of_them = len(changes) == len(explanation.nearest)
         yield from ("", "Any one of these would do" if all_of_them else "Any one of these would do as well")
         yield from (f"  {_change(miss)}" for miss in changes)
-    if explanation.upstream_bugs:
+    if bugs := _bugs(explanation):
         yield from ("", "Known bugs of the scheduler that may matter")
-        yield from (f"  {bug}" for bug in explanation.upstream_bugs)
+        yield from (f"  {bug}" for bug in bugs)
     yield from device_lines(explanation)
 
 
@@ -243,37 +261,44 @@ def _others(explanation: Explanation) -> tuple[str, list[str]]:
 
 def _problems(explanation: Explanation) -> list[str]:
     """Problems that the summary does not mention."""
-    return [problem_text(each) for each in explanation.problems if not _tells(explanation.summary, each.text)]
+    left = [each for each in explanation.problems if not _is_said(each.text, explanation.summary)]
+    return list(dict.fromkeys(map(problem_text, left)))
+
+
+def _bugs(explanation: Explanation) -> list[str]:
+    """Bugs that the summary does not mention."""
+    return [each for each in explanation.upstream_bugs if not _is_said(each, explanation.summary)]
 
 
 def _changes(explanation: Explanation) -> list[NearestMiss]:
-    """Changes that no other line mentions: those of the claim's author first, those of an administrator last."""
-    said = " ".join([explanation.summary, *map(problem_text, explanation.problems)])
-    left = [each for each in explanation.nearest if not _is_said(each, said)]
+    """Changes that nothing above mentions: those of the claim's author first, those of an administrator last."""
+    above = "\n".join([explanation.summary, *_problems(explanation)])
+    left = [each for each in explanation.nearest if not _is_advised(each, above)]
     return sorted(left, key=lambda each: _BY_OTHERS.get(each.kind, 0))
 
 
-def _is_said(miss: NearestMiss, said: str) -> bool:
-    """Whether a text has the change: in full, as the selector to write, or as the amount to ask for."""
-    amount = _WHERE.split(capital(miss.text))[0]
-    shorter = [f"rite {miss.expression}."] if miss.expression else [f"{amount}.", f"{amount},"]
-    return _tells(said, miss.text) or any(each in said for each in shorter)
+def _is_said(text: str, above: str, end: str = "") -> bool:
+    """Whether a text stands in what is above it, at the beginning of a sentence or within one; `end` is the pattern after it."""
+    text = text.rstrip(".")
+    return re.search(rf"(?<!\w)(?i:{re.escape(text[:1])}){re.escape(text[1:])}{end}", above, re.MULTILINE) is not None
 
 
-def _tells(said: str, text: str) -> bool:
-    """Whether a text has another as a sentence, perhaps after "Waiting does not help:"."""
-    return sentence(capital(text)) in said or f": {sentence(text)}" in said
+def _is_advised(miss: NearestMiss, above: str) -> bool:
+    """Whether what is above gives the same advice, perhaps without the request or the former value, or as a whole selector."""
+    forms = [miss.text, _WHERE.split(miss.text)[0], *([f"write {miss.expression}"] if miss.expression else [])]
+    return any(_is_said(each, above, r"(?:[.,;]\s|\.?$)") for each in forms)
 
 
 def _change(miss: NearestMiss) -> str:
-    return miss.text + (f" (on node {miss.node})" if miss.node else "")
+    is_named = not miss.node or miss.node in miss.text
+    return miss.text if is_named else f"{miss.text} (on node {miss.node})"
 
 
 def _request(request: RequestExplanation) -> Iterator[str]:
     wanted = "every device of one node" if request.mode == "All" else f"{request.wanted} on one node"
     yield from ("", f"Request {request.request} of claim {request.claim}: class {request.device_class}, {wanted}")
-    for count in request.causes:
-        yield f"  {count.devices:>6} {count.text}"
+    for text, devices in added_up(request.causes).items():
+        yield f"  {devices:>6} {text}"
     if request.free and request.best_node and request.most_free_on_one_node < request.wanted:
         yield f"  most on one node: {request.most_free_on_one_node}, on {request.best_node}"
 

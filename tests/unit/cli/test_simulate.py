@@ -419,7 +419,12 @@ def test_a_pod_that_asks_for_an_extended_resource_gets_the_claim_of_the_schedule
         ("default/more-extended-resources", ["node-1/gpu-0"]),
     ]
     said = [note for note in told["notes"] if "example.com/gpu" in note]
-    assert said == ["For example.com/gpu, kube-scheduler makes a claim of DeviceClass gpu, which stands for it."]
+    assert said == [
+        (
+            "For example.com/gpu, kube-scheduler makes a claim of DeviceClass gpu, whose requests are numbered like the pod's "
+            "containers, init containers first."
+        )
+    ]
     assert document(tmp_path, objects, "--copies", "3")["copies"]["each"] == {"default/train": 1, "default/more": 1}
 
 
@@ -555,4 +560,4 @@ def test_a_claim_that_asks_for_nothing_is_said_to(tmp_path: Path) -> None:
 
 def test_a_claim_that_was_tried_before_is_to_be_left_out(tmp_path: Path) -> None:
     text = simulate(tmp_path, [*CLUSTER, a_claim("two", 2), a_claim("more", 2)]).stdout
-    assert "leave out claim default/two (on node node-0)" in text
+    assert "leave out claim default/two, which was tried before (on node node-0)" in text

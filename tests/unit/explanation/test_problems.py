@@ -24,6 +24,8 @@ from draco.resources.api.claims import (
     ResourceClaimSpec,
 )
 from draco.resources.api.slices import Device, DeviceAttribute
+from draco.resources.names import STANDARD_PCI_BUS_ID
+from draco.selectors.corrections import corrected
 from tests.builders import a_claim, a_node, a_slice
 from tests.unit.explanation.clusters import A100, ATTRIBUTES, CAPACITY, GPU, H100, a_class, a_fleet, asking, selectors
 
@@ -195,8 +197,7 @@ def test_a_constant_that_fails_on_every_device_is_told_as_it_was_meant() -> None
 def test_a_name_of_nvidia_that_nobody_publishes_is_no_slip_of_another(expression: str, said: str) -> None:
     """A driver's version says nothing about CUDA's: NVML may tell either alone."""
     problem = the_problem(asking(expression))
-    failing = "selector #0 of claim default/c fails on 4 devices"
-    assert problem.text == f"{failing}: no device publishes {said}; this fails the pod on every node"
+    assert problem.text == f"selector #0 of claim default/c fails the pod on every node: no device publishes {said}"
     assert problem.remedy == "select by an attribute that is published: driverVersion, ecc, index, productName"
 
 
@@ -232,47 +233,107 @@ def test_a_failure_on_devices_in_use_harms_nobody_yet() -> None:
     assert "; it is in use, so it matters only when one is free" in problem.text
 
 
+@pytest.mark.parametrize("asked", [{"allocation_mode": "All"}, {"admin_access": True}])
+def test_a_failure_on_devices_in_use_fails_a_request_that_meets_them(asked: dict[str, Any]) -> None:
+    fleet = a_fleet(a_claim("held", on=["nic.example.com/n1/nic-0"]))
+    problem = the_problem(asking(f'{ATTRIBUTES}.productName == "{H100}"', device_class="any", **asked), fleet)
+    assert problem.fatal
+    assert problem.text.endswith("this fails the pod on every node")
+
+
+def test_a_request_for_every_device_is_refused_for_one_in_use_on_which_its_selector_fails() -> None:
+    fleet = a_fleet(a_claim("held", on=["nic.example.com/n1/nic-0"]))
+    every = asking(f'{ATTRIBUTES}.productName == "{H100}"', device_class="any", allocation_mode="All")
+    told = explain(fleet, [every])
+    assert "no such key: productName" in told.error
+    assert told.summary.startswith(
+        "Selector #0 of claim default/c fails on 1 device, for example nic.example.com/n1/nic-0: "
+    )
+
+
+@pytest.mark.parametrize(
+    ("expression", "text", "remedy"),
+    [
+        (
+            f"{ATTRIBUTES}.speed == 100",
+            f"no device publishes the attribute {GPU}/speed (did you mean nic.example.com/speed?)",
+            "select by an attribute that is published: driverVersion, ecc, index, productName",
+        ),
+        (
+            f"{ATTRIBUTES}.memory == 1",
+            f"no device publishes the attribute {GPU}/memory (it is a capacity, not an attribute)",
+            f'write {CAPACITY}.memory.compareTo(quantity("1Gi")) == 0',
+        ),
+        (
+            f'{CAPACITY}.memmory == quantity("80Gi")',
+            f"no device publishes the capacity {GPU}/memmory",
+            f'write {CAPACITY}.memory == quantity("80Gi")',
+        ),
+        (
+            'device.attributes["gpu.nvidia"].ecc',
+            "no device publishes gpu.nvidia/ecc: nothing has the domain gpu.nvidia",
+            f"write {ATTRIBUTES}.ecc",
+        ),
+        (
+            f"{ATTRIBUTES}.minor == 0",
+            f"no device publishes the attribute {GPU}/minor",
+            "choose by `uuid`, or by `pciBusID` in the domain resource.kubernetes.io",
+        ),
+    ],
+)
+def test_a_name_that_nobody_publishes_is_told_once_with_the_one_meant(expression: str, text: str, remedy: str) -> None:
+    """That the selector fails on a device without the name says the same again."""
+    problem = the_problem(asking(expression))
+    assert (problem.kind, problem.fatal) == (ProblemKind.SELECTOR_ERRORS, True)
+    assert problem.text == f"selector #0 of claim default/c fails the pod on every node: {text}"
+    assert problem.remedy == remedy
+
+
+def test_a_name_that_nobody_publishes_fails_no_pod_while_all_devices_are_in_use() -> None:
+    fleet = a_fleet(a_claim("held", on=[f"{GPU}/{node}/gpu-{index}" for node in ("n1", "n2") for index in (0, 1)]))
+    problem = the_problem(asking(f"{ATTRIBUTES}.speeed == 1"), fleet)
+    assert not problem.fatal
+    assert problem.text.startswith(
+        "selector #0 of claim default/c fails on 4 devices, all of which are in use: no device publishes the attribute"
+    )
+
+
 @pytest.mark.parametrize(
     ("expression", "kind", "text"),
     [
         (
-            f"{ATTRIBUTES}.speed == 100",
+            f"has({ATTRIBUTES}.productNam)",
             ProblemKind.UNKNOWN_ATTRIBUTE,
-            f"no device publishes the attribute {GPU}/speed (did you mean nic.example.com/speed?)",
+            f"no device publishes the attribute {GPU}/productNam",
         ),
         (
-            f"{ATTRIBUTES}.memory == 1",
-            ProblemKind.UNKNOWN_ATTRIBUTE,
-            f"no device publishes the attribute {GPU}/memory (it is a capacity, not an attribute)",
-        ),
-        (
-            f'{CAPACITY}.memmory == quantity("1")',
+            f'"memmory" in device.capacity["{GPU}"] && {CAPACITY}.memmory == quantity("1")',
             ProblemKind.UNKNOWN_CAPACITY,
             f"no device publishes the capacity {GPU}/memmory (did you mean {GPU}/memory?)",
         ),
         (
-            'device.attributes["gpu.nvidia"].ecc',
-            ProblemKind.UNKNOWN_DOMAIN,
-            "no device publishes gpu.nvidia/ecc: nothing has the domain gpu.nvidia",
+            'device.driver == "gpu.nvidia.co"',
+            ProblemKind.UNKNOWN_DRIVER,
+            "no device has the driver gpu.nvidia.co; the drivers are gpu.nvidia.com, nic.example.com",
         ),
     ],
 )
-def test_a_name_that_nobody_publishes_is_told_once_with_the_one_meant(
+def test_a_guarded_name_that_nobody_publishes_is_told_with_the_one_meant(
     expression: str, kind: ProblemKind, text: str
 ) -> None:
-    [problem] = the_problems(asking(expression))
+    problem = the_problems(asking(expression))[0]
     assert problem.kind is kind
-    failing = "selector #0 of claim default/c fails on 4 devices"
-    assert problem.text == f"{failing}: {text}; this fails the pod on every node"
+    assert problem.text == f"selector #0 of claim default/c: {text}"
 
 
-def test_a_driver_that_nobody_has_is_told_with_those_that_there_are() -> None:
-    problem = the_problem(asking('device.driver == "gpu.nvidia.co"'))
-    assert problem.kind is ProblemKind.UNKNOWN_DRIVER
-    assert problem.text == (
-        "selector #0 of claim default/c: no device has the driver gpu.nvidia.co; the drivers are gpu.nvidia.com, "
-        "nic.example.com"
-    )
+def test_a_standard_name_is_told_in_its_own_domain_as_lint_tells_it() -> None:
+    fleet = a_fleet()
+    address = Device(name="gpu-0", attributes={STANDARD_PCI_BUS_ID: DeviceAttribute(string="0000:07:00.0")})
+    fleet.put_slice(a_slice("n3", [address]))
+    written = f'{ATTRIBUTES}.pcieBusID == "0000:07:00.0"'
+    problem = the_problem(asking(written), fleet)
+    assert 'device.attributes["resource.kubernetes.io"].pciBusID == "0000:07:00.0"' in problem.remedy
+    assert corrected(written, GPU)[1] == 'device.attributes["resource.kubernetes.io"].pciBusID == "0000:07:00.0"'
 
 
 @pytest.mark.parametrize(
@@ -558,7 +619,7 @@ def test_what_lint_knows_of_a_failing_selector_is_told_instead_of_the_evaluators
     expression: str, cause: str, remedy: str
 ) -> None:
     problem = the_problem(asking(expression))
-    assert problem.text.endswith(f": {cause}; this fails the pod on every node")
+    assert problem.text == f"selector #0 of claim default/c fails the pod on every node: {cause}"
     assert problem.remedy == remedy
 
 

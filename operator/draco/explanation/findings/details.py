@@ -18,6 +18,8 @@ from draco.resources.quantity import Quantity
 from draco.selectors.accesses import path_text
 
 MAX_LISTED: Final = 5
+TRIED_BEFORE: Final = ResourceClaimConsumerReference(resource="tried", name="before", uid="")
+"""The consumer of a claim that a simulation tried without a pod, so that it is not called idle."""
 _BILLION: Final = 10**9
 
 
@@ -104,10 +106,6 @@ def most_frequent(counts: dict[tuple[str, str], int]) -> list[SeenValue]:
         if sum(seen.path == path for seen in values) < MAX_LISTED:
             values.append(SeenValue(path=path, value=value, devices=number))
     return values
-
-
-TRIED_BEFORE: Final = ResourceClaimConsumerReference(resource="tried", name="before", uid="")
-"""The consumer of a claim without a pod that a simulation allocated, so that nobody suggests deleting it as idle."""
 
 
 def consumers_of(claim: ResourceClaim) -> list[str]:

@@ -35,7 +35,7 @@ def why_not(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> Misfit:
     if any(claim.spec.devices.constraints for claim in claims) and _fits(fleet, free, node):
         return Misfit(
             NodeReason.CONSTRAINT,
-            f"unable to meet the claim's constraints: of its free devices, {_constraints(fleet, claims, node)}",
+            f"unable to meet the claim's constraints: among the free devices of one node, {_constraints(fleet, claims, node)}",
         )
     alone = [(claim, request) for claim in free for request in claim.spec.devices.requests]
     for claim, request in alone:
@@ -50,8 +50,10 @@ def why_not(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> Misfit:
     if len(claims) > 1 and all(_fits(fleet, [claim], node) for claim in claims):
         steps = [(claims[: number + 1], claim.metadata.name) for number, claim in enumerate(claims)]
         return Misfit(NodeReason.NOT_TOGETHER, _left_out(fleet, steps, node, "claim"), names_subject=True)
-    steps = [(_first(free, number), request.name) for number, (_, request) in enumerate(alone)]
-    return Misfit(NodeReason.NOT_TOGETHER, _left_out(fleet, steps, node, "request"))
+    of_several = len(claims) > 1
+    names = [f"{each.name} of claim {claim.metadata.name}" if of_several else each.name for claim, each in alone]
+    steps = [(_first(free, number), name) for number, name in enumerate(names)]
+    return Misfit(NodeReason.NOT_TOGETHER, _left_out(fleet, steps, node, "request"), names_subject=of_several)
 
 
 def _first(claims: Sequence[ResourceClaim], last: int) -> list[ResourceClaim]:

@@ -9,7 +9,6 @@ from draco.explanation.findings.fleet_findings import FleetFindings, NodeGroup
 from draco.explanation.findings.joint_fit import why_not
 from draco.explanation.model import Cause, NodeCause, NodeReason, PendingReason, RequestExplanation, alternatives
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.texts import are, listed
 
 MAX_NODES: Final = 10
 """Nodes that are named; the rest are counted."""
@@ -61,8 +60,6 @@ def device_causes(
         elif asked < _ASKED_ABOUT:
             asked += 1
             reason, text, names_subject = why_not(fleet, claims, group.names[0])
-            if reason is NodeReason.ALL_MODE:
-                text = f"{text}{_not_free(group, requests)}"
         else:
             reason, text = NodeReason.NOT_TOGETHER, "unable to serve all requests together"
         key = (reason, text, request)
@@ -79,18 +76,6 @@ def device_causes(
             names_subject=names_subject,
         )
     return sorted(causes.values(), key=lambda cause: cause.reason is NodeReason.NO_DEVICES)
-
-
-def _not_free(group: NodeGroup, requests: Sequence[RequestExplanation]) -> str:
-    """What blocks devices of these nodes for a request that wants all of them; the end of a sentence."""
-    found = [
-        f"{count.devices} {are(count.devices)} {count.text}"
-        for request in requests
-        if request.mode == "All"
-        for count in request.causes
-        if count.cause not in _IN_NOBODYS_WAY and not set(group.names).isdisjoint(count.node_names)
-    ]
-    return f" ({listed(found, separator='; ')})" if found else ""
 
 
 def lacking(group: NodeGroup, requests: Sequence[RequestExplanation]) -> int | None:

@@ -32,7 +32,7 @@ from draco.explanation.selection import (
     first_rows,
     selection,
 )
-from draco.resources.api.claims import MAX_RESULTS, ResourceClaim
+from draco.resources.api.claims import MAX_RESULTS, ExactDeviceRequest, ResourceClaim
 from draco.resources.quantity import Quantity
 from draco.resources.texts import agreeing, counted, listed, slip_of
 from draco.selectors import corrections
@@ -51,16 +51,23 @@ def problems_of(fleet: Fleet, claims: Sequence[ResourceClaim], *, kind: str = "c
     """All defects of the claims, those that forbid every node first. `kind` is what the author wrote (claim or template)."""
     published = PublishedNames(fleet.inventory.columns)
     found = [
-        problem for claim in claims for problem in _of_claim(fleet, published, claim, f"{kind} {claim.metadata.key}")
+        problem
+        for claim in claims
+        for problem in _of_claim(fleet, published, claim, f"{kind} {claim.metadata.key}", of_several=len(claims) > 1)
     ]
     found = [_to_whom(problem) for problem in found]
-    problems: dict[tuple[str, str, str], Problem] = {}
-    for problem in found:  # several requests may share a class
-        problems.setdefault((problem.kind, problem.text, problem.claim), problem)
-    return sorted(problems.values(), key=lambda problem: not problem.fatal)
+    problems: dict[object, Problem] = {}
+    for problem in sorted(found, key=lambda problem: not problem.fatal):
+        ref = problem.selector
+        is_shared = ref is not None and bool(ref.class_name)  # several requests may have one class
+        what = ref if is_shared and problem.kind is ProblemKind.SELECTOR_ERRORS else problem.text
+        problems.setdefault((problem.kind, what, "" if is_shared else problem.claim), problem)
+    return list(problems.values())
 
 
-def _of_claim(fleet: Fleet, published: PublishedNames, claim: ResourceClaim, called: str) -> Iterator[Problem]:
+def _of_claim(
+    fleet: Fleet, published: PublishedNames, claim: ResourceClaim, called: str, *, of_several: bool
+) -> Iterator[Problem]:
     problem = partial(Problem, claim=str(claim.metadata.key))
     selected: dict[str, bytes] = {}
     fewest = 0
@@ -83,7 +90,9 @@ def _of_claim(fleet: Fleet, published: PublishedNames, claim: ResourceClaim, cal
                 name=full_name,
                 asked=each,
                 only=len(asked) == 1,
-                called=called if len(every) == 1 else f"{_alike(every, each)} of {called}",
+                selectors_of=called if len(every) == 1 else f"{_alike(every, each)} of {called}",
+                called=f"request {full_name} of {called}" if of_several else f"request {full_name}",
+                names_subject=of_several,
             )
             yield from found.problems()
             selected[full_name] = found.selection.end
@@ -105,6 +114,11 @@ def _alike(every: Sequence[tuple[str, Asked]], asked: Asked) -> str:
     return f"{agreeing(len(names), 'request', 'requests')} {listed(names)}"
 
 
+def _is_for_admin(asked: Asked) -> bool:
+    """Whether a request shares the devices of others, as alternatives cannot."""
+    return isinstance(asked, ExactDeviceRequest) and bool(asked.admin_access)
+
+
 def _class_missing(fleet: Fleet, asked: Asked) -> tuple[str, str]:
     """The problem and the remedy for a class that does not exist."""
     slip = slip_of(asked.device_class_name, fleet.classes)
@@ -118,7 +132,10 @@ def _class_missing(fleet: Fleet, asked: Asked) -> tuple[str, str]:
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The problems of one request or alternative. `only`: the request has no other alternative."""
+    """The problems of one request or alternative, called with its claim's name if there are several claims.
+
+    `only`: the request has no other alternative; `alone`: nor has the claim other requests.
+    """
 
     fleet: Fleet
     published: PublishedNames
@@ -127,8 +144,10 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     name: str
     asked: Asked
     only: bool
+    selectors_of: str
+    """Whose selectors the claim's own are: the requests that ask for the same, if the claim has several."""
     called: str
-    """Whose selectors the claim's own are: the request, if the claim has several."""
+    names_subject: bool
 
     def problems(self) -> Iterator[Problem]:
         chain = self.selection
@@ -151,13 +170,14 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         yield from self._capacities()
 
     def _problem(self, **fields: Any) -> Problem:
+        fields.setdefault("names_subject", self.names_subject)
         return Problem(claim=self.claim, request=self.name, **fields)
 
     def _of_selector(self, ref: SelectorRef, kind: ProblemKind, text: str, *, remedy: str = "", fatal: bool) -> Problem:
         """A problem of a selector; `text` follows the selector's name."""
         return self._problem(
             kind=kind,
-            text=f"selector #{ref.index} of {ref.source if ref.class_name else self.called}{text}",
+            text=f"selector #{ref.index} of {ref.source if ref.class_name else self.selectors_of}{text}",
             selector=ref,
             remedy=remedy,
             fatal=fatal,
@@ -190,7 +210,10 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return corrections.corrected(step.ref.expression, drivers[0] if len(drivers) == 1 else None)[0]
 
     def _failing(self, step: SelectorStep) -> Iterator[Problem]:
-        """A selector that fails on devices. Fatal if one of them is free, because the allocator skips devices in use."""
+        """A selector that fails on devices.
+
+        Fatal if one of them is free: the allocator skips devices in use, unless the request takes all devices or may share them.
+        """
         fleet, ref, error = self.fleet, step.ref, main_error(self.fleet, step)
         unknown = list(unknown_names(fleet, self.published, ref, ref.expression, step.before))
         guilty = [each for each in unknown if error == f"no such key: {each.name}"]
@@ -200,21 +223,25 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         )
         failed = count(step.failed)
         free = select([step.failed, fleet.held.translate(_NOT_HELD)])
-        fatal = count(free) > 0
-        example = min(map(fleet.inventory.key, first_rows(free if fatal else step.failed, _LOOKED_AT)))
-        text = f" fails on {counted(failed, 'device')}{'' if known or guilty else f', for example {example}'}: "
-        text += known or " and ".join(each.text for each in guilty) or error
-        if fatal:
-            text += "; this fails the pod on every node"
+        is_free, takes_used = count(free) > 0, self.asked.allocation_mode == "All" or _is_for_admin(self.asked)
+        fatal, devices = is_free or takes_used, counted(failed, "device")
+        if why := known or " and ".join(each.text for each in guilty):
+            where = (
+                "the pod on every node"
+                if fatal
+                else f"on {devices}, {agreeing(failed, 'which is', 'all of which are')} in use"
+            )
+            text = f" fails {where}: {why}"
         else:
-            text += f"; {agreeing(failed, 'it is', 'they are')} in use, so it matters only when one is free"
+            example = min(map(fleet.inventory.key, first_rows(free if is_free else step.failed, _LOOKED_AT)))
+            only = f"{agreeing(failed, 'it is', 'all of them are')} in use, so it matters only when one is free"
+            text = f" fails on {devices}, for example {example}: {error}; {'this fails the pod on every node' if fatal else only}"
         better = guard(fleet, self.published, step)
         remedy = f"write {better}" if better else next((each.remedy for each in guilty if each.remedy), "")
         for each in unknown:
             if each not in guilty:
                 yield self._of_selector(ref, each.kind, f": {each.text}", remedy=each.remedy, fatal=fatal)
-        kind = guilty[0].kind if guilty and not known else ProblemKind.SELECTOR_ERRORS
-        yield self._of_selector(ref, kind, text, remedy=remedy, fatal=fatal)
+        yield self._of_selector(ref, ProblemKind.SELECTOR_ERRORS, text, remedy=remedy, fatal=fatal)
 
     def _nothing(self, steps: Sequence[SelectorStep], among: bytes) -> Iterator[Problem]:
         """The problems if nothing is selected: by which selector, and why."""
@@ -232,7 +259,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             text = f"DeviceClass {class_name} selects none of the {count(among)} published devices"
             yield self._problem(kind=ProblemKind.CLASS_SELECTS_NOTHING, text=text, fatal=self.only)
         else:
-            text = f"no device of class {class_name} meets all selectors of request {self.name}"
+            text = f"no device of class {class_name} meets all selectors of {self.called}"
             ref = steps[-1].ref if steps else None
             yield self._problem(kind=ProblemKind.SELECTOR_NEVER_TRUE, text=text, selector=ref, fatal=self.only)
 
@@ -243,7 +270,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             if most > MAX_RESULTS:
                 yield self._problem(
                     kind=ProblemKind.TOO_MANY_DEVICES,
-                    text=f"request {self.name} takes every device of a node, one node has {most}, and a claim gets no more than "
+                    text=f"{self.called} takes every device of a node, one node has {most}, and a claim gets no more than "
                     f"{MAX_RESULTS}",
                     remedy="ask for a count, or select fewer",  # not fatal: the pod may go to another node
                 )
@@ -254,7 +281,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if wanted > most:
             yield self._problem(
                 kind=ProblemKind.TOO_MANY_DEVICES,
-                text=f"request {self.name} wants {wanted} devices on one node, and no node has more than {most} that it selects",
+                text=f"{self.called} wants {wanted} devices on one node, and no node has more than {most} that it selects",
                 remedy=f"ask for {most}, or use several pods with a claim each" if most else "",
                 fatal=self.only,
             )
@@ -275,7 +302,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             there = f"leave it out: these devices have {listed(sorted(amounts)) or 'none'}"
             yield self._problem(
                 kind=ProblemKind.UNKNOWN_CAPACITY,
-                text=f"request {self.name} asks for the capacity {name}, and no device that it selects has it",
+                text=f"{self.called} asks for the capacity {name}, and no device that it selects has it",
                 remedy=f"ask for {near}" if near else there,
                 fatal=self.only,
             )
@@ -285,7 +312,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 most = f"no device that it selects has more than {largest}"
                 yield self._problem(
                     kind=ProblemKind.TOO_MUCH_CAPACITY,
-                    text=f"request {self.name} asks for {wanted[name]} of {name}, and {most}",
+                    text=f"{self.called} asks for {wanted[name]} of {name}, and {most}",
                     remedy=f"ask for {largest}",
                     fatal=self.only,
                 )
@@ -320,15 +347,19 @@ def _of_constraints(
             for full_name, marks in selected.items()
             if not constraint.requests or {full_name, full_name.partition("/")[0]} & set(constraint.requests)
         }
-        for full_name, marks in about.items():
-            if count(marks) and (not slash or not published.is_on(path, marks)):
-                yield problem(
-                    kind=ProblemKind.UNKNOWN_ATTRIBUTE,
-                    text=f"{which} compares the attribute {attribute}, and no device that request {full_name} selects has it",
-                    request=full_name,
-                    remedy=_comparable(published, path),
-                    fatal="/" not in full_name,
-                )
+        without = [
+            name for name, marks in about.items() if count(marks) and (not slash or not published.is_on(path, marks))
+        ]
+        if not without:
+            continue
+        those = f"{agreeing(len(without), 'request', 'requests')} {listed(without)} {agreeing(len(without), 'selects', 'select')}"
+        yield problem(
+            kind=ProblemKind.UNKNOWN_ATTRIBUTE,
+            text=f"{which} compares the attribute {attribute}, and no device that {those} has it",
+            request=without[0],
+            remedy=_comparable(published, path),
+            fatal=any("/" not in name for name in without),
+        )
 
 
 def _comparable(published: PublishedNames, path: AttributePath) -> str:

@@ -68,11 +68,12 @@ def dead_ends(
         yield contradiction
         return
     dead = [part for part in parts if not count(part.met)]
-    ends: list[DeadEnd] = []
+    ends: dict[str, DeadEnd] = {}
     for part in dead:
         unknown = list(unknown_names(fleet, published, part.ref, part.demand.text, among))
-        ends += unknown or [_dead(fleet, published, part, among, who)]
-    yield from _changed_together(ends)
+        for each in unknown or [_dead(fleet, published, part, among, who)]:
+            ends.setdefault(each.text, each)  # a guard and what it guards read the same name
+    yield from _changed_together(list(ends.values()))
     if not dead:
         yield from _opposed(parts, who)
 
@@ -161,32 +162,37 @@ def _a(path: AttributePath) -> str:
 def _dead(fleet: Fleet, published: PublishedNames, part: _Part, among: bytes, who: str) -> DeadEnd:
     demand, ref = part.demand, part.ref
     compared = comparison(demand)
-    if compared is not None and compared.path.kind == "driver":
-        return _unknown_driver(published, ref, compared, who)
     if compared is not None:
-        doubted = published.doubted(compared.path, among)
-        row = next((row for value, row in doubted.items() if holds(compared.operator, value, compared.values)), None)
-        if row is not None:
-            return _doubtful(fleet, ref, compared.path, row)
-        values = published.values(compared.path, among)
-        if not values:
-            return DeadEnd(
-                ProblemKind.UNKNOWN_ATTRIBUTE if compared.path.kind == "attributes" else ProblemKind.UNKNOWN_CAPACITY,
-                ref,
-                f"{who} has {path_text(compared.path)}",
-            )
-        return _uncomparable(published, ref, compared, values, who) or _unmet(ref, demand, compared, values, who)
+        return _dead_comparison(fleet, published, part, compared, among=among, who=who)
     paths = paths_of(demand.text)
     reads = {path: published.values(path, among) for path in paths}
     # A heuristic for whether the result depends on the device at all.
     if not paths and "device" not in demand.text and len(fleet.inventory):
         return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, f"{demand.text} is false for every device")
+    if len(paths) == 1 and not reads[paths[0]]:
+        return _absent(ref, paths[0], who)
     shown = "; ".join(f"{path_text(path)} is {_listed(values)}" for path, values in reads.items() if values)
     text = f"{who} meets {demand.text}{f' ({shown})' if shown else ''}"
     tested = text_test(demand)
     near = closest_value(tested[1], reads.get(tested[0], ())) if tested is not None else None
     change = _demanding(demand, tested[0], near) if tested is not None and near is not None else None
     return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, change=change)
+
+
+def _dead_comparison(
+    fleet: Fleet, published: PublishedNames, part: _Part, compared: Comparison, *, among: bytes, who: str
+) -> DeadEnd:
+    ref = part.ref
+    if compared.path.kind == "driver":
+        return _unknown_driver(published, ref, compared, who)
+    doubted = published.doubted(compared.path, among)
+    row = next((row for value, row in doubted.items() if holds(compared.operator, value, compared.values)), None)
+    if row is not None:
+        return _doubtful(fleet, ref, compared.path, row)
+    values = published.values(compared.path, among)
+    if not values:
+        return _absent(ref, compared.path, who)
+    return _uncomparable(published, ref, compared, values, who) or _unmet(ref, part.demand, compared, values, who)
 
 
 def _doubtful(fleet: Fleet, ref: SelectorRef, path: AttributePath, row: int) -> DeadEnd:
@@ -196,6 +202,11 @@ def _doubtful(fleet: Fleet, ref: SelectorRef, path: AttributePath, row: int) -> 
         "1.37 kube-scheduler reads either at random, and Draco reads the latter"
     )
     return DeadEnd(ProblemKind.PUBLISHED_TWICE, ref, text, "have its driver publish one of the two")
+
+
+def _absent(ref: SelectorRef, path: AttributePath, who: str) -> DeadEnd:
+    kind = ProblemKind.UNKNOWN_ATTRIBUTE if path.kind == "attributes" else ProblemKind.UNKNOWN_CAPACITY
+    return DeadEnd(kind, ref, f"{who} has {path_text(path)}")
 
 
 def _unknown_driver(published: PublishedNames, ref: SelectorRef, compared: Comparison, who: str) -> DeadEnd:

@@ -11,6 +11,7 @@ from draco.resources.names import MIG_PROFILE, NVIDIA_DRIVER, closest_profile
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.resources.texts import most_like
+from draco.selectors import known_names
 from draco.selectors.comparisons import Plain
 from draco.selectors.known_names import ATTRIBUTES, CAPACITIES, published_twice
 
@@ -71,10 +72,11 @@ class PublishedNames:
             near = _closest_in(domain, name, self._names[each].get(domain, ()))
             if near:
                 return _path(each, domain, near)
-        for each in (kind, other):
-            homes = [home for home, names in sorted(self._names[each].items()) if name in names]
-            if homes:
-                return _path(each, closest(domain, homes) or homes[0], name)
+        for wanted in filter(None, (name, known_names.meant(name))):
+            for each in (kind, other):
+                homes = [home for home, names in sorted(self._names[each].items()) if wanted in names]
+                if homes:
+                    return _path(each, closest(domain, homes) or homes[0], wanted)
         near = closest(domain, self.domains())
         if near:
             for each in (kind, other):

@@ -117,10 +117,11 @@ def _missing_name(fleet: Fleet, step: SelectorStep) -> str:
 
 
 def guard(fleet: Fleet, published: PublishedNames, step: SelectorStep) -> str:
-    """A guarded form of the expression that works; "" if none was found."""
+    """A guarded form of the expression that works, and reads only what one of the devices has; "" if none was found."""
     for candidate in _guards(fleet, published, step):
         try:
-            if count(failing(fleet, candidate, step.before)):
+            is_read = all(published.is_on(path, step.before) for path in paths_of(candidate))
+            if not is_read or count(failing(fleet, candidate, step.before)):
                 continue
             if step.error is not None or count(met(fleet, candidate, step.after)) == count(step.after):
                 return candidate

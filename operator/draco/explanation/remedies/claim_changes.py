@@ -80,7 +80,8 @@ def _changes_on(
     expression: str = "",
     names_subject: bool = False,
 ) -> Iterator[SuggestedChange]:
-    """The change to these claims, if they fit on one of the nodes."""
+    """The change to these claims, if they fit on one of the nodes. Its text names a claim also if there are several."""
+    names_subject = names_subject or trials.are_several
     for node in nodes:
         results = trials.fits(node, claims)
         if results is not None:
@@ -105,7 +106,7 @@ def guarded_selectors(trials: Trials) -> Iterator[SuggestedChange]:
             if count(rewriting.step.failed) or rewriting.step.error is not None:
                 better = guard(trials.fleet, trials.published, rewriting.step)
                 if better:
-                    text = f"write {better} in request {request.name}"
+                    text = f"write {better} in request {request.called}"
                     yield from rewriting.on_nodes(ChangeKind.RELAX_SELECTOR, better, text)
 
 
@@ -132,12 +133,12 @@ def _relaxed(
     if compared is not None:
         for value in _values(trials, compared, there):
             expression = replaced(rewriting.expression, *accepting(part, compared, value))
-            text = f"ask for {_said(compared, value)} in request {request.name}"
+            text = f"ask for {_said(compared, value)} in request {request.called}"
             changes = list(rewriting.on_nodes(ChangeKind.RELAX_SELECTOR, expression, text))
             if changes:
                 yield from changes
                 return
-    text = f"remove {part.text} from request {request.name}"
+    text = f"remove {part.text} from request {request.called}"
     yield from rewriting.on_nodes(ChangeKind.DROP_SELECTOR, dropped, text, there)
 
 
@@ -182,9 +183,17 @@ def lowered_counts(trials: Trials) -> Iterator[SuggestedChange]:
                 )
                 results = trials.fits(node, claims)
                 if results is not None:
-                    text = f"ask for {number} instead of {request.asked.count} devices in request {request.name}"
+                    text = f"ask for {number} instead of {request.asked.count} devices in request {request.called}"
                     claim = str(request.claim.metadata.key)
-                    best = SuggestedChange.of(ChangeKind.LOWER_COUNT, text, node, results, claim=claim, claims=claims)
+                    best = SuggestedChange.of(
+                        ChangeKind.LOWER_COUNT,
+                        text,
+                        node,
+                        results,
+                        claim=claim,
+                        names_subject=trials.are_several,
+                        claims=claims,
+                    )
                     least = number
                     break
         if best is not None:
@@ -208,7 +217,7 @@ def _lowered_capacities(trials: Trials, request: RequestCandidates) -> Iterator[
             capacity = CapacityRequirements(requests={**wanted, **amounts})
             asked = msgspec.structs.replace(request.asked, capacity=capacity)
             claims = with_asked(trials.claims, request.claim, request.name, asked)
-            text = _said_lower(lowered, wanted, request.name)
+            text = _said_lower(lowered, wanted, request.called)
             yield from _changes_on(trials, [node], ChangeKind.LOWER_CAPACITY, claims, text=text, claim=request.claim)
 
 
@@ -279,5 +288,6 @@ def other_classes(trials: Trials) -> Iterator[SuggestedChange]:
                 continue
             changed = with_asked(trials.claims, claim, name, msgspec.structs.replace(asked, device_class_name=near))
             marks = [(request, trials.usable(request)) for request in trials.requests_of(changed)]
-            text = f"write deviceClassName: {near} in request {name}"
+            called = f"{name} of claim {claim.metadata.name}" if trials.are_several else name
+            text = f"write deviceClassName: {near} in request {called}"
             yield from _changes_on(trials, trials.nodes(marks), ChangeKind.OTHER_CLASS, changed, text=text, claim=claim)

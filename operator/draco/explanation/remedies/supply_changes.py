@@ -294,7 +294,7 @@ def _without_taints(view: PoolView, keys: Collection[TaintIdentity]) -> PoolView
 
 def _released(claim: ResourceClaim) -> str:
     if TRIED_BEFORE in claim.status.reserved_for:
-        return f"leave out claim {claim.metadata.key}"
+        return f"leave out claim {claim.metadata.key}, which was tried before"
     consumers = consumers_of(claim)
     use = agreeing(len(consumers), "it uses", "they use")
     return f"wait for {listed(consumers)} to end, or delete {them(len(consumers))}: {use} claim {claim.metadata.key}"

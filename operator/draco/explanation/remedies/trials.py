@@ -55,6 +55,8 @@ class RequestCandidates(msgspec.Struct, frozen=True, eq=False):
     """Its own name; alternatives share it."""
     name: str
     """Its name in results."""
+    called: str
+    """Its name for people, with that of its claim if there are several claims."""
     asked: Asked
     selection: Selection
     tolerated: bytes
@@ -91,6 +93,11 @@ class Trials:
         self.slice_states: Final = fleet.inventory.slice_states.translate(_CURRENT)
         self.requests: Final = list(self.requests_of(self.claims))
 
+    @property
+    def are_several(self) -> bool:
+        """Whether there are several claims to allocate, so that texts about requests name them."""
+        return len(self.claims) > 1
+
     def requests_of(self, claims: Sequence[ResourceClaim]) -> Iterator[RequestCandidates]:
         """The requests of claims whose class exists, alternatives one by one."""
         for claim in claims:
@@ -100,7 +107,8 @@ class Trials:
                     if device_class is not None:
                         chain = selection(self.fleet, claim, device_class, asked)
                         fine = tolerated(self.fleet, asked.tolerations)
-                        yield RequestCandidates(claim, request.name, name, asked, chain, fine)
+                        called = f"{name} of claim {claim.metadata.name}" if self.are_several else name
+                        yield RequestCandidates(claim, request.name, name, called, asked, chain, fine)
 
     def free(self, request: RequestCandidates, *marks: bytes) -> bytes:
         """1 for each row of a sound pool that has all these marks; rows that claims hold count only for admin access."""
