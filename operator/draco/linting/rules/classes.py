@@ -50,7 +50,7 @@ def sample_devices() -> Iterator[Device]:
     for board, model in MODELS.items():
         of_board = {
             "productName": DeviceAttribute(string=model.product_name),
-            "brand": DeviceAttribute(string="Tesla" if board == "T4" else "Nvidia"),
+            "brand": DeviceAttribute(string="Tesla" if model.product_name.startswith("Tesla ") else "Nvidia"),
             "architecture": DeviceAttribute(string=model.architecture),
             "cudaComputeCapability": DeviceAttribute(version=f"{model.compute_capability}.0"),
             "driverVersion": DeviceAttribute(version="580.95.5"),
