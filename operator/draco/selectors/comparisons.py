@@ -15,7 +15,7 @@ from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.selectors.accesses import path_text
 from draco.selectors.demands import Demand
-from draco.selectors.tokens import Change, tokens
+from draco.selectors.tokens import TextChange, tokens
 
 Relation: TypeAlias = OneOf["==", "!=", "<", "<=", ">", ">=", "in"]
 Plain: TypeAlias = bool | int | float | str | Quantity | SemVer
@@ -165,15 +165,15 @@ def _literal_extent(text: str, position: int) -> tuple[int, int]:
     return position, last.end
 
 
-def accepting(demand: Demand, compared: Comparison, value: Plain) -> Change:
+def accepting(demand: Demand, compared: Comparison, value: Plain) -> TextChange:
     """Have a comparison, the demand, just accept the value: `>=` in the place of `>`."""
     if compared.operator in {"==", ">=", "<="}:
-        return Change(compared.start, compared.end, literal(value))
+        return TextChange(compared.start, compared.end, literal(value))
     path, sign = path_text(compared.path), f"{compared.operator}="
     if isinstance(value, Quantity | SemVer):
         function = "quantity" if isinstance(value, Quantity) else "semver"
-        return Change(demand.start, demand.end, by_function(path, sign, f"{function}({literal(value)})"))
-    return Change(demand.start, demand.end, f"{path} {sign} {literal(value)}")
+        return TextChange(demand.start, demand.end, by_function(path, sign, f"{function}({literal(value)})"))
+    return TextChange(demand.start, demand.end, f"{path} {sign} {literal(value)}")
 
 
 def literal(value: Plain) -> str:

@@ -130,7 +130,7 @@ def meant(name: str) -> str | None:
     return _MEANT.get(plain(name)) or slip_of(name, (*ATTRIBUTES, *CAPACITIES, *STANDARD)) or None
 
 
-class Publication(NamedTuple):
+class PublishedPlace(NamedTuple):
     """Where NVIDIA's driver publishes a value."""
 
     kind: str
@@ -138,14 +138,14 @@ class Publication(NamedTuple):
     name: str
 
 
-def published_as(kind: str, name: str) -> Publication:
+def published_as(kind: str, name: str) -> PublishedPlace:
     """The place of what a name of NVIDIA or the standard means, right or not; its own kind if nothing is known."""
     known = name if name in ATTRIBUTES | CAPACITIES | STANDARD else meant(name) or name
     if known in STANDARD:
-        return Publication("attributes", STANDARD_DOMAIN, known)
+        return PublishedPlace("attributes", STANDARD_DOMAIN, known)
     if (known in CAPACITIES) != (known in ATTRIBUTES):
         kind = "capacity" if known in CAPACITIES else "attributes"
-    return Publication(kind, NVIDIA_DRIVER, known)
+    return PublishedPlace(kind, NVIDIA_DRIVER, known)
 
 
 def wrong_value(name: str, test: str, value: str) -> tuple[str, str] | None:

@@ -128,7 +128,7 @@ def quoted(token: Token) -> str | None:
         return None
 
 
-class Change(NamedTuple):
+class TextChange(NamedTuple):
     """A part of an expression, and the text that replaces it."""
 
     start: int

@@ -25,7 +25,7 @@ from draco.selectors.accesses import path_text, paths_of
 from draco.selectors.comparisons import Comparison, Plain, accepting, comparison, holds, literal, text_test
 from draco.selectors.demands import Demand, demands
 from draco.selectors.known_names import INSTEAD
-from draco.selectors.tokens import Change, replaced
+from draco.selectors.tokens import TextChange, replaced
 
 _SHOWN: Final = 4
 _KINDS: Final[Mapping[type, str]] = {
@@ -48,7 +48,7 @@ class DeadEnd(msgspec.Struct, frozen=True):
     remedy: str = ""
     name: str = ""
     """The attribute or capacity that no device has."""
-    change: Change | None = None
+    change: TextChange | None = None
     """The part of the expression that the remedy replaces, and its new text; None if the remedy is anything else."""
 
 
@@ -80,7 +80,7 @@ def dead_ends(
 
 def _changed_together(ends: Sequence[DeadEnd]) -> Iterator[DeadEnd]:
     """The ends, with all changes of one selector in the first's remedy, because a selector with one of them is as dead."""
-    changes: dict[SelectorRef, list[Change]] = {}
+    changes: dict[SelectorRef, list[TextChange]] = {}
     for end in ends:
         if end.change is not None:
             changes.setdefault(end.ref, []).append(end.change)
@@ -217,7 +217,7 @@ def _unknown_driver(published: PublishedNames, ref: SelectorRef, compared: Compa
         return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, f"{who} is of the driver {wanted}")
     there = f"the {agreeing(len(drivers), 'driver', 'drivers')} {are(len(drivers))} {', '.join(drivers[:_SHOWN])}"
     text = f"no device has the driver {wanted}; {there}"
-    change = Change(compared.start, compared.end, literal(near)) if near and compared.start >= 0 else None
+    change = TextChange(compared.start, compared.end, literal(near)) if near and compared.start >= 0 else None
     return DeadEnd(ProblemKind.UNKNOWN_DRIVER, ref, text, change=change)
 
 
@@ -237,9 +237,9 @@ def _uncomparable(
     return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, f"write {better}" if better else "")
 
 
-def _demanding(demand: Demand, path: AttributePath, value: Plain) -> Change:
+def _demanding(demand: Demand, path: AttributePath, value: Plain) -> TextChange:
     """Replace a demand by a comparison with a value."""
-    return Change(demand.start, demand.end, f"{path_text(path)} == {literal(value)}")
+    return TextChange(demand.start, demand.end, f"{path_text(path)} == {literal(value)}")
 
 
 def _unmet(ref: SelectorRef, demand: Demand, compared: Comparison, values: Collection[Plain], who: str) -> DeadEnd:
