@@ -219,6 +219,10 @@ REFUSED: Final[dict[str, tuple[Json, str]]] = {
         _of("DeviceClass", {"extendedResourceName": "gpu"}),
         '"gpu" is not the name of an extended resource',
     ),
+    "extended resource of a quota": (
+        _of("DeviceClass", {"extendedResourceName": "requests.example.com/gpu"}),
+        "is not the name of an extended resource",
+    ),
     "extended resource of Kubernetes": (
         _of("DeviceClass", {"extendedResourceName": "kubernetes.io/gpu"}),
         "is not the name of an extended resource",

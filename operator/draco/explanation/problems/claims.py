@@ -134,7 +134,7 @@ def _class_missing(fleet: Fleet, asked: Asked) -> tuple[str, str]:
 class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The problems of one request or alternative, called with its claim's name if there are several claims.
 
-    `only`: the request has no other alternative; `alone`: nor has the claim other requests.
+    `only`: the request has no other alternative.
     """
 
     fleet: Fleet
