@@ -18,8 +18,6 @@ PROGRAMS: Final = (
     *("nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-debugdump", "nvidia-imex", "nvidia-imex-ctl"),
     *("nvidia-persistenced", "nvidia-smi"),
 )
-PROGRAM_FOLDERS: Final = ("usr/local/nvidia/bin", "usr/bin", "bin", "usr/local/bin")
-"""The first is that of a driver that is all below one folder: programs elsewhere may be scripts that start its own."""
 SOCKETS: Final = ("run/nvidia-fabricmanager/socket", "run/nvidia-persistenced/socket")
 MPS_PIPE: Final = "/tmp/nvidia-mps"  # noqa: S108 - the path on which CUDA looks for it
 """Pipe of an MPS daemon of the node: CUDA uses it unasked, and whoever has it can end the daemon. No container gets it."""
@@ -69,9 +67,7 @@ def _libraries(driver: InstalledDriver) -> Iterator[Path]:
 
 
 def _programs(driver: InstalledDriver) -> Iterator[Path]:
-    for name in PROGRAMS:
-        found = [driver.view / folder / name for folder in PROGRAM_FOLDERS]
-        yield from [each for each in found if resolved(each, driver.view) is not None][:1]
+    yield from (each for name in PROGRAMS if (each := driver.program(name)) is not None)
 
 
 def _firmware(driver: InstalledDriver) -> list[Path]:

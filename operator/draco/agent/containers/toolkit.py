@@ -2,14 +2,11 @@
 
 Owns which of its programs run and how their answer is read. The node's own toolkit comes first, in the node's root, because it
 matches the node; then the one in the agent's image. It runs as another process, because it calls NVML, which may hang, and so
-that its memory is freed. Its time and output are bounded.
+that its memory is freed.
 """
 
 import os
-import selectors
 import shutil
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,12 +17,9 @@ import msgspec
 from draco.agent.containers.driver_files import MPS_PIPE
 from draco.agent.containers.edits import ContainerEdits, Hook, Mount
 from draco.agent.hardware.driver_root import DriverRoot, InstalledDriver
+from draco.agent.hardware.programs import ProgramFailed, run
 from draco.resources.errors import DracoError
-from draco.resources.texts import reason_of
 
-DEADLINE_S: Final = 10.0
-MOST_BYTES: Final = 4 << 20
-"""A spec has some tens of thousands."""
 CTK: Final = "nvidia-ctk"
 HOOK: Final = "nvidia-cdi-hook"
 FOLDERS: Final = ("usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit", "opt/nvidia/toolkit")
@@ -90,8 +84,9 @@ def edits(root: DriverRoot, driver: InstalledDriver, *, hook: Path | None) -> Co
     for command, seen in _commands(root, driver):
         for mode in MODES:
             try:
-                return _read(_run([*command, "--mode", mode, "--nvidia-cdi-hook-path", str(hook)]), seen, driver)
-            except ToolkitFailed as error:
+                answer = run([*command, "--mode", mode, "--nvidia-cdi-hook-path", str(hook)], called=CTK)
+                return _read(answer, seen, driver)
+            except (ProgramFailed, ToolkitFailed) as error:
                 failed.append(str(error))
     if not failed:
         raise ToolkitFailed(f"there is no {CTK} on the node and none in the image")
@@ -109,48 +104,6 @@ def _commands(root: DriverRoot, driver: InstalledDriver) -> Iterator[tuple[list[
     carried = shutil.which(CTK)
     if carried is not None:
         yield [carried, *generate, "--driver-root", str(driver.view), "--dev-root", "/"], driver.view
-
-
-def _run(command: list[str]) -> bytes:
-    try:
-        process = subprocess.Popen(  # noqa: S603 - a program of the node's or of our image, its arguments are paths
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-    except OSError as error:
-        raise ToolkitFailed(f"{CTK} cannot be run ({error.strerror})") from error
-    with process:
-        try:
-            answer, complaint = _said_by(process)
-        except subprocess.TimeoutExpired as error:
-            raise ToolkitFailed(f"{CTK} did not answer within {DEADLINE_S:.0f} s") from error
-        finally:
-            process.kill()  # no effect on one that has ended
-    if process.returncode != 0:
-        said = complaint.decode(errors="replace").strip().splitlines()
-        raise ToolkitFailed(f"{CTK} failed ({reason_of(said[-1]) if said else f'exit status {process.returncode}'})")
-    return answer
-
-
-def _said_by(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """A process's output and errors until it ends. Raises TimeoutExpired."""
-    deadline = time.monotonic() + DEADLINE_S
-    said = {stream.fileno(): bytearray() for stream in (process.stdout, process.stderr) if stream is not None}
-    with selectors.DefaultSelector() as selector:
-        for stream in said:
-            selector.register(stream, selectors.EVENT_READ)
-        while selector.get_map():
-            for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
-                chunk = os.read(key.fd, 1 << 16)
-                said[key.fd] += chunk
-                if not chunk:
-                    selector.unregister(key.fd)
-            if max(map(len, said.values())) > MOST_BYTES:
-                raise ToolkitFailed(f"{CTK} wrote more than {MOST_BYTES >> 20} MiB")
-            if time.monotonic() >= deadline:
-                break
-    process.wait(max(0.0, deadline - time.monotonic()))
-    answer, complaint = said.values()
-    return bytes(answer), bytes(complaint)
 
 
 def _read(answer: bytes, seen: Path, driver: InstalledDriver) -> ContainerEdits:

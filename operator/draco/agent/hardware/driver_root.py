@@ -21,6 +21,8 @@ FOLDERS: Final = (
     *("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "usr/local/nvidia/lib64"),
 )
 """Library folders of a root; 64-bit ones come first where a distribution has both."""
+PROGRAM_FOLDERS: Final = ("usr/local/nvidia/bin", "usr/bin", "bin", "usr/local/bin")
+"""The first is that of a driver that is all below one folder: programs elsewhere may be scripts that start its own."""
 LOADED: Final = "driver/nvidia/version"
 """File below /proc with the version of the loaded kernel modules, as a line of text."""
 _VERSION: Final = re.compile(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)")
@@ -44,6 +46,11 @@ class InstalledDriver(msgspec.Struct, frozen=True):
         """The version in the file name of its NVML; "" if that has none."""
         match = _VERSION.fullmatch(self.nvml.name)
         return match[1] if match else ""
+
+    def program(self, name: str) -> Path | None:
+        """A program of the driver, as the agent sees it; None if it has none of that name."""
+        found = (self.view / folder / name for folder in PROGRAM_FOLDERS)
+        return next((each for each in found if resolved(each, self.view) is not None), None)
 
     def mismatch(self, loaded: str) -> str:
         """Why no container could use a GPU with these files, as a sentence; "" if they match the loaded version, or may.

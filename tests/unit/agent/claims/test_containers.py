@@ -14,6 +14,7 @@ from draco.agent.claims.cdi import CdiFolder
 from draco.agent.containers import driver_files, toolkit
 from draco.agent.containers.common_edits import VOID, CommonEdits
 from draco.agent.containers.edits import ContainerEdits
+from draco.agent.hardware import programs
 from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.record.contents import Partition, PreparationState, PreparedClaim, PreparedDevice
@@ -215,7 +216,7 @@ def test_the_nodes_own_hook_comes_first(root: DriverRoot, no_toolkit: Path, tmp_
 def test_where_the_toolkit_fails_our_own_edits_hold_and_the_reason_is_told(
     script: str, why: str, root: DriverRoot, no_toolkit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toolkit, "DEADLINE_S", 0.3)
+    monkeypatch.setattr(programs, "DEADLINE_S", 0.3)
     a_program(no_toolkit, "nvidia-ctk", script)
     a_program(root.view / "usr/bin", "nvidia-cdi-hook", "")
     common = CommonEdits(root, hook_folder=no_toolkit.parent)
