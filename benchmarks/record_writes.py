@@ -20,13 +20,12 @@ import msgspec
 
 from benchmarks.table import Row, tell
 from draco.agent.claims.cdi import CdiFolder
-from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.record.checkpoint import Checkpoint
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
-from tests.doubles.undivided import UNDIVIDED
+from tests.doubles.undivided import a_preparer
 
 TARGET = 3
 HELD = 7
@@ -85,7 +84,7 @@ def measure(folder: Path, rounds: int) -> tuple[Side, Side]:
     files, gpus = Files(), {f"gpu-{minor}": a_gpu(minor) for minor in range(HELD + 1)}
     cdi = CdiFolder(folder / "cdi", files, driver=NVIDIA_DRIVER, node=Capabilities())
     record = Checkpoint(folder / "state" / "checkpoint.json", files, boot_id="boot")
-    preparer = ClaimPreparer(record, cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED)
+    preparer = a_preparer(record, cdi)
     for number in range(HELD):
         preparer.prepare(a_claim(f"held-{number}", on=[f"node-0/gpu-{number}"]), gpus)
     draco, peer = Side(), Side()

@@ -27,6 +27,7 @@ from draco.resources.kinds import CLAIMS, EVENTS, NODES, SLICES
 from draco.resources.names import NVIDIA_DRIVER
 from draco_local.simulator.gpus import procfs, state, sysfs
 from draco_local.simulator.nvml.library import SimulatedNvml
+from draco_local.simulator.nvml.nvidia_smi import SimulatedSmi
 from tests.doubles.faultproxy import FaultProxy
 
 CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
@@ -69,6 +70,7 @@ class SimulatedNode:
         self.rebuild_sysfs()
         procfs.build(self.gpus, state.load(self.gpus))
         self.library = SimulatedNvml(self.gpus)
+        self.smi = SimulatedSmi(SimulatedNvml(self.gpus))
         self.namespace = "default"
 
     @property
@@ -116,7 +118,7 @@ class SimulatedNode:
     async def running(self, *, files: Any = None, **changes: Any) -> AsyncIterator["asyncio.Task[None]"]:
         """Run the agent within the block. It serves kubelet's sockets and has published when the block begins."""
         task = asyncio.create_task(
-            run_agent(self.settings(**changes), client=self.client, library=self.library, files=files)
+            run_agent(self.settings(**changes), client=self.client, library=self.library, smi=self.smi, files=files)
         )
         try:
             await eventually(lambda: task.done() or self.answers())
@@ -140,7 +142,8 @@ class SimulatedNode:
 
     async def run(self, **changes: Any) -> None:
         """Run the agent in the test's own task, for agents that end on their own."""
-        await asyncio.wait_for(run_agent(self.settings(**changes), client=self.client, library=self.library), 60)
+        running = run_agent(self.settings(**changes), client=self.client, library=self.library, smi=self.smi)
+        await asyncio.wait_for(running, 60)
 
     async def slices(self) -> list[ResourceSlice]:
         found = await self.client.list(SLICES, field_selector=f"spec.nodeName={self.name}")
@@ -172,13 +175,18 @@ class SimulatedNode:
         )
         return await self.allocate(made, *devices, admin=admin) if devices else made
 
-    async def allocate(self, claim: ResourceClaim, *devices: str, admin: bool = False) -> ResourceClaim:
+    async def allocate(
+        self, claim: ResourceClaim, *devices: str, admin: bool = False, config: Any = None
+    ) -> ResourceClaim:
+        """The claim, allocated to these devices with the parameters `config` of its own."""
         results = [
             {"request": "gpu", "driver": NVIDIA_DRIVER, "pool": self.name, "device": one}
             | ({"adminAccess": True} if admin else {})
             for one in devices
         ]
-        allocation = {"allocation": {"devices": {"results": results}} if devices else None}
+        said = {"source": "FromClaim", "opaque": {"driver": NVIDIA_DRIVER, "parameters": config}}
+        given = {"results": results} | ({"config": [said]} if config else {})
+        allocation = {"allocation": {"devices": given} if devices else None}
         return await self.client.patch(CLAIMS, claim.metadata.key, {"status": allocation}, subresource="status")
 
     async def reserve(self, claim: ResourceClaim, *pods: str) -> ResourceClaim:

@@ -3,6 +3,15 @@
 from contextlib import nullcontext
 from typing import Any
 
+from draco.agent.claims.cdi import CdiFolder
+from draco.agent.claims.preparer import ClaimPreparer
+from draco.agent.claims.time_slices import TimeSlices
+from draco.agent.hardware.nvidia_smi import NvidiaSmi
+from draco.agent.hardware.nvml import Nvml
+from draco.agent.hardware.time_slicing import TimeSliceSetter
+from draco.agent.record.checkpoint import Checkpoint
+from draco.resources.names import NVIDIA_DRIVER
+
 
 class NoInstances:
     """Stands for `ClaimInstances` where claims hold whole GPUs only."""
@@ -28,3 +37,14 @@ class NoInstances:
 
 
 UNDIVIDED: Any = NoInstances()
+
+
+def a_preparer(
+    record: Checkpoint, cdi: CdiFolder, *, instances: Any = UNDIVIDED, slices: TimeSlices | None = None
+) -> ClaimPreparer:
+    """The preparer of node-0. Without `slices` its claims ask for no time slices."""
+    if slices is None:
+        slices = TimeSlices(
+            record, TimeSliceSetter(Nvml(), NvidiaSmi(None)), driver_version=lambda: "", load=lambda: ""
+        )
+    return ClaimPreparer(record, cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=instances, time_slices=slices)

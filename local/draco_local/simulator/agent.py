@@ -18,6 +18,7 @@ from draco.resources.errors import DracoError, leaves
 from draco_local.simulator.driver.library import SOCKET
 from draco_local.simulator.gpus import procfs, state, sysfs
 from draco_local.simulator.nvml.library import SimulatedNvml
+from draco_local.simulator.nvml.nvidia_smi import SimulatedSmi
 
 
 async def connect(access: ApiServerAccess) -> Connection:
@@ -44,7 +45,10 @@ def main(state_file: Path, **options: Any) -> None:
         sysfs.build(tree, gpus)
         roots = {"sysfs_root": tree, "proc_root": procfs.build(state_file, gpus)}
         installed = options["driver_root"] is not None and Path(SOCKET).is_socket()
-        run(connect, library=None if installed else SimulatedNvml(state_file), **{**options, **roots})
+        simulated = (
+            {} if installed else {"library": SimulatedNvml(state_file), "smi": SimulatedSmi(SimulatedNvml(state_file))}
+        )
+        run(connect, **{**simulated, **options, **roots})
     except (DracoError, ExceptionGroup) as error:
         causes = list(leaves(error))
         if not all(isinstance(cause, DracoError) for cause in causes):

@@ -34,6 +34,7 @@ from draco_local.simulator.kubelet.pods import node_ip
 from draco_local.simulator.kubelet.port import ServingCertificate, answering
 from draco_local.simulator.kubelet.standin import Kubelet, KubeletSettings
 from draco_local.simulator.nvml.library import SimulatedNvml
+from draco_local.simulator.nvml.nvidia_smi import SimulatedSmi
 
 log = structlog.get_logger(__name__)
 
@@ -211,6 +212,7 @@ class SimulatedNode:
         await run_agent(
             self.agent_settings(),
             library=SimulatedNvml(self.gpus),
+            smi=SimulatedSmi(SimulatedNvml(self.gpus)),
             client=self._agent_client,
             clock=self._clock,
         )

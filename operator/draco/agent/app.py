@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from draco.agent import wakes
 from draco.agent.errors import AnotherPlugin, ClusterUnsuited, SettingsError
 from draco.agent.files import Files
+from draco.agent.hardware.nvidia_smi import NvidiaSmi, Smi
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_library import NodeLibrary
 from draco.agent.parts import AgentParts
@@ -47,16 +48,17 @@ async def run_agent(
     *,
     client: Client,
     library: Any = None,
+    smi: Smi | None = None,
     clock: Clock | None = None,
     files: Files | None = None,
 ) -> None:
-    """Run an agent until cancelled. `library` replaces the module pynvml.
+    """Run an agent until cancelled. `library` replaces the module pynvml, `smi` the program nvidia-smi.
 
     Raises AnotherPlugin if the driver is already served on this node, SettingsError if the settings cannot work.
     """
     clock = clock or SystemClock()
     nvml = _nvml(settings, library, clock)
-    agent = Agent(settings, client, nvml, clock=clock, files=files or Files())
+    agent = Agent(settings, client, nvml, smi=smi, clock=clock, files=files or Files())
     await agent.run()
 
 
@@ -71,7 +73,16 @@ def _nvml(settings: AgentSettings, library: Any, clock: Clock) -> Nvml:
 class Agent:
     """One node's agent. `run` it once."""
 
-    def __init__(self, settings: AgentSettings, client: Client, nvml: Nvml, *, clock: Clock, files: Files) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        client: Client,
+        nvml: Nvml,
+        *,
+        smi: Smi | None = None,
+        clock: Clock,
+        files: Files,
+    ) -> None:
         self._settings = settings
         self._client = client
         self._clock = clock
@@ -79,7 +90,9 @@ class Agent:
         self._log = log.bind(node=settings.node_name)
         self._standing_by = False
         self._asked = asyncio.Event()  # cluster features are known
-        self.parts: Final = AgentParts(settings, client, nvml, clock=clock, files=files)
+        self.parts: Final = AgentParts(
+            settings, client, nvml, smi=smi or NvidiaSmi(settings.installed), clock=clock, files=files
+        )
         wakes.connect(self.parts)
 
     async def run(self) -> None:
@@ -171,6 +184,7 @@ class Agent:
             await self.parts.startup.trusted.wait()
             tasks.create_task(self.parts.startup.keep(), name="minors")
             tasks.create_task(self.parts.keeper.run(), name="partitions")
+            tasks.create_task(self.parts.time_slices.run(), name="time slices")
             tasks.create_task(self.parts.claim_reporter.run(), name="claim status")
             tasks.create_task(self.parts.plugin.run(), name="plugin")
             tasks.create_task(self.parts.leftovers.run(), name="leftovers")

@@ -9,14 +9,17 @@ from typing import Final
 from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.leftover_claims import LeftoverClaims
 from draco.agent.claims.preparer import ClaimPreparer
+from draco.agent.claims.time_slices import TimeSliceKeeper, TimeSlices
 from draco.agent.claims.work import ClaimWork
 from draco.agent.containers.common_edits import CommonEdits, EditsRefresh
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.fault_record import FAULTS, FaultRecord, driver_load
 from draco.agent.hardware.monitor import HardwareMonitor, SysfsPcieRoots
+from draco.agent.hardware.nvidia_smi import Smi
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_instances import NvmlInstances
+from draco.agent.hardware.time_slicing import TimeSliceSetter
 from draco.agent.metrics import AgentMetrics
 from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.mig.holders import Holders, HolderSearch, own_pid
@@ -56,7 +59,9 @@ from draco.resources.names import FIELD_MANAGER_AGENT, GpuUuid
 class AgentParts:
     """All parts of one node's agent."""
 
-    def __init__(self, settings: AgentSettings, client: Client, nvml: Nvml, *, clock: Clock, files: Files) -> None:
+    def __init__(
+        self, settings: AgentSettings, client: Client, nvml: Nvml, *, smi: Smi, clock: Clock, files: Files
+    ) -> None:
         boot_id = checkpoint.boot_id(settings.proc_root)
         self.state: Final = NodeState(clock)
         self.sockets: Final = sockets(settings.kubelet_dir, settings.driver)
@@ -154,8 +159,20 @@ class AgentParts:
             clock=clock,
             check_s=settings.socket_check_s,
         )
+        time_slices = TimeSlices(
+            self.checkpoint,
+            TimeSliceSetter(nvml, smi),
+            driver_version=lambda: self.state.facts.view.driver_version,
+            load=lambda: f"{boot_id}/{driver_load(settings.sysfs_root)}",
+        )
+        self.time_slices: Final = TimeSliceKeeper(time_slices, self.state, self.threads, clock=clock)
         self.offers: Final = Offers(
-            self.state, self.publisher, self.keeper, KnownDivisions(self.checkpoint), clock=clock
+            self.state,
+            self.publisher,
+            self.keeper,
+            KnownDivisions(self.checkpoint),
+            slicing_known=self.time_slices.known,
+            clock=clock,
         )
         self.events: Final = EventRecorder(
             client,
@@ -197,6 +214,7 @@ class AgentParts:
             driver=settings.driver,
             pool=settings.node_name,
             instances=self.instances,
+            time_slices=time_slices,
             leftovers=lambda: {uid: one.clause for uid, one in self.state.facts.leftovers.items()},
         )
         self.work: Final = ClaimWork(

@@ -18,6 +18,7 @@ import structlog
 
 from draco import __version__
 from draco.agent.app import run_agent
+from draco.agent.hardware.nvidia_smi import Smi
 from draco.agent.settings import AgentSettings
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
@@ -123,6 +124,7 @@ def run(
     connect: ConnectWith,
     *,
     library: Any = None,
+    smi: Smi | None = None,
     kubeconfig: Path | None,
     service_account: Path,
     log_level: str,
@@ -131,17 +133,19 @@ def run(
     """Run the agent until SIGTERM or SIGINT. `options` are the fields of AgentSettings. Raises DracoError, possibly in groups."""
     configure_log(log_level)
     settings = AgentSettings(**options, lease_holder=socket.gethostname())
-    asyncio.run(_run(settings, connect, ApiServerAccess(kubeconfig, service_account), library))
+    asyncio.run(_run(settings, connect, ApiServerAccess(kubeconfig, service_account), library, smi))
 
 
-async def _run(settings: AgentSettings, connect: ConnectWith, access: ApiServerAccess, library: Any) -> None:
+async def _run(
+    settings: AgentSettings, connect: ConnectWith, access: ApiServerAccess, library: Any, smi: Smi | None
+) -> None:
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     async with Client(await connect(access), manager=FIELD_MANAGER_AGENT) as client:
         log.info("agent.starting", node=settings.node_name, driver=settings.driver, version=__version__)
-        running = asyncio.create_task(run_agent(settings, client=client, library=library), name="agent")
+        running = asyncio.create_task(run_agent(settings, client=client, library=library, smi=smi), name="agent")
         stopping = asyncio.create_task(stopped.wait(), name="signal")
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()

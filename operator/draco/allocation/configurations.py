@@ -1,11 +1,13 @@
-"""Opaque configurations of NVIDIA's kinds: which one applies to a device, and why Draco refuses it.
+"""Opaque configurations of NVIDIA's kinds: which one applies to a device, what it asks for, and why Draco refuses it.
 
 Owns the precedence (a DeviceClass's before the claim's own, later ones override earlier ones) and the strict decoding of NVIDIA's
-driver (an unknown field is an error). Judges only the configuration that applies to a device, not those it overrides. Pure.
+driver (an unknown field is an error). Judges only the configuration that applies to a device, not those it overrides. Pure: the
+caller says whether a device's time slice can be set.
 Source of the kinds: api/nvidia.com/resource/v1beta1 of kubernetes-sigs/dra-driver-nvidia-gpu, 25.8 and later.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from draco.resources.api.claims import DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim
@@ -18,12 +20,25 @@ MIG_CONFIG: Final = "MigDeviceConfig"
 FROM_CLASS: Final = "FromClass"
 CLAIMS_OWN: Final = "the claim"
 REMOVE: Final = "remove it"
-DEFAULT_INTERVAL: Final = "Default"
 SLICING: Final = "TimeSlicing"
 MPS: Final = "MPS"
 _STRATEGIES: Final = (SLICING, MPS)
-INTERVALS: Final = (DEFAULT_INTERVAL, "Short", "Medium", "Long")
 _QUOTED: Final = 60
+
+
+class TimeSlice(IntEnum):
+    """How long a program runs on a GPU before the next one's turn. The numbers are those of `nvidia-smi compute-policy`."""
+
+    DEFAULT = 0
+    SHORT = 1
+    MEDIUM = 2
+    LONG = 3
+
+    def __str__(self) -> str:
+        return self.name.capitalize()
+
+
+INTERVALS: Final = tuple(map(str, TimeSlice))
 
 _Fields: TypeAlias = "Mapping[str, _Fields | None]"
 _MPS: Final[_Fields] = dict.fromkeys(
@@ -64,25 +79,66 @@ class RefusedConfiguration(NamedTuple):
         return f"{self.source}'s configuration for request {self.request} cannot be carried out, because {self.why}"
 
 
-def refused(claim: ResourceClaim, driver: str) -> RefusedConfiguration | None:
+Slices: TypeAlias = "Callable[[DeviceRequestAllocationResult], bool | None]"
+"""Whether the time slice of a device's GPU can be set; None if unknown."""
+
+
+def refused(claim: ResourceClaim, driver: str, can_slice: Slices = lambda _: None) -> RefusedConfiguration | None:
     """The first configuration of an allocated claim that keeps the driver from preparing a device; None if there is none."""
-    configs = claim.status.allocation.devices.config if claim.status.allocation is not None else []
-    said = [
-        _OpaqueConfiguration.of(each) for each in configs if each.opaque is not None and each.opaque.driver == driver
-    ]
-    said.sort(key=lambda each: not each.is_of_class)
+    said = _said_to(claim, driver)
     results = [each for each in claim.results if each.driver == driver]
     for result in results:
-        about = [each for each in said if each.is_about(result)]
+        if (applies := _applying(said, result)) is None:
+            continue
         is_partition = read_partition_name(result.device) is not None
-        if about and (why := refusal(about[-1].parameters, is_partition=is_partition)):
-            remedy = _remedy(about[-1].parameters, is_partition)
-            return RefusedConfiguration(result.request, _source(claim, about[-1], result), why, remedy)
+        if why := refusal(applies.parameters, is_partition=is_partition):
+            remedy = _remedy(applies.parameters, is_partition)
+            return RefusedConfiguration(result.request, _source(claim, applies, result), why, remedy)
+        if why := _refused_there(applies, result, can_slice):
+            return RefusedConfiguration(result.request, _source(claim, applies, result), why, REMOVE)
     for each in said if results else ():  # a configuration that applies to no device is still checked
         if not each.requests and not any(map(each.is_about, results)) and (why := refusal(each.parameters)):
             remedy = _remedy(each.parameters, None)
             return RefusedConfiguration(results[0].request, _source(claim, each, results[0]), why, remedy)
     return None
+
+
+def time_slice(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> TimeSlice:
+    """The time slice that an accepted configuration asks for on a device; DEFAULT without one, and for MIG devices."""
+    applies = _applying(_said_to(claim, result.driver), result)
+    return TimeSlice.DEFAULT if applies is None else _slice(applies.parameters)
+
+
+def _refused_there(applies: "_OpaqueConfiguration", result: DeviceRequestAllocationResult, can_slice: Slices) -> str:
+    wanted = _slice(applies.parameters)
+    if wanted is TimeSlice.DEFAULT:
+        return ""
+    if result.admin_access:
+        return f"it asks for time slices of {wanted}, and a request with adminAccess changes nothing on a GPU that others use"
+    if can_slice(result) is False:
+        device = f"{result.pool}/{result.device}"
+        return f"it asks for time slices of {wanted}, and the board or the driver of {device} cannot set them"
+    return ""
+
+
+def _slice(parameters: Any) -> TimeSlice:
+    """The time slice of a configuration without faults."""
+    return TimeSlice(INTERVALS.index(_interval(parameters.get("sharing") or {})))
+
+
+def _said_to(claim: ResourceClaim, driver: str) -> "list[_OpaqueConfiguration]":
+    """The configurations of an allocated claim for a driver, least important first."""
+    configs = claim.status.allocation.devices.config if claim.status.allocation is not None else []
+    said = [
+        _OpaqueConfiguration.of(each) for each in configs if each.opaque is not None and each.opaque.driver == driver
+    ]
+    return sorted(said, key=lambda each: not each.is_of_class)
+
+
+def _applying(
+    said: "Sequence[_OpaqueConfiguration]", result: DeviceRequestAllocationResult
+) -> "_OpaqueConfiguration | None":
+    return next((each for each in reversed(said) if each.is_about(result)), None)
 
 
 def _remedy(parameters: Any, is_partition: bool | None) -> str:
@@ -177,18 +233,16 @@ def _badly_shared(sharing: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unsupported(parameters: Mapping[str, Any]) -> Iterator[str]:
-    """What Draco does not do; nothing for the defaults, which need no configuration."""
+    """What Draco does not do."""
     kind, sharing = parameters["kind"], parameters.get("sharing") or {}
     if kind in _OF_OTHERS:
         yield _OF_OTHERS[kind]
     elif sharing.get("strategy") == MPS:
         yield f"{kind} asks for MPS, which Draco does not run"
-    elif (interval := _interval(sharing)) != DEFAULT_INTERVAL:
-        yield f"{kind} asks for time slices of {interval}, and Draco leaves them at {DEFAULT_INTERVAL}"
 
 
 def _interval(sharing: Mapping[str, Any]) -> Any:
-    return (sharing.get("timeSlicingConfig") or {}).get("interval", DEFAULT_INTERVAL)
+    return (sharing.get("timeSlicingConfig") or {}).get("interval", str(TimeSlice.DEFAULT))
 
 
 def _said(value: Any) -> str:

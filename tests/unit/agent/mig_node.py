@@ -6,12 +6,13 @@ from typing import Any
 
 from draco.agent.claims import rebuilding, recovery
 from draco.agent.claims.cdi import CdiFolder
-from draco.agent.claims.preparer import ClaimPreparer
+from draco.agent.claims.time_slices import TimeSlices
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.gpus import Gpu, Use
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_instances import NvmlInstances
+from draco.agent.hardware.time_slicing import TimeSliceSetter
 from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.mig.holders import Holders
 from draco.agent.mig.instance_manager import FindHolder, InstanceManager
@@ -26,8 +27,10 @@ from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
 from draco_local.simulator.gpus import procfs, state
 from draco_local.simulator.gpus.gpu_state import GpuState
 from draco_local.simulator.nvml.library import SimulatedNvml
+from draco_local.simulator.nvml.nvidia_smi import SimulatedSmi
 from tests.builders import a_claim
 from tests.doubles.judged import at_first_sight
+from tests.doubles.undivided import a_preparer
 
 BOOT = "this boot"
 NOTHING = KeptInstances()
@@ -84,7 +87,13 @@ class MigNode:
         self.cdi = CdiFolder(
             folder / "cdi", self.files, driver=NVIDIA_DRIVER, node=Capabilities(proc=folder / "proc"), boot_id=boot
         )
-        self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=self.instances)
+        self.slices = TimeSlices(
+            self.record,
+            TimeSliceSetter(self.nvml, SimulatedSmi(SimulatedNvml(self.path, step=step))),
+            driver_version=lambda: self.nvml.driver().driver_version,
+            load=lambda: f"{boot}/{state.load(self.path).driver.generation}",
+        )
+        self.desk = a_preparer(self.record, self.cdi, instances=self.instances, slices=self.slices)
         self.layouts = LayoutApplier(self.record, self.mig, self.steps, self.instances)
         self.nvml.open()
         found = recovery.read_record(record, self.files)
@@ -100,6 +109,12 @@ class MigNode:
 
     def scan(self) -> list[Gpu]:
         return self.mig.look(at_first_sight(self.nvml.gpus()))
+
+    def settle_slices(self) -> None:
+        """What the reconciler of time slices does."""
+        for gpu in self.gpus:
+            if not self.slices.is_settled(gpu):
+                self.slices.set(gpu.uuid, self.slices.wanted(gpu.uuid))
 
     @property
     def uuid(self) -> GpuUuid:

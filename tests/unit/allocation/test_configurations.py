@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.allocation.configurations import VERSION, refusal, refused
+from draco.allocation.configurations import VERSION, TimeSlice, refusal, refused, time_slice
 from draco.resources.api.claims import (
     DeviceAllocationConfiguration,
     DeviceRequest,
@@ -29,6 +29,7 @@ def mig_config(**sharing: Any) -> dict[str, Any]:
 
 
 MPS, SLICES = gpu_config(strategy="MPS"), gpu_config(strategy="TimeSlicing")
+LONG = gpu_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
 
 
 @pytest.mark.parametrize(
@@ -42,9 +43,11 @@ MPS, SLICES = gpu_config(strategy="MPS"), gpu_config(strategy="TimeSlicing")
         ({**gpu_config(), "sharing": None}, False),
         (mig_config(), True),
         (mig_config(strategy="TimeSlicing"), True),
+        (LONG, False),
+        (LONG, None),
     ],
 )
-def test_what_devices_do_anyway_may_be_asked_for(parameters: Any, is_partition: bool | None) -> None:
+def test_time_slicing_may_be_asked_for(parameters: Any, is_partition: bool | None) -> None:
     assert refusal(parameters, is_partition=is_partition) == ""
 
 
@@ -57,11 +60,6 @@ def test_what_devices_do_anyway_may_be_asked_for(parameters: Any, is_partition: 
         (MPS, True, "GpuConfig is not for a MIG device: write MigDeviceConfig"),
         (gpu_config(), True, "GpuConfig is not for a MIG device"),
         (mig_config(), False, "MigDeviceConfig is not for a whole GPU: write GpuConfig"),
-        (
-            gpu_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"}),
-            False,
-            "GpuConfig asks for time slices of Long, and Draco leaves them at Default",
-        ),
         (
             gpu_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "long"}),
             False,
@@ -191,6 +189,45 @@ def test_a_partition_is_told_from_a_whole_gpu_by_its_name() -> None:
         refused(claim(("FromClaim", ["gpu"], mig_config(strategy="TimeSlicing")), device=PARTITION), NVIDIA_DRIVER)
         is None
     )
+
+
+@pytest.mark.parametrize(
+    ("configs", "wanted"),
+    [
+        ([], TimeSlice.DEFAULT),
+        ([("FromClaim", [], gpu_config())], TimeSlice.DEFAULT),
+        ([("FromClaim", [], SLICES)], TimeSlice.DEFAULT),
+        ([("FromClaim", ["gpu"], LONG)], TimeSlice.LONG),
+        ([("FromClass", ["gpu"], LONG), ("FromClaim", ["gpu"], SLICES)], TimeSlice.DEFAULT),
+        ([("FromClass", ["gpu"], LONG), ("FromClaim", ["other"], SLICES)], TimeSlice.LONG),
+        ([("FromClaim", [], mig_config()), ("FromClass", ["gpu"], LONG)], TimeSlice.LONG),
+    ],
+)
+def test_the_time_slice_is_that_of_the_configuration_that_applies(configs: Any, wanted: TimeSlice) -> None:
+    made = claim(*configs)
+    assert time_slice(made, made.results[0]) is wanted
+
+
+def test_a_time_slice_is_refused_where_none_can_be_set() -> None:
+    made = claim(("FromClaim", [], LONG))
+    assert refused(made, NVIDIA_DRIVER, lambda _: True) is None
+    assert refused(made, NVIDIA_DRIVER, lambda _: None) is None
+    assert str(refused(made, NVIDIA_DRIVER, lambda _: False)) == (
+        "the claim's configuration for request gpu cannot be carried out, because it asks for time slices of Long, and the board "
+        "or the driver of node-0/gpu-0 cannot set them"
+    )
+    assert refused(claim(("FromClaim", [], SLICES)), NVIDIA_DRIVER, lambda _: False) is None
+
+
+def test_administrative_access_sets_no_time_slice() -> None:
+    made = claim(("FromClaim", [], LONG))
+    assert made.status.allocation is not None
+    results = [msgspec.structs.replace(each, admin_access=True) for each in made.results]
+    devices = msgspec.structs.replace(made.status.allocation.devices, results=results)
+    allocation = msgspec.structs.replace(made.status.allocation, devices=devices)
+    status = msgspec.structs.replace(made.status, allocation=allocation)
+    found = refused(msgspec.structs.replace(made, status=status), NVIDIA_DRIVER)
+    assert str(found).endswith("a request with adminAccess changes nothing on a GPU that others use")
 
 
 def test_a_mistake_is_to_be_corrected_and_what_draco_does_not_do_to_be_removed() -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import pynvml
 
+from draco.agent.hardware.programs import ProgramFailed
 from draco_local.simulator.nvml.library import SimulatedNvml
 from draco_local.simulator.nvml.sharing import TIME_SLICES
 
@@ -31,6 +32,24 @@ class SmiAnswer(NamedTuple):
 
     exit_code: int
     text: str
+
+
+class SimulatedSmi:
+    """The program for agents of this process, called as `draco.agent.hardware.nvidia_smi` is. Its `nvml` is nobody else's."""
+
+    def __init__(self, nvml: SimulatedNvml) -> None:
+        self._nvml = nvml
+
+    def __call__(self, arguments: Sequence[str]) -> bytes:
+        """What the program prints. Raises ProgramFailed."""
+        try:
+            answer = nvidia_smi(self._nvml, arguments)
+        except OSError as error:
+            raise ProgramFailed(f"there is no {error}") from error
+        if answer.exit_code:
+            lines = answer.text.strip().splitlines() or [f"exit status {answer.exit_code}"]
+            raise ProgramFailed(f"nvidia-smi failed ({lines[-1]})", status=answer.exit_code, said=answer.text)
+        return answer.text.encode()
 
 
 class _Gpu(NamedTuple):

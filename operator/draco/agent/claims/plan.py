@@ -3,7 +3,7 @@
 Owns reading the allocation, and the rule that no device is given to two claims. Pure. `preparer` carries the plan out.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations
 from types import MappingProxyType
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from draco.agent.record.contents import ClaimPod, Partition, PreparationState, P
 from draco.allocation import configurations
 from draco.health.judgement import blocking
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
-from draco.resources.names import ClaimUid, PartitionName, gpu_name, read_partition_name
+from draco.resources.names import ClaimUid, GpuUuid, PartitionName, gpu_name, read_partition_name
 from draco.resources.texts import are, sentence
 
 
@@ -42,6 +42,10 @@ class PartlyReleased(msgspec.Struct, frozen=True):
 ClaimPlan = FirstPrepare | RepeatedPrepare | PartlyReleased
 
 
+def _unknown(_: GpuUuid) -> bool | None:
+    return None
+
+
 def plan_prepare(
     claim: ResourceClaim,
     record: Mapping[ClaimUid, PreparedClaim],
@@ -50,10 +54,12 @@ def plan_prepare(
     pool: str,
     gpus: Mapping[str, Gpu],
     leftovers: Mapping[ClaimUid, str] = MappingProxyType({}),
+    can_slice: Callable[[GpuUuid], bool | None] = _unknown,
 ) -> ClaimPlan:
     """The plan for an allocated claim. Raises StillPrepared if another claim has a device, PrepareError for any other refusal.
 
     `gpus`: this node's, by published name. `leftovers`: why recorded claims cannot be used any more, as the end of a sentence.
+    `can_slice`: whether a GPU's time slice can be set, None if unknown.
     """
     known = record.get(ClaimUid(claim.metadata.uid))
     if known is not None and known.state is PreparationState.PREPARED:
@@ -64,7 +70,7 @@ def plan_prepare(
     if known is not None and known.state is PreparationState.RELEASING:
         return PartlyReleased(known)
     # A leftover intent does not count.
-    intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus)
+    intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus, can_slice=can_slice)
     if (found := conflict(intent, record.values(), leftovers)) is not None:
         raise PrepareError(found.why) if found.holder is None else StillPrepared(found.why, holder=found.holder)
     if refusal := sick(intent, gpus) or joining(intent, gpus):
@@ -84,7 +90,14 @@ def _check_unchanged(known: PreparedClaim, claim: ResourceClaim, driver: str) ->
         )
 
 
-def intent_of(claim: ResourceClaim, *, driver: str, pool: str, gpus: Mapping[str, Gpu]) -> PreparedClaim:
+def intent_of(
+    claim: ResourceClaim,
+    *,
+    driver: str,
+    pool: str,
+    gpus: Mapping[str, Gpu],
+    can_slice: Callable[[GpuUuid], bool | None] = _unknown,
+) -> PreparedClaim:
     """The claim as an intent, with `driver`'s devices. `gpus`: this node's, by published name. Raises PrepareError."""
     name = str(claim.metadata.key)
     allocation = claim.status.allocation
@@ -93,7 +106,10 @@ def intent_of(claim: ResourceClaim, *, driver: str, pool: str, gpus: Mapping[str
     results = [result for result in allocation.devices.results if result.driver == driver]
     if not results:
         raise PrepareError(f"Claim {name} has no device of driver {driver}; another driver has to prepare it.")
-    if (refusal := configurations.refused(claim, driver)) is not None:
+    devices = [_device(claim, result, pool, gpus) for result in results]
+    found = {one.device: one.gpu for one in devices}
+    refusal = configurations.refused(claim, driver, lambda result: can_slice(found[result.device]))
+    if refusal is not None:
         raise PrepareError(
             f"Claim {name} cannot be prepared: {sentence(str(refusal))} Remove that configuration, or override it in a new claim."
         )
@@ -102,12 +118,18 @@ def intent_of(claim: ResourceClaim, *, driver: str, pool: str, gpus: Mapping[str
         namespace=claim.metadata.namespace,
         name=claim.metadata.name,
         state=PreparationState.PREPARING,
-        devices=[_device(name, result, pool, gpus) for result in results],
+        devices=[
+            one if one.partition else msgspec.structs.replace(one, time_slice=configurations.time_slice(claim, result))
+            for one, result in zip(devices, results, strict=True)
+        ],
         pods=tuple(ClaimPod(name=one.name, uid=one.uid) for one in claim.status.reserved_for if one.is_pod),
     )
 
 
-def _device(name: str, result: DeviceRequestAllocationResult, pool: str, gpus: Mapping[str, Gpu]) -> PreparedDevice:
+def _device(
+    claim: ResourceClaim, result: DeviceRequestAllocationResult, pool: str, gpus: Mapping[str, Gpu]
+) -> PreparedDevice:
+    name = str(claim.metadata.key)
     if result.pool != pool:
         raise PrepareError(
             f"Claim {name} was allocated {result.device} of pool {result.pool}, but this node's pool is {pool}; "

@@ -7,7 +7,8 @@ made. `work` ensures that no two calls concern one claim, or prepare claims of o
 The order makes every crash harmless. Prepare: record the intent, write the spec, record the claim as prepared. An intent found at
 start is undone, since kubelet never got an answer. Unprepare: remove the spec, then the record. A recorded claim found without
 its spec gets it back, since kubelet will unprepare again. Instances of partitions are created between intent and spec and
-destroyed between spec and record, in recorded steps (`mig.claim_instances`).
+destroyed between spec and record, in recorded steps (`mig.claim_instances`). Time slices are set before the spec is written, and
+taken back after the record (`time_slices`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ import msgspec
 from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.plan import ClaimPlan, FirstPrepare, PartlyReleased, RepeatedPrepare, plan_prepare
 from draco.agent.claims.presence import NodeHardware, as_it_is, gpus_of, moved
+from draco.agent.claims.time_slices import TimeSlices
 from draco.agent.errors import DeviceMissing, PrepareError
 from draco.agent.files import advice
 from draco.agent.hardware.capabilities import CapabilityUnknown
@@ -42,10 +44,11 @@ def node_hardware(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances
 
 
 class GpuChecks(NamedTuple):
-    """How to check that a claim's GPUs have not moved, and that whole GPUs are undivided."""
+    """How to check that a claim's GPUs have not moved, and that whole GPUs are undivided and have its time slices."""
 
     verify: Callable[[PreparedClaim, Mapping[GpuUuid, Gpu]], None]
     whole: Callable[[PreparedClaim], None]
+    slices: Callable[[PreparedClaim], None]
 
 
 def _unchecked(_claim: PreparedClaim, _gpus: object = None) -> None:
@@ -63,11 +66,13 @@ class ClaimPreparer:
         driver: str,
         pool: str,
         instances: ClaimInstances,
+        time_slices: TimeSlices,
         leftovers: Callable[[], Mapping[ClaimUid, str]] = dict,
     ) -> None:
         self._instances = instances
-        self._asking = GpuChecks(instances.verify, instances.whole)
-        self._not_asking = GpuChecks(_unchecked, instances.seen_whole)
+        self._time_slices = time_slices
+        self._asking = GpuChecks(instances.verify, instances.whole, time_slices.give)
+        self._not_asking = GpuChecks(_unchecked, instances.seen_whole, time_slices.given)
         self._checkpoint = checkpoint
         self._cdi = cdi
         self._driver = driver
@@ -82,12 +87,14 @@ class ClaimPreparer:
             return self._prepare(claim, gpus, self._asking)
 
     def clear(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> None:
-        """End MIG mode on a claim's whole GPUs, so that it can be prepared without NVML."""
+        """End MIG mode on a claim's whole GPUs, and set their time slices, so that it can be prepared without NVML."""
         plan = self._plan(claim, gpus)
         try:
             gpus_of(plan.claim, _by_uuid(gpus))
             self._asking.verify(plan.claim, _by_uuid(gpus))
             self._asking.whole(plan.claim)
+            with _on_disk(plan.claim, "prepared"):
+                self._asking.slices(plan.claim)
         except DeviceMissing:
             if isinstance(plan, RepeatedPrepare):
                 self._withdraw(plan.claim)
@@ -138,6 +145,7 @@ class ClaimPreparer:
             pool=self._pool,
             gpus=gpus,
             leftovers=self._leftovers(),
+            can_slice=self._time_slices.supported,
         )
 
     def _first_time(self, intent: PreparedClaim, gpus: Mapping[str, Gpu], checks: GpuChecks) -> PreparedClaim:
@@ -148,6 +156,7 @@ class ClaimPreparer:
             with _on_disk(intent, "prepared"):
                 checks.verify(intent, _by_uuid(gpus))
                 checks.whole(intent)
+                checks.slices(intent)
                 prepared = self._opened(msgspec.structs.replace(intent, state=PreparationState.PREPARED), gpus)
                 self._checkpoint.put(prepared)
         except PrepareError:
@@ -164,6 +173,8 @@ class ClaimPreparer:
             checks.verify(known, _by_uuid(gpus))
             hindrances = self._restore(known)
             checks.whole(known)
+            with _on_disk(known, "prepared"):
+                checks.slices(known)
             known = self._checkpoint.claims[known.uid]
             now = self._seen(known, gpus, hindrances)
             self._respec(known, now)

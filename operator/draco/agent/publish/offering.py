@@ -19,12 +19,12 @@ from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, Use, device_n
 from draco.agent.mig.keeper import MigKeeper
 from draco.agent.publish import partitions, slices
 from draco.agent.publish.known_divisions import KnownDivisions
-from draco.agent.publish.nvlink import NvLinks, nvlinks
+from draco.agent.publish.nvlink import nvlinks
 from draco.agent.publish.partitions import Divisible, Place
 from draco.agent.publish.publisher import SlicePublisher
 from draco.agent.publish.taints import as_many_as_fit, isolation_taints, joining_taints
 from draco.agent.publish.withdrawals import Withdrawals
-from draco.agent.state.facts import NodeFacts
+from draco.agent.state.facts import NodeFacts, TimeSlicing
 from draco.agent.state.node import NodeState
 from draco.health import judgement
 from draco.kube.clock import Clock, wait_for
@@ -37,6 +37,7 @@ from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import (
     ALLOCATED_BY_OPERATOR,
     ATTRIBUTE_ALLOCATOR,
+    ATTRIBUTE_TIME_SLICING,
     TAINT_DEVICE_PLUGIN,
     TAINT_FOREIGN_INSTANCE,
     TAINT_OPERATOR_ALLOCATED,
@@ -83,6 +84,7 @@ class Offering:
         isolated: Sequence[IsolatedGpu] = (),
         operator_allocated: Collection[str] = (),
         given_out: Callable[[bool], bool] = lambda _: False,
+        can_slice: Callable[[GpuUuid], bool | None] = lambda _: None,
         written: bool = True,
         now_s: float,
     ) -> DeviceOffer:
@@ -90,7 +92,8 @@ class Offering:
 
         `promised` are allocated devices that would no longer be offered, `isolated` the GPUs under maintenance,
         `operator_allocated` those that Draco allocates. `given_out` says whether another allocator gives out divided GPUs, or
-        undivided ones. `written` says whether the API server has the last offer.
+        undivided ones, `can_slice` whether a GPU's time slice can be set, None if unknown. `written` says whether the API server
+        has the last offer.
         """
         plain: list[Device] = []
         divisible: list[Divisible] = []
@@ -114,9 +117,14 @@ class Offering:
             else:
                 divisible.append(msgspec.structs.replace(made, isolated=concerned, resets=resets))
         again += [pause_s] if (pause_s := self._reorder(divisible, now_s)) is not None else []
-        links = nvlinks(gpus)  # of whole GPUs: no program in a partition reaches another GPU over NVLink
+        of_whole = {name: each.attributes() for name, each in nvlinks(gpus).items()}  # no partition reaches another GPU
+        for gpu in gpus:
+            if (can := can_slice(gpu.uuid)) is not None:
+                of_whole.setdefault(device_name(gpu), {})[ATTRIBUTE_TIME_SLICING] = DeviceAttribute(bool_=can)
         devices = [
-            _linked(one, links[one.name]) if one.name in links else one
+            msgspec.structs.replace(one, attributes=one.attributes | of_whole[one.name])
+            if one.name in of_whole
+            else one
             for one in plain + partitions.devices(divisible, driver, self._order)
         ]
         if operator_allocated:
@@ -187,10 +195,6 @@ def _is_to_be_reset(gpu: Gpu, mig: GpuMigView, wanted: WantedGpu | None) -> bool
     return mig.enabled is (wanted.mode is MigMode.DISABLED)
 
 
-def _linked(device: Device, links: NvLinks) -> Device:
-    return msgspec.structs.replace(device, attributes=device.attributes | links.attributes())
-
-
 def _kept_from_scheduler(device: Device) -> Device:
     """The device as one that Draco allocates: selectors see it, and kube-scheduler skips it."""
     allocator = {ATTRIBUTE_ALLOCATOR: DeviceAttribute(string=ALLOCATED_BY_OPERATOR)}
@@ -229,6 +233,8 @@ def _whole(
 
 log = structlog.get_logger()
 
+TRIED_S = 5.0
+"""How long the first offer waits until it is known which GPUs can have time slices: seconds on a new node, else nothing."""
 PATIENCE_S = 30.0
 """How long to wait for an unreadable GpuNode; after that, GPUs are offered by what was wanted last."""
 
@@ -243,6 +249,7 @@ class Offers:
         keeper: MigKeeper,
         divisions: KnownDivisions,
         *,
+        slicing_known: asyncio.Event,
         clock: Clock,
         patience_s: float = PATIENCE_S,
     ) -> None:
@@ -250,6 +257,7 @@ class Offers:
         self._publisher = publisher
         self._keeper = keeper
         self._divisions = divisions
+        self._slicing_known = slicing_known
         self._clock = clock
         self._patience_s = patience_s
         self._queue: WorkQueue[str] = WorkQueue(clock=clock, base_s=0.5, cap_s=30.0)
@@ -276,6 +284,7 @@ class Offers:
                 log.warning(
                     "offers.wishes_unknown", remedy="give the agent the right to list and watch gpunodes.draco.dev"
                 )
+        await wait_for(self._slicing_known, self._clock, TRIED_S)  # else it is published twice
         self.touch()
         await run_workers(self._queue, self._reconcile, workers=1, log=log)
 
@@ -293,6 +302,7 @@ class Offers:
             isolated=wanted.isolated,
             operator_allocated=wanted.operator_allocated,
             given_out=lambda divided: others is not None and others.gives(divided=divided),
+            can_slice=lambda uuid: facts.time_slicing.get(uuid, TimeSlicing()).supported,
             written=self._publisher.is_written,
             now_s=self._clock.monotonic(),
         )

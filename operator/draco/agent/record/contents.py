@@ -1,10 +1,11 @@
-"""The structs of this node's record: claims, their devices, and our GPU instances. `checkpoint` decides when they are written."""
+"""The structs of this node's record: claims, their devices, our instances and time slices. `checkpoint` decides when to write."""
 
 from enum import StrEnum
 
 import msgspec
 
 from draco.agent.hardware.gpus import PlacementKey
+from draco.allocation.configurations import TimeSlice
 from draco.mig.board import unit_mask
 from draco.resources.names import ClaimUid, GpuUuid
 
@@ -48,6 +49,20 @@ class OwnedInstance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return PlacementKey(self.gpu, self.profile_id, self.start)
 
 
+class GpuTimeSlice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of a GPU's time slice: whether a version of the driver can set it, and what we set or were about to set.
+
+    `supported` is None while it was never tried. A time slice other than DEFAULT is on record before it is set and until it is
+    back at DEFAULT. `load` identifies the load of the driver in which it was set; "" before that is certain.
+    """
+
+    gpu: GpuUuid
+    driver_version: str = ""
+    supported: bool | None = None
+    time_slice: TimeSlice = TimeSlice.DEFAULT
+    load: str = ""
+
+
 class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The partition of a GPU that a device stands for. `uuid`, `gi` and `ci` are the instance's, once it is made."""
 
@@ -80,6 +95,7 @@ class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     admin: bool = False
     share_id: str = ""
     partition: Partition | None = None
+    time_slice: TimeSlice = TimeSlice.DEFAULT
     pci_bus_id: str = ""
     capabilities: tuple[int, ...] = ()
 

@@ -22,7 +22,7 @@ from draco.kube.connect.client import Client
 from draco.kube.discovery import PARTITIONABLE, Features
 from draco.kube.errors import AlreadyExists, NotFound
 from draco.kube.queue import WorkQueue, run_workers
-from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus, MigState, UnidentifiedGpuStatus
+from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuSharing, GpuStatus, MigState, UnidentifiedGpuStatus
 from draco.resources.api.health import GpuFaultStatus
 from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta, OwnerReference, all_timed
 from draco.resources.kinds import GPU_NODES, NODES
@@ -81,8 +81,9 @@ def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
             numa_node=one.numa_node,
             health=health[device_name(one)].state.value,
             message=health[device_name(one)].message,
-            notes=notes(one, divisions.get(one.uuid), wanted=one.uuid in (facts.wanted.gpus or ())),
+            notes=notes(one, facts, divisions.get(one.uuid)),
             faults=[fault.status for fault in one.faults[:FAULTS_PER_GPU]],
+            sharing=_sharing(one, facts),
             mig=mig_report.mig(one, divisions, boards),
         )
         for one in in_order
@@ -110,9 +111,17 @@ def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
     )
 
 
-def notes(gpu: Gpu, division: GpuMigView | None, *, wanted: bool) -> list[str]:
-    """Notes on a GPU beside its health, to follow its name and a colon. `wanted`: a MigPolicy has the GPU."""
+def _sharing(gpu: Gpu, facts: NodeFacts) -> GpuSharing | None:
+    known = facts.time_slicing.get(gpu.uuid)
+    return None if known is None or known.supported is None else GpuSharing(time_slicing=known.supported)
+
+
+def notes(gpu: Gpu, facts: NodeFacts, division: GpuMigView | None) -> list[str]:
+    """Notes on a GPU beside its health, to follow its name and a colon."""
     found = [one.message for one in gpu.unread]
+    wanted = gpu.uuid in (facts.wanted.gpus or ())  # a MigPolicy has it
+    if (slicing := facts.time_slicing.get(gpu.uuid)) is not None and slicing.problem:
+        found.append(slicing.problem)
     if gpu.joining:
         found.append(JOINING)
     if division is not None and not wanted and _left_in_mig_mode(gpu, division):

@@ -57,6 +57,13 @@ class OtherAllocator(msgspec.Struct, frozen=True):
         )
 
 
+class TimeSlicing(msgspec.Struct, frozen=True):
+    """Whether a GPU's time slice can be set, None if unknown; and why it could not be set, to follow the GPU's name."""
+
+    supported: bool | None = None
+    problem: str = ""
+
+
 class Leftover(msgspec.Struct, frozen=True):
     """A claim that nothing can use any more: `why`, and what keeps it from being unprepared ("" for nothing)."""
 
@@ -144,6 +151,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Why the edits are not from NVIDIA's toolkit; "" if they are, None while unknown or not asked."""
     leftovers: Mapping[ClaimUid, Leftover] = {}
     """Prepared claims that nothing can use any more."""
+    time_slicing: Mapping[GpuUuid, TimeSlicing] = {}
 
     @property
     def gives_way_to(self) -> str:
@@ -165,3 +173,4 @@ class NewFacts(TypedDict, total=False):
     features: Features | None
     edits_problem: str | None
     leftovers: Mapping[ClaimUid, Leftover]
+    time_slicing: Mapping[GpuUuid, TimeSlicing]

@@ -57,6 +57,12 @@ class InstanceStatus(ApiStruct, frozen=True, kw_only=True):
     holder: str = ""
 
 
+class GpuSharing(ApiStruct, frozen=True, kw_only=True):
+    """How the agent can share a GPU among programs. `time_slicing`: whether its time slice can be set; None if unknown."""
+
+    time_slicing: bool | None = None
+
+
 class GpuMig(ApiStruct, frozen=True, kw_only=True):
     """MIG on one GPU. `pending`: a mode change waits for a reset. `board` names one of the node's board tables."""
 
@@ -110,6 +116,7 @@ class GpuStatus(ApiStruct, frozen=True, kw_only=True):
     notes: list[str] = []
     faults: list[GpuFaultStatus] = []
     mig: GpuMig | None = None
+    sharing: GpuSharing | None = None
 
 
 class UnidentifiedGpuStatus(ApiStruct, frozen=True, kw_only=True):

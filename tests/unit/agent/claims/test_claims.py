@@ -14,7 +14,6 @@ import pytest
 
 from draco.agent.claims import cdi, rebuilding, recovery
 from draco.agent.claims.cdi import CdiFolder
-from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.containers.common_edits import CommonEdits
 from draco.agent.errors import PrepareError
 from draco.agent.files import TEMPORARY, Files
@@ -35,7 +34,7 @@ from draco.resources.api.meta import Condition
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
 from tests.doubles.files import FullCopyOnWriteDisk, FullDisk, Writes
-from tests.doubles.undivided import UNDIVIDED
+from tests.doubles.undivided import UNDIVIDED, a_preparer
 from tests.unit.agent.driver_on_disk import a_driver
 
 GPUS = {f"gpu-{minor}": a_gpu(minor) for minor in range(3)}
@@ -61,7 +60,7 @@ class Desk:
         self.cdi_dir = folder / "cdi"
         self.cdi = CdiFolder(self.cdi_dir, self.files, driver=NVIDIA_DRIVER, node=Capabilities(**node), common=common)
         self.record = Checkpoint(self.path, self.files, boot_id="")
-        self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED)
+        self.desk = a_preparer(self.record, self.cdi)
         found = recovery.read_record(self.path, self.files)
         assert isinstance(found, checkpoint.RecordState)
         self.record.restore(found)
@@ -124,7 +123,7 @@ def test_a_claim_is_on_record_as_an_intent_before_its_spec_is_written(tmp_path: 
     files = Writes()
     cdi = CdiFolder(tmp_path / "cdi", files, driver=NVIDIA_DRIVER, node=Capabilities())
     record = Checkpoint(tmp_path / "checkpoint.json", files, boot_id=BOOT)
-    ClaimPreparer(record, cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED).prepare(ONE, GPUS)
+    a_preparer(record, cdi).prepare(ONE, GPUS)
     assert [name for name, _ in files.written] == ["checkpoint.json", cdi.path(uid(ONE)).name, "checkpoint.json"]
     assert [b'"preparing"' in content for _, content in files.written] == [True, False, False]
 

@@ -24,7 +24,6 @@ from draco.agent import files
 from draco.agent.claims import cdi, rebuilding, recovery
 from draco.agent.claims import preparer as prepare
 from draco.agent.claims.cdi import CdiFolder
-from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.record import checkpoint, journal
@@ -32,7 +31,7 @@ from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
-from tests.doubles.undivided import UNDIVIDED
+from tests.doubles.undivided import UNDIVIDED, a_preparer
 from tests.side_by_side import REPORTS
 
 SCENES = {
@@ -53,7 +52,7 @@ class Node:
         path = folder / "state" / "checkpoint.json"
         self.cdi = CdiFolder(folder / "cdi", local, driver=NVIDIA_DRIVER, node=Capabilities())
         self.record = Checkpoint(path, local, boot_id="")
-        self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED)
+        self.desk = a_preparer(self.record, self.cdi)
         found = recovery.read_record(path, local)
         assert not isinstance(found, recovery.Damaged), found
         self.record.restore(found)

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from draco.agent.claims.cdi import CdiFolder
-from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.errors import PrepareError
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import Capabilities
@@ -14,7 +13,7 @@ from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
-from tests.doubles.undivided import UNDIVIDED
+from tests.doubles.undivided import a_preparer
 from tests.unit.agent import mig_node
 from tests.unit.agent.mig_node import MigNode, a_mig_claim
 
@@ -27,7 +26,7 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.record = Checkpoint(folder / "checkpoint.json", Files(), boot_id="")
         self.cdi = CdiFolder(folder / "cdi", Files(), driver=NVIDIA_DRIVER, node=Capabilities())
-        self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED)
+        self.desk = a_preparer(self.record, self.cdi)
 
 
 def test_a_first_prepare_is_refused_with_the_faults_name_and_leaves_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from draco.agent.claims import recovery
 from draco.agent.claims.cdi import CdiFolder
-from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.fault_record import FaultRecord
@@ -44,6 +43,7 @@ from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import procfs, state
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.builders import a_claim
+from tests.doubles.undivided import a_preparer
 
 REPOSITORY = Path(__file__).parents[4]
 DOCUMENT = REPOSITORY / "docs" / "reference" / "nvml.md"
@@ -129,7 +129,7 @@ async def an_agent(folder: Path, *, refuses: tuple[str, int] = ("", 0)) -> Async
     cdi = CdiFolder(
         folder / "cdi", files, driver=NVIDIA_DRIVER, node=Capabilities(proc=folder / "proc"), boot_id="boot"
     )
-    desk = ClaimPreparer(record, cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=instances)
+    desk = a_preparer(record, cdi, instances=instances)
 
     async def at_once(work: Callable[[], Any]) -> Any:
         return work()

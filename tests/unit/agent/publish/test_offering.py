@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from draco.agent.hardware.faults import with_fault
 from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, HeldInstance, Instance, Use
 from draco.agent.hardware.monitor import HardwareView
-from draco.agent.publish.offering import PATIENCE_S, DeviceOffer, Offering, Offers
+from draco.agent.publish.offering import PATIENCE_S, TRIED_S, DeviceOffer, Offering, Offers
 from draco.agent.publish.partitions import partition_name
 from draco.agent.state.node import NodeState
 from draco.allocation.fleet.hardware import PoolHardware
@@ -337,6 +337,8 @@ class Lab:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.recovered, self.recalled, self.known = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.slicing_known = asyncio.Event()
+        self.slicing_known.set()
         self.told: list[list[str]] = []
         publisher: Any = SimpleNamespace(
             want=lambda devices, _counters: self.told.append([one.name for one in devices]), is_written=True
@@ -345,7 +347,7 @@ class Lab:
         divisions: Any = SimpleNamespace(of=lambda _gpus, _divisions: {})
         state = NodeState(ManualClock())
         state.learn(view=HardwareView(driver=DRIVER, gpus=(a_gpu(0),)))
-        self.offers = Offers(state, publisher, keeper, divisions, clock=self.clock)
+        self.offers = Offers(state, publisher, keeper, divisions, slicing_known=self.slicing_known, clock=self.clock)
 
     @asynccontextmanager
     async def running(self, *, follows: bool = True) -> AsyncIterator[None]:
@@ -380,6 +382,18 @@ async def test_nothing_is_offered_before_it_is_known_whose_instances_there_are_a
         await settle()
         assert lab.told == []
         lab.known.set()
+        await settle()
+        assert lab.told == [["gpu-0"]]
+
+
+async def test_the_first_offer_waits_a_moment_for_what_gpus_can_do(lab: Lab) -> None:
+    lab.slicing_known.clear()
+    async with lab.running(follows=False):
+        lab.recovered.set()
+        lab.recalled.set()
+        await lab.clock.advance(TRIED_S - 1)
+        assert lab.told == []
+        await lab.clock.advance(2)
         await settle()
         assert lab.told == [["gpu-0"]]
 
