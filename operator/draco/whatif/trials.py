@@ -175,7 +175,7 @@ def _attempt(trial: Trial, copy: "_Copy", placing: "_Placing") -> TrialResult:
         claims=list(zip(names, allocations, strict=True)),
         error=error,
         explanation=None if node else placing.why_not(user, claims),
-        obstacles=[each for claim in given if (each := refused_configuration(claim)) is not None],
+        obstacles=placing.obstacles(given),
     )
 
 
@@ -191,6 +191,10 @@ class _Placing:
     def why_not(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> Explanation:
         """Why they fit on no node."""
         return explain(self._fleet, claims, pod=pod or self._anyone)
+
+    def obstacles(self, claims: Sequence[ResourceClaim]) -> list[UseObstacle]:
+        """The configurations with which allocated claims would never be prepared."""
+        return [each for claim in claims if (each := refused_configuration(self._fleet, claim)) is not None]
 
     def place(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> tuple[str, list[AllocationResult | None], str]:
         """Allocate the unallocated claims: the node, each claim's allocation, and the error that ended it ("" if none)."""

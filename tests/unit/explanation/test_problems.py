@@ -24,6 +24,7 @@ from draco.resources.api.claims import (
     ResourceClaimSpec,
 )
 from draco.resources.api.slices import Device, DeviceAttribute
+from draco.resources.names import ATTRIBUTE_TIME_SLICING
 from tests.builders import a_node, a_slice
 from tests.unit.explanation.clusters import A100, ATTRIBUTES, CAPACITY, GPU, H100, a_class, a_fleet, asking, selectors
 
@@ -378,6 +379,28 @@ def test_a_configuration_that_a_node_would_refuse_is_told_before_anything_is_all
     assert told.fits
     assert "and the pod will not start there: the claim's configuration" in told.summary
     assert the_problems(configured(asking(), strategy="TimeSlicing")) == []
+
+
+@pytest.mark.parametrize(
+    ("published", "refused"),
+    [([False], True), ([False, True], False), ([True, False], False), ([False, None], False), ([None], False)],
+)
+def test_a_time_slice_is_refused_if_no_selected_gpu_can_have_it(published: list[bool | None], refused: bool) -> None:
+    devices = [
+        Device(name=f"gpu-{n}", attributes={} if can is None else {ATTRIBUTE_TIME_SLICING: DeviceAttribute(bool_=can)})
+        for n, can in enumerate(published)
+    ]
+    fleet = Fleet.of(
+        slices=[a_slice("n1", devices, driver=GPU)],
+        nodes=[a_node("n1")],
+        classes=[a_class(GPU, f'device.driver == "{GPU}"')],
+    )
+    long = configured(asking(), strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
+    problems = the_problems(long, fleet)
+    assert [each.kind for each in problems] == [ProblemKind.CONFIGURATION_REFUSED] * refused
+    if refused:
+        assert problems[0].text.endswith("and the board or the driver of n1/gpu-0 cannot set them")
+    assert the_problems(configured(asking(), strategy="TimeSlicing"), fleet) == []
 
 
 def test_a_configuration_of_a_class_is_told_with_its_name_and_a_claim_may_replace_it() -> None:

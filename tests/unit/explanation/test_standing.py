@@ -20,7 +20,7 @@ from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectMeta
 from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaintRule, DeviceToleration
-from draco.resources.names import LABEL_HOSTNAME
+from draco.resources.names import ATTRIBUTE_TIME_SLICING, LABEL_HOSTNAME
 from tests.builders import a_claim, a_device_class, a_node, a_pod, a_rule, a_slice
 from tests.mig_claims import MIG_CLASS, a_mig_pool, a_partition
 from tests.unit.explanation.clusters import GPU, a_fleet
@@ -260,6 +260,15 @@ def test_a_configuration_that_kubelet_would_be_refused_is_named() -> None:
         "Claim default/claim is allocated, but the claim's configuration for request gpu cannot be carried out, because "
         "GpuConfig asks for MPS, which Draco does not run. Make a new claim without it."
     )
+
+
+def test_a_time_slice_that_the_allocated_gpu_cannot_have_is_named() -> None:
+    fleet = a_fleet()
+    no = {ATTRIBUTE_TIME_SLICING: DeviceAttribute(bool_=False)}
+    fleet.put_slice(a_slice("n1", [Device(name="gpu-0", attributes=no)], driver=GPU))
+    long = configured(a_claim(on=[HERE]), strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
+    assert "because it asks for time slices of Long, and the board or the driver" in told(long, fleet=fleet).summary
+    assert told(long).obstacles == []
 
 
 def test_all_that_is_in_the_way_is_listed() -> None:

@@ -14,6 +14,7 @@ from draco.explanation.findings.lifting import lifting
 from draco.explanation.findings.node_rules import holds, selector_text
 from draco.explanation.findings.verdicts import Judge
 from draco.explanation.model import ObstacleKind, UseObstacle
+from draco.explanation.problems.configurations import can_slice
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import ObjectKey, ObjectMeta, find_condition
@@ -46,7 +47,7 @@ def obstacles(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) ->
         if (obstacle := next(_of_device(fleet, claim, result, pod, starts=starts), None)) is not None
     ]
     if starts:
-        found += (each for claim in claims if (each := refused_configuration(claim)) is not None)
+        found += (each for claim in claims if (each := refused_configuration(fleet, claim)) is not None)
     return list({(each.claim, each.text): each for each in reversed(found)}.values())[::-1]
 
 
@@ -180,9 +181,9 @@ def _taints(fleet: Fleet, result: DeviceRequestAllocationResult, row: int) -> li
     ]
 
 
-def refused_configuration(claim: ResourceClaim) -> UseObstacle | None:
+def refused_configuration(fleet: Fleet, claim: ResourceClaim) -> UseObstacle | None:
     """The configuration of an allocated claim that Draco's agent refuses to prepare; None if there is none."""
-    found = refused(claim, NVIDIA_DRIVER)
+    found = refused(claim, NVIDIA_DRIVER, lambda result: can_slice(fleet, result.key))
     if found is None:
         return None
     remedy = "make a new claim without it" if found.remedy == REMOVE else "correct it in a new claim"
