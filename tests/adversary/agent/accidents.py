@@ -21,6 +21,7 @@ from tests.adversary.agent.decisions import HEALTH, KEYS
 from tests.adversary.agent.handing_over import HandingOver
 from tests.adversary.agent.life import FAILING, LACKS, REST_S
 from tests.adversary.agent.node import NUMBERS, SHARED_NODES, accident, fired
+from tests.adversary.agent.slicing import DRIVER_VERSION, NVIDIA_SMI, OLD_DRIVER
 from tests.adversary.agent.surroundings import DRIVER, NODE
 
 PROFILES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb")
@@ -53,6 +54,8 @@ class Accidents(HandingOver):
         if disturbs:
             self.sickness.disturbed()
         seen = observer.look(self.folder)
+        loaded = any(seen.hardware[what] != before.hardware[what] for what in ("driver", "boot"))
+        self._note_slices(before, loaded=loaded)
         self.foreign &= seen.serials()
         # An instance that lost its compute instance is useless: the agent may destroy it.
         self.alive &= frozenset(instance["serial"] for _, instance in seen.instances() if instance["compute"])
@@ -109,7 +112,7 @@ class Accidents(HandingOver):
     @accident(
         pick=NUMBERS,
         what=st.sampled_from(
-            ("reload driver", "lose", "reset", "remove", "unreadable", "stop failing", "ask for reset")
+            ("reload driver", "old driver", "lose", "reset", "remove", "unreadable", "stop failing", "ask for reset")
         ),
     )
     def hardware(self, pick: int, what: str) -> None:
@@ -117,8 +120,9 @@ class Accidents(HandingOver):
         gpu = self._gpu(pick)
         uuid = self._uuid(gpu)
         match what:
-            case "reload driver":
-                if self._happens(what, lambda: faults.reload_driver(self.path), moves=True):
+            case "reload driver" | "old driver":
+                version = OLD_DRIVER if what == "old driver" else None if self._slices_work() else DRIVER_VERSION
+                if self._happens(what, lambda: faults.reload_driver(self.path, version=version), moves=True):
                     self.sickness.reset()
                     sysfs.build(self.folder / "sys", state.load(self.path))
             case "lose":
@@ -258,7 +262,7 @@ class Accidents(HandingOver):
     def fail(self, function: str, code: str, pick: int | None, effect: Literal["none", "done"], times: int) -> None:
         """NVML calls fail."""
         gpu = None if pick is None else self._gpu(pick)
-        if effect == "done" and code in REFUSALS:
+        if code in REFUSALS and (effect == "done" or function == NVIDIA_SMI):  # nvidia-smi means "never" by one
             code = "UNKNOWN"
         error = faults.ERRORS[code]
         event = partial(faults.fail, self.path, function, error, gpu=gpu, times=times, effect=effect)
@@ -308,6 +312,7 @@ class Accidents(HandingOver):
         fired[f"GpuNode {what}"] += 1
         match what:
             case "deleted":
+                self._told()  # a watch delivers an object before its deletion
                 self.source.drop(GPU_NODES, NODE)
             case "empty":
                 if self.source.gpu_node is not None:

@@ -13,10 +13,11 @@ from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import state
 from draco_local.simulator.gpus.gpu_state import GpuProcess
 from tests.adversary.agent import observer
+from tests.adversary.agent.configurations import CONFIGURED, Said
 from tests.adversary.agent.driven import NoAnswer
-from tests.adversary.agent.life import LifeOfAgent
 from tests.adversary.agent.node import NUMBERS, fired
 from tests.adversary.agent.scheduler import Claim, Result
+from tests.adversary.agent.slicing import TimeSlicing
 from tests.adversary.agent.surroundings import NODE
 
 KINDS = st.sampled_from(("whole", "part", "part"))
@@ -24,7 +25,7 @@ OTHERS = ("3g.40gb-9-0", "3g.40gb-9-4", "1g.10gb-19-0", "1g.10gb-19-3", "1g.10gb
 """Valid partition names that the node need not have published."""
 
 
-class LifeOfClaims(LifeOfAgent):
+class LifeOfClaims(TimeSlicing):
     """Claims and pods of one node."""
 
     @precondition(lambda self: bool(self.past) and len(self.claims) < 8)
@@ -34,11 +35,14 @@ class LifeOfClaims(LifeOfAgent):
         tolerant=st.booleans(),
         admin=st.sampled_from((False, False, False, True)),
         asked=st.sampled_from((True, True, False)),
+        said=CONFIGURED,
     )
-    def allocate(self, picks: list[tuple[str, int]], age: int, tolerant: bool, admin: bool, asked: bool) -> None:
+    def allocate(
+        self, picks: list[tuple[str, int]], age: int, tolerant: bool, admin: bool, asked: bool, said: Said = ()
+    ) -> None:
         """The scheduler allocates a claim from the published slices or from outdated ones."""
         published = self.past[max(0, len(self.past) - 1 - age)]
-        claim = Claim(name=self._name(), results=[])
+        claim = Claim(name=self._name(), results=[], said=said)
         for kind, pick in picks:
             others = [] if admin else [*self.claims.values(), claim]
             free = published.free(others, tolerant=tolerant)
@@ -51,11 +55,21 @@ class LifeOfClaims(LifeOfAgent):
             self._add(claim, "allocate admin" if admin else "allocate", asked=asked)
 
     @precondition(lambda self: self._served() and bool(self.past) and len(self.claims) < 8)
-    @rule(kind=KINDS, pick=st.integers(0, 40), admin=st.sampled_from((False, False, False, False, True)))
-    def pod(self, kind: str, pick: int, admin: bool = False) -> None:
+    @rule(
+        kind=KINDS, pick=st.integers(0, 40), admin=st.sampled_from((False, False, False, False, True)), said=CONFIGURED
+    )
+    def pod(self, kind: str, pick: int, admin: bool = False, said: Said = ()) -> None:
         """A typical pod: its claim is for one device and is prepared right after allocation."""
         if self._served():
-            self.allocate([(kind, pick)], age=0, tolerant=False, admin=admin, asked=True)
+            self.allocate([(kind, pick)], age=0, tolerant=False, admin=admin, asked=True, said=said)
+
+    @precondition(lambda self: self._served() and bool(self.past) and len(self.claims) < 8)
+    @rule(pick=st.integers(0, 40), interval=st.sampled_from(("Long", "Short")), ends=st.booleans())
+    def pod_with_time_slice(self, pick: int, interval: str, ends: bool) -> None:
+        """A typical pod that shares a GPU between its programs; it may end soon."""
+        self.pod("whole", pick, said=(("FromClaim", interval),))
+        if ends and self._served() and self.claims:
+            self.unprepare(len(self.claims) - 1)
 
     @precondition(lambda self: self._served() and bool(self.past) and len(self.claims) < 8 and bool(self._sick()))
     @rule(pick=st.integers(0, 40))
@@ -122,7 +136,7 @@ class LifeOfClaims(LifeOfAgent):
             self._ask(claim)
 
     def _ask(self, claim: Claim) -> None:
-        again, before = claim.told, claim.unsure
+        again, before, shared, calm = claim.told, claim.unsure, self._shared(), self._answers()
         claim.unsure = not again
         self._kubelet_records()
         with self._living("prepare again" if again else "prepare"):
@@ -136,7 +150,11 @@ class LifeOfClaims(LifeOfAgent):
                     given = observer.look(self.folder).given
                     assert all(one.claim != claim.uid for one in given), "refused, and there is a spec of it"
                     self._check_refusal(claim, error)
+                    self._check_left_alone(claim, error, shared, calm=calm)
                 return
+            assert again or before or not claim.must_be_refused, (
+                f"{claim.name} is prepared, and was to be refused: {claim.said}"
+            )
             assert {one.device_name for one in devices} == {one.device for one in claim.results}
             claim.told, claim.unsure = True, False
             self._check_answer(claim)
@@ -162,6 +180,7 @@ class LifeOfClaims(LifeOfAgent):
             assert not why, f"just answered, {why}"
         self._check_boards(claim, mine, seen)
         self._take_up(claim)
+        self._check_slices(claim)
         for part in claim.exclusive:
             gpu = next(each for each in seen.gpus if each["uuid"] == part.gpu)
             if self.hanging and self.modes.get(part.gpu) != gpu["mig_current"]:
@@ -192,6 +211,8 @@ class LifeOfClaims(LifeOfAgent):
             and calm
             and len(claim.results) == 1
             and not device.admin
+            and not claim.must_be_refused
+            and "time slices" not in error
             and device.device.partition("-mig-")[0] not in names
         ):
             fired["prepare: refused for a fault"] += 1

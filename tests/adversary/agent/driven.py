@@ -27,6 +27,7 @@ from draco.kube.watch.watching import ListedCollection
 from draco.resources.names import ClaimUid
 from draco_local.simulator.gpus import procfs
 from draco_local.simulator.nvml.library import SimulatedNvml
+from draco_local.simulator.nvml.nvidia_smi import SimulatedSmi
 from tests.adversary.agent import observer
 from tests.adversary.agent.processes import Process
 from tests.adversary.agent.surroundings import NODE, Death, Disk, Killed, MortalFiles, Source
@@ -42,6 +43,7 @@ KUBELET_S = 45.0
 """How long kubelet waits for an answer."""
 CHECK_S = 5.0
 """Seconds between two checks of the sockets."""
+SETTINGS = ("uuid", "mig_current", "mig_pending", "compute_mode", "time_slice")
 _MANY = 20_000
 """Turns of the event loop without a pause that count as a livelock."""
 
@@ -125,6 +127,7 @@ class Driven:
                 settings,
                 client,
                 Nvml(library, monotonic=clock.monotonic),
+                smi=SimulatedSmi(AtOnce(gpus, step=self._step)),
                 clock=clock,
                 files=MortalFiles(self.process, disk),
             )
@@ -293,8 +296,8 @@ class Driven:
     def _check_wakes(self) -> None:
         """Liveness: a reconcile that nothing has woken finds nothing to do."""
         parts = self.agent.parts
-        if parts.state.facts.gives_way_to or self.threads.hangs:
-            return
+        if parts.state.facts.gives_way_to or self.threads.hangs or parts.state._settling._due:
+            return  # a claim that settles will wake them soon
         reconciles: list[tuple[str, Any, Any]] = [("offers", parts.offers, "")]
         if not self.source.mute:  # else nothing tells that the GpuNode is gone
             reconciles.append(("report", parts.node_reporter, NODE))
@@ -302,10 +305,10 @@ class Driven:
         reconciles += [("claim status", parts.claim_reporter, ref) for ref in sorted(claims | self._asked)]
         if self._has_read:  # only then: a layout reads the GPU itself, and might find what has changed since
             gpus = list(parts.inventory.divisions)
-            if not any(
-                self._is_woken(parts.keeper._queue, uuid) for uuid in gpus
-            ):  # work on one shows what is known of all
+            # Work on one shows what is known of all.
+            if not any(self._is_woken(parts.keeper._queue, uuid) for uuid in gpus):
                 reconciles += [("MIG layout", parts.keeper, uuid) for uuid in gpus]
+            reconciles += [("time slice", parts.time_slices, gpu.uuid) for gpu in parts.state.facts.view.present]
         self._has_read = False
         for what, reconciler, key in reconciles:
             if self._is_woken(reconciler._queue, key) or self.source.gone:
@@ -324,9 +327,9 @@ class Driven:
         return key in queue._due and (key in queue._backoffs or queue._due[key] <= soon_s)
 
     def _effects(self) -> tuple[Any, ...]:
-        """What reconcilers change: objects of the API server, the offer, and instances."""
+        """What reconcilers change: objects of the API server, the offer, instances, and the settings of GPUs."""
         instances = [
-            (gpu["uuid"], gpu["mig_current"], gpu["mig_pending"], *(each["serial"] for each in gpu["instances"]))
+            (*(gpu[what] for what in SETTINGS), *(each["serial"] for each in gpu["instances"]))
             for gpu in observer.look(self.folder).gpus
         ]
         return self.source.version, self.agent.parts.publisher._wanted, instances

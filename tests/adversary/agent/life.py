@@ -37,6 +37,8 @@ FAILING = (
     "nvmlDeviceGetHandleByIndex",
     "nvmlDeviceGetCount",
     "nvmlDeviceGetUUID",
+    "nvidia-smi",
+    "nvidia-smi",
 )
 
 
@@ -50,8 +52,9 @@ LACKING = (
     "nvmlDeviceGetMemoryAffinity",
     "nvmlDeviceGetGpuFabricInfoV",
     "nvmlDeviceGetMinorNumber",
+    "nvidia-smi",
 )
-"""NVML calls that a board or its driver may not support."""
+"""NVML calls, and time slices, that a board or its driver may not support."""
 NEVER = ("NOT_SUPPORTED", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION")
 LACKS = st.tuples(st.sampled_from(LACKING), st.sampled_from(NEVER))
 
@@ -143,6 +146,7 @@ class LifeOfAgent(Node):
         self.idle = 2
         answered = self._answers()  # if not, the agent's last reading may have failed
         late = self._to_be_given_up() if seconds == REST_S else set()
+        sliced = seconds == REST_S and self._slices_rest()
         with self._living("turn"):
             agent.turn(seconds)
             served = self._served()
@@ -158,7 +162,16 @@ class LifeOfAgent(Node):
                 self._check_place()
                 self.reachable = not self.source.gone
             self.damaged = self.damaged and not self._served()
+            if sliced and self._slices_rest():
+                self.check_slices()
             self._check_given_up(late & self._to_be_given_up())
+
+    def _slices_rest(self) -> bool:
+        """Whether time slices must be right at the end of a long turn. `TimeSlicing` implements it."""
+        return False
+
+    def check_slices(self) -> None:
+        """Check them. `TimeSlicing` implements it."""
 
     def _to_be_given_up(self) -> set[str]:
         """The deleted claims that the agent can unprepare now."""

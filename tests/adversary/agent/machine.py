@@ -22,8 +22,11 @@ fault ends: each of its devices has a fault taint, and no claim is newly prepare
 fenced off.
 When the agent had its turn beside another plugin of the driver, the plugin that came first serves the driver, and the GpuNode
 says so.
-A claim of whole GPUs can be unprepared even if the driver does not answer; a claim of partitions if it answers and nothing uses
-them. Neither needs disk space or the API server.
+When the agent answers a Prepare, the claim's time slices are set. A claim that was refused for its configuration left the GPUs'
+time slices and compute modes as they were. After a long turn in which everything works, each GPU has the time slice that its
+claim asks for, unless something other than a load of the driver ended it, and the record says which.
+A claim of whole GPUs can be unprepared even if the driver or nvidia-smi does not answer; a claim of partitions if they answer and
+nothing uses them. Neither needs disk space or the API server.
 A GPU for which NVML does not support some calls counts as healthy. Every healthy GPU is published, whatever is wrong with the
 others; the GpuNode reports one without a minor number. A whole GPU that has not joined its NVLink fabric is not offered.
 After a turn, a reconcile of what the agent offers, reports or lays out finds nothing to do unless something has woken it.
@@ -158,6 +161,7 @@ class AgentMachine(Accidents):
         self._stop_failing()
         with state.mutate(self.path) as node:
             node.driver.error = 0
+            node.driver.nvidia_smi = True
             for gpu in node.gpus:
                 gpu.processes.clear()
                 gpu.error = gpu.error if gpu.error == 15 else 0
@@ -190,21 +194,41 @@ class AgentMachine(Accidents):
             if instance["serial"] not in self.foreign | self.unclaimed and gpu["uuid"] not in lost
         ]
         assert not ours, f"instances are left that nobody has: {ours}"
+        self._no_time_slice_is_left()
         self._every_gpu_is_served()
 
+    def _no_time_slice_is_left(self) -> None:
+        if self._slices_rest():
+            self.check_slices()
+        left = {uuid: found for uuid, (_, found) in self._shared().items() if found}
+        assert not left, f"time slices are left that nobody asks for: {left}"
+
     def _every_gpu_is_served(self) -> None:
-        """Prepare and unprepare each whole GPU that is offered."""
+        """Prepare each whole GPU that is offered, also with a time slice where that can be had, and unprepare it."""
         published = self._publish()
         if published is None or not self._served():
             return
         for device in published.devices:
             if "-mig-" in device["name"] or refused(device):
                 continue
-            fired["served at rest"] += 1
-            claim = Claim(name=self._name(), results=[Result(device["name"])])
-            self.claims[claim.name] = claim
-            self.source.put(CLAIMS, claim.object(NODE))
-            error, _ = self._up().prepare(claim.name, claim.uid)
-            assert not error, f"{device['name']} is offered, and cannot be had: {error}"
-            error = self._give_up(claim)
-            assert not error, f"{device['name']} cannot be given back: {error}"
+            board = published.board(device["name"])
+            sliced = self._slices_work() and board not in self._without_slices()
+            for said in ((), (("FromClaim", "Long"),)):
+                fired["served at rest"] += 1
+                claim = Claim(name=self._name(), results=[Result(device["name"])], said=said)
+                self.claims[claim.name] = claim
+                self.source.put(CLAIMS, claim.object(NODE))
+                error, _ = self._up().prepare(claim.name, claim.uid)
+                if said and not sliced:
+                    assert error, (
+                        f"{device['name']} cannot have time slices, and a claim that asks for them is prepared"
+                    )
+                    self._delete(claim)
+                    continue
+                assert not error, f"{device['name']} is offered, and cannot be had with {said}: {error}"
+                claim.told = True
+                self._check_answer(claim)
+                error = self._give_up(claim)
+                assert not error, f"{device['name']} cannot be given back: {error}"
+        self.turn(REST_S)
+        self._no_time_slice_is_left()

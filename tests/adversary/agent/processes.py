@@ -30,6 +30,8 @@ CHANGES = (
     "before nvmlComputeInstanceDestroy",
     "before nvmlGpuInstanceDestroy",
     "before nvmlDeviceSetMigMode",
+    "before nvmlDeviceSetComputeMode",
+    "before nvidia-smi",
     "before write",
     "before overwrite",
 )

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from tests.adversary.agent import configurations
+from tests.adversary.agent.configurations import Said
 from tests.adversary.agent.observer import Part
 
 DRIVER = "gpu.nvidia.com"
@@ -29,7 +31,7 @@ class Claim(msgspec.Struct, kw_only=True):
 
     `told`: kubelet was told that it is prepared. `unsure`: kubelet asked to prepare it and got no answer. `leaving`: it is being
     unprepared, and kubelet was not told that this is done. `gone`: its object was deleted. `parts` is the hardware that kubelet
-    was told of, `boards` the board of each device when the scheduler chose it.
+    was told of, `boards` the board of each device when the scheduler chose it. `said`: NVIDIA's configurations.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Claim(msgspec.Struct, kw_only=True):
     gone: bool = False
     parts: dict[str, Part] = {}
     boards: dict[str, str] = {}
+    said: Said = ()
 
     @property
     def uid(self) -> str:
@@ -57,6 +60,22 @@ class Claim(msgspec.Struct, kw_only=True):
         admin = {one.device for one in self.results if one.admin}
         return [part for device, part in self.parts.items() if device not in admin]
 
+    @property
+    def time_slices(self) -> dict[str, int]:
+        """The time slice that it asks for on each of its whole GPUs. Administrative access changes nothing."""
+        asked = configurations.time_slice(self.said)
+        return {one.device: asked for one in self._whole if not one.admin}
+
+    @property
+    def must_be_refused(self) -> bool:
+        """Whether its configurations forbid to prepare it."""
+        admin = any(one.admin for one in self._whole)
+        return configurations.must_be_refused(self.said, whole=bool(self._whole), admin=admin)
+
+    @property
+    def _whole(self) -> list[Result]:
+        return [one for one in self.results if "-mig-" not in one.device]
+
     def object(self, pool: str) -> dict[str, Any]:
         """The claim as the API server has it, without device statuses."""
         results = [
@@ -69,7 +88,7 @@ class Claim(msgspec.Struct, kw_only=True):
             "metadata": {"name": self.name, "namespace": "default", "uid": self.uid},
             "spec": {"devices": {"requests": [{"name": one["request"]} for one in results]}},
             "status": {
-                "allocation": {"devices": {"results": results}},
+                "allocation": {"devices": {"results": results, "config": configurations.as_json(self.said, DRIVER)}},
                 "reservedFor": [{"resource": "pods", "name": self.name, "uid": self.pod_uid}],
             },
         }
