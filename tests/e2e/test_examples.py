@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from draco.allocation.configurations import TimeSlice
 from tests.e2e.conftest import EXAMPLES, draco
 from tests.e2e.kubectl import Kubectl, eventually
-from tests.e2e.provider import NODES
+from tests.e2e.provider import CLUSTER, NODES
 
 Example = Callable[..., None]
 
@@ -52,6 +53,22 @@ def test_two_pods_share_one_gpu(kube: Kubectl, example: Example) -> None:
     claim = kube.get("resourceclaim", "shared-by-pods")
     assert {consumer["name"] for consumer in claim["status"]["reservedFor"]} == {"first", "second"}
     assert len(kube.devices("shared-by-pods")) == 1
+
+
+@pytest.mark.any_gpu
+def test_two_pods_take_turns_with_the_time_slice_that_they_ask_for(kube: Kubectl, example: Example) -> None:
+    example("time-slices")
+    kube.running("first", "second")
+    [(node, device)] = kube.devices("taking-turns")
+
+    def time_slice() -> int:
+        shown = draco("cluster", "gpu", "show", node, "--name", CLUSTER, "-o", "json")
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        return int(json.loads(shown.stdout)["gpus"][int(device.removeprefix("gpu-"))].get("time_slice", 0))
+
+    assert time_slice() == TimeSlice.LONG
+    kube.run("delete", "pod", "first", "second", "--wait=false")
+    eventually(lambda: time_slice() == TimeSlice.DEFAULT, what="the time slice is taken back")
 
 
 @pytest.mark.any_gpu
