@@ -267,7 +267,7 @@ def test_a_malformed_quantity_in_a_selector_is_named(kube: Kubectl) -> None:
     cel = "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40 GB')) >= 0"
     kube.run_with_input(claim_and_pod("misspelt", cel=cel), "apply", "-f", "-")
     (note,) = eventually(lambda: kube.notes("misspelt"), what="an Event says why the claim waits")
-    assert "quantities must match the regular expression" in note
+    assert '"40 GB" is not a quantity. Write device.capacity' in note
 
 
 def ready_devices(kube: Kubectl, claim: str) -> list[tuple[str, str]]:
