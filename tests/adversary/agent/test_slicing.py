@@ -89,7 +89,7 @@ def test_a_configuration_that_is_not_refused_is_seen(said: Any, admin: bool, mon
     steps = [BEGIN, f"state.pod(kind='whole', pick=0, admin={admin}, said={said})"]
     play(steps)
     monkeypatch.setattr(configurations, "refused", lambda *_: None)
-    monkeypatch.setattr(configurations, "_interval", lambda _: TimeSlice.DEFAULT)
+    monkeypatch.setattr(configurations, "_slice", lambda _: TimeSlice.DEFAULT)
     with pytest.raises(AssertionError, match="c1 is prepared, and was to be refused"):
         play(steps)
 

@@ -235,6 +235,7 @@ def test_a_constraint_that_keeps_free_devices_apart_is_named() -> None:
 def test_claims_that_each_fit_alone_but_not_together_are_said_to_compete() -> None:
     claims = [named(asking(count=2), "left"), named(asking(f'{ATTRIBUTES}.productName == "{H100}"'), "right")]
     fleet = a_fleet(held("n2/gpu-0"))
+    fleet.put_slice(a_slice("n1", [Device(name="nic-0", allow_multiple_allocations=True)], driver="nic.example.com"))
     told = explain(fleet, claims)
     assert told.reason is PendingReason.NOT_TOGETHER
     assert [request.fits_alone for request in told.requests] == [True, True]

@@ -13,7 +13,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import would_get
 from draco.explanation.model import NodeReason
-from draco.explanation.selection import alternatives, least, with_devices
+from draco.explanation.selection import alternatives, least, selection, with_devices
 from draco.resources.api.claims import DeviceConstraint, DeviceRequest, ResourceClaim
 from draco.resources.texts import counted, listed
 
@@ -73,7 +73,7 @@ def _left_out(fleet: Fleet, steps: Sequence[tuple[Sequence[ResourceClaim], str]]
     names = [name for _, name in steps]
     last = next((number for number, (asked, _) in enumerate(steps) if not _fits(fleet, asked, node)), len(steps) - 1)
     before = listed(names[:last], rest=f"more {noun}s")
-    if _has_shared(fleet, node):
+    if _selects_shared(fleet, steps[last][0], node):
         return f"too small: beside {before} too little is left for {names[last]}"
     wanted = sum(_least(request) for claim in steps[last][0] for request in claim.spec.devices.requests)
     others = before if last == 1 else "the others"
@@ -83,10 +83,22 @@ def _left_out(fleet: Fleet, steps: Sequence[tuple[Sequence[ResourceClaim], str]]
     )
 
 
-def _has_shared(fleet: Fleet, node: str) -> bool:
-    """Whether devices of the node may serve several requests."""
+def _selects_shared(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> bool:
+    """Whether claims select devices of the node that may serve several requests."""
     views = fleet.inventory.views(fleet.nodes[node])
-    return any(candidate.device.allow_multiple_allocations for view in views for candidate in view.candidates)
+    shared = [each.row for view in views for each in view.candidates if each.device.allow_multiple_allocations]
+    asked = [
+        (claim, each)
+        for claim in claims
+        for request in claim.spec.devices.requests
+        for _, each in alternatives(request)
+    ]
+    return bool(shared) and any(
+        selection(fleet, claim, fleet.classes[each.device_class_name], each).end[row]
+        for claim, each in asked
+        if each.device_class_name in fleet.classes
+        for row in shared
+    )
 
 
 def fits_alone(fleet: Fleet, claim: ResourceClaim, request: str, nodes: Sequence[str]) -> bool:
