@@ -268,7 +268,8 @@ class LifeOfAgent(Node):
             node.failures[:] = [one for one in node.failures if one.effect != "hang"]
         agent.let_go()
         if self.next is not None and self.next is not agent:
-            self.next.let_go()
+            with suppress(AnotherPlugin):  # it has just become the node's agent, beside another plugin
+                self.next.let_go()
 
     @precondition(lambda self: self._served() and not self.hanging)
     @accident(function=st.sampled_from((*FAILING, "nvmlDeviceGetFieldValues", "")), pick=st.none() | NUMBERS)
