@@ -200,7 +200,8 @@ class AgentMachine(Accidents):
     def _no_time_slice_is_left(self) -> None:
         if self._slices_rest():
             self.check_slices()
-        left = {uuid: found for uuid, (_, found) in self._shared().items() if found}
+        lost = {gpu["uuid"] for gpu in self._hardware()["gpus"] if gpu["error"]}
+        left = {uuid: found for uuid, (_, found) in self._shared().items() if found and uuid not in lost}
         assert not left, f"time slices are left that nobody asks for: {left}"
 
     def _every_gpu_is_served(self) -> None:

@@ -125,7 +125,9 @@ class TimeSlicing(LifeOfAgent):
         }
         for gpu in self._hardware()["gpus"]:
             uuid, found = gpu["uuid"], gpu["time_slice"]
-            if gpu["error"] or uuid in self._without_slices() | self.sickness.placeless:
+            if gpu["error"]:
+                continue  # it takes no command before a reset or a reboot, which ends its time slice
+            if uuid in self._without_slices() | self.sickness.placeless:
                 assert not found or uuid in asked, f"{uuid} has time slice {found}, and nobody asks for it"
                 continue
             fired["time slice at rest"] += bool(found)
