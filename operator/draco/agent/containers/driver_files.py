@@ -20,7 +20,7 @@ PROGRAMS: Final = (
 )
 SOCKETS: Final = ("run/nvidia-fabricmanager/socket", "run/nvidia-persistenced/socket")
 MPS_PIPE: Final = "/tmp/nvidia-mps"  # noqa: S108 - the path on which CUDA looks for it
-"""Pipe of an MPS daemon of the node: CUDA uses it unasked, and whoever has it can end the daemon. No container gets it."""
+"""Pipe of an MPS daemon of the node: CUDA uses it unasked, and any process with it can end the daemon. No container gets it."""
 _UNVERSIONED: Final = re.compile(r"libnvidia-egl-(gbm|wayland|wayland2)\.so\.\d+(\.\d+)+")
 _BY_NAME: Final = re.compile(r"lib(cuda|cudadebugger|nvcuvid|nvidia-[a-z0-9-]+|nvoptix)\.so(\.[0-9]+)+")
 """Driver libraries whose file names lack its version."""

@@ -119,11 +119,16 @@ class Fleet:
         return self._unused[1]
 
     @property
+    def unheld(self) -> bytes:
+        """By row: 1 if no claim holds the device exclusively, also for rows without a device."""
+        return self.held.translate(_NOT_HELD)
+
+    @property
     def _unused(self) -> tuple[int, int]:
         short = self.short
         now = (self.inventory.columns.version, self._uses)
         if self._known_unused is None or self._known_unused[0] != now:
-            free = packed(self.inventory.columns.live) & packed(self.held.translate(_NOT_HELD))
+            free = packed(self.inventory.columns.live) & packed(self.unheld)
             self._known_unused = (now, (free, free & packed(short.translate(_ZERO))))
         return self._known_unused[1]
 

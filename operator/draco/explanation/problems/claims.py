@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from draco.allocation.fleet.fleet import HELD, Fleet
+from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import select
 from draco.cel.errors import CompileError
 from draco.cel.paths import AttributePath
@@ -41,7 +41,6 @@ from draco.selectors.complaint import Complaint
 _ERROR_LINE: Final = re.compile(r"ERROR: <input>:(.*)")
 _WRONG_TYPES: Final = "no such overload"
 _LOOKED_AT: Final = 200
-_NOT_HELD: Final = bytes(code != HELD for code in range(256))
 _ANY_NUMBER: Final = 1_000_000
 _NODES_AT_ONCE: Final = 500
 """Often one of the first nodes has enough."""
@@ -222,7 +221,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             (each.cause for each in self._complaints(step) if each.always_fails or (mistyped and each.corrected)), ""
         )
         failed = count(step.failed)
-        free = select([step.failed, fleet.held.translate(_NOT_HELD)])
+        free = select([step.failed, fleet.unheld])
         is_free, takes_used = count(free) > 0, self.asked.allocation_mode == "All" or _is_for_admin(self.asked)
         fatal, devices = is_free or takes_used, counted(failed, "device")
         if why := known or " and ".join(each.text for each in guilty):

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from draco.allocation.errors import AllocationError, SearchTooLong
-from draco.allocation.fleet.fleet import HELD, Fleet
+from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_rows import SHARED, NodeProfile
 from draco.allocation.fleet.pools import PoolView, SliceState
 from draco.allocation.fleet.rowwise import Combined, combine, number, select
@@ -41,7 +41,6 @@ _FEW: Final = 200
 """Up to this number of devices, their nodes are looked up one by one."""
 _AT_ONCE: Final = 500
 """Nodes looked at before it is clear whether more are needed."""
-_NOT_HELD: Final = bytes(code != HELD for code in range(256))
 _CURRENT: Final = bytes(code == SliceState.CURRENT for code in range(256))
 _Asked: TypeAlias = tuple[tuple[tuple[ObjectKey, str], int, bytes], ...]
 """For each alternative: its request, the wanted number of devices, and the suitable rows."""
@@ -89,7 +88,7 @@ class Trials:
         self._usable: dict[int, bytes] = {}
         selectors = [claim.status.allocation.node_selector for claim in claims if claim.status.allocation is not None]
         self._bound = [selector for selector in selectors if selector is not None]
-        self.unheld: Final = fleet.held.translate(_NOT_HELD)
+        self.unheld: Final = fleet.unheld
         self.slice_states: Final = fleet.inventory.slice_states.translate(_CURRENT)
         self.requests: Final = list(self.requests_of(self.claims))
 
