@@ -15,6 +15,7 @@ from draco.mig.board import Board
 from draco.resources.api.claims import (
     AllocationResult,
     CelSelector,
+    DeviceAllocationConfiguration,
     DeviceAllocationResult,
     DeviceClaim,
     DeviceClass,
@@ -23,6 +24,7 @@ from draco.resources.api.claims import (
     DeviceRequestAllocationResult,
     DeviceSelector,
     ExactDeviceRequest,
+    OpaqueConfiguration,
     ResourceClaim,
     ResourceClaimConsumerReference,
     ResourceClaimSpec,
@@ -144,6 +146,17 @@ def a_slice(
             **spec,
         ),
     )
+
+
+def configured(claim: ResourceClaim, parameters: Any) -> ResourceClaim:
+    """An allocated claim with an opaque configuration of its own."""
+    assert claim.status.allocation is not None
+    config = DeviceAllocationConfiguration(
+        source="FromClaim", opaque=OpaqueConfiguration(driver=NVIDIA_DRIVER, parameters=parameters)
+    )
+    devices = msgspec.structs.replace(claim.status.allocation.devices, config=[config])
+    allocation = msgspec.structs.replace(claim.status.allocation, devices=devices)
+    return msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, allocation=allocation))
 
 
 def a_claim(

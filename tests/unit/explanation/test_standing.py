@@ -10,17 +10,13 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.explain import explain
 from draco.explanation.model import Explanation, ObstacleKind, PendingReason
 from draco.explanation.wording import brief, report
-from draco.resources.api.claims import (
-    AllocatedDeviceStatus,
-    DeviceAllocationConfiguration,
-    OpaqueConfiguration,
-    ResourceClaim,
-)
+from draco.resources.api.claims import AllocatedDeviceStatus, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectMeta
 from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaintRule, DeviceToleration
 from draco.resources.names import ATTRIBUTE_TIME_SLICING, LABEL_HOSTNAME
+from tests import builders
 from tests.builders import a_claim, a_device_class, a_node, a_pod, a_rule, a_slice
 from tests.mig_claims import MIG_CLASS, a_mig_pool, a_partition
 from tests.unit.explanation.clusters import GPU, a_fleet
@@ -50,14 +46,7 @@ def a_board(name: str, uuid: str) -> Device:
 
 
 def configured(claim: ResourceClaim, **sharing: Any) -> ResourceClaim:
-    parameters = {"apiVersion": VERSION, "kind": "GpuConfig", "sharing": sharing}
-    config = DeviceAllocationConfiguration(
-        source="FromClaim", opaque=OpaqueConfiguration(driver=GPU, parameters=parameters)
-    )
-    assert claim.status.allocation is not None
-    devices = msgspec.structs.replace(claim.status.allocation.devices, config=[config])
-    allocation = msgspec.structs.replace(claim.status.allocation, devices=devices)
-    return msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, allocation=allocation))
+    return builders.configured(claim, {"apiVersion": VERSION, "kind": "GpuConfig", "sharing": sharing})
 
 
 def test_a_pod_with_what_is_there_is_only_starting() -> None:

@@ -2,9 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pynvml
 import pytest
 
@@ -13,26 +11,18 @@ from draco.agent.files import Files
 from draco.agent.hardware.time_slicing import InMigMode, TimeSliceRefused
 from draco.agent.record.contents import PreparationState
 from draco.allocation.configurations import VERSION, TimeSlice
-from draco.resources.api.claims import DeviceAllocationConfiguration, OpaqueConfiguration, ResourceClaim
-from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.api.claims import ResourceClaim
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus import state
-from tests.builders import a_claim
+from tests.builders import a_claim, configured
 from tests.unit.agent.mig_node import MigNode, build
 
 
 def slicing(name: str, interval: str, *, on: str = "gpu-0") -> ResourceClaim:
     """A claim that was allocated a GPU and asks for time slices."""
-    made = a_claim(name, on=[f"node-0/{on}"])
-    assert made.status.allocation is not None
     sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}}
-    parameters: Any = {"apiVersion": VERSION, "kind": "GpuConfig", "sharing": sharing}
-    config = DeviceAllocationConfiguration(
-        source="FromClaim", opaque=OpaqueConfiguration(driver=NVIDIA_DRIVER, parameters=parameters)
-    )
-    devices = msgspec.structs.replace(made.status.allocation.devices, config=[config])
-    allocation = msgspec.structs.replace(made.status.allocation, devices=devices)
-    return msgspec.structs.replace(made, status=msgspec.structs.replace(made.status, allocation=allocation))
+    parameters = {"apiVersion": VERSION, "kind": "GpuConfig", "sharing": sharing}
+    return configured(a_claim(name, on=[f"node-0/{on}"]), parameters)
 
 
 LONG, SHORT = slicing("long", "Long"), slicing("short", "Short")
