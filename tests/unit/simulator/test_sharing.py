@@ -251,7 +251,7 @@ def test_the_program_can_be_taken_out_and_put_back_while_it_runs(installed: Inst
     root.install_nvidia_smi(installed.folder, cache=installed.folder / "cache")
     faults.hang(installed.state, "nvidia-smi")
     line = f"compute-policy -i {uuid(installed.state)} --set-timeslice 1"  # a list would not hang
-    program = [installed.folder / root.NVIDIA_SMI, *line.split()]
+    program = [str(installed.folder / root.NVIDIA_SMI), *line.split()]
     running = subprocess.Popen(program, env={"LD_PRELOAD": str(installed.library)})
     try:
         root.install_nvidia_smi(installed.folder, cache=installed.folder / "cache")

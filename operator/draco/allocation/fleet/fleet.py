@@ -119,7 +119,7 @@ class Fleet:
         return self._unused[1]
 
     @property
-    def unheld(self) -> bytes:
+    def unheld(self) -> bytearray:
         """By row: 1 if no claim holds the device exclusively, also for rows without a device."""
         return self.held.translate(_NOT_HELD)
 
