@@ -1,7 +1,9 @@
 """Compute mode and time slice of a simulated GPU, and the program nvidia-smi that sets them."""
 
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pynvml
@@ -244,6 +246,14 @@ def test_the_program_is_static_so_that_every_container_can_run_it(installed: Ins
     assert "INTERP" not in headers.stdout
 
 
+def _is_connected(process: int) -> bool:
+    for file in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            if str(file.readlink()).startswith("socket:"):
+                return True
+    return False
+
+
 def test_the_program_can_be_taken_out_and_put_back_while_it_runs(installed: Installed) -> None:
     root.remove_nvidia_smi(installed.folder)
     with pytest.raises(FileNotFoundError):
@@ -254,6 +264,11 @@ def test_the_program_can_be_taken_out_and_put_back_while_it_runs(installed: Inst
     program = [str(installed.folder / root.NVIDIA_SMI), *line.split()]
     running = subprocess.Popen(program, env={"LD_PRELOAD": str(installed.library)})
     try:
+        until_s = time.monotonic() + 60
+        while not _is_connected(running.pid):  # it finds its driver by the place of its own file
+            assert running.poll() is None
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
         root.install_nvidia_smi(installed.folder, cache=installed.folder / "cache")
         assert running.poll() is None
     finally:
