@@ -69,6 +69,15 @@ async def held(client: Client, namespace: str) -> int:
     return sum(len(each.devices_held) for each in await allocated_claims(client, namespace))
 
 
+async def until_only_the_other_holds(client: Client, namespace: str) -> None:
+    """Until the group's claims are gone too: Kubernetes deletes them after their pods."""
+
+    async def only_the_other() -> bool:
+        return await held(client, namespace) == 1
+
+    await until(only_the_other, what="the release of all that the group had")
+
+
 @pytest.mark.parametrize("source", ["PodGroup", "labels"])
 async def test_the_rest_leaves_once_the_policy_says_so_and_the_group_starts_again_as_a_whole(
     guarded: Guarded, handed_over: Client, namespace: str, folder: Path, source: str
@@ -79,10 +88,7 @@ async def test_the_rest_leaves_once_the_policy_says_so_and_the_group_starts_agai
         await release(handed_over)
         await until_gone(handed_over, namespace, "a")
 
-        async def only_the_other() -> bool:
-            return await held(handed_over, namespace) == 1
-
-        await until(only_the_other, what="the release of all that the group had")
+        await until_only_the_other_holds(handed_over, namespace)
 
         async def said() -> dict[str, str]:
             return await events_of(handed_over, namespace, losses.RELEASED_REASON.name)
@@ -244,7 +250,7 @@ async def test_the_rest_leaves_though_the_operator_dies_after_each_eviction_and_
         await end_lease(handed_over)
         async with an_operator(guarded, ALLOCATING):
             await until(training.left, what="the release of the rest")
-            assert await held(handed_over, namespace) == 1
+            await until_only_the_other_holds(handed_over, namespace)
             await handed_over.delete(CLAIMS, ObjectKey(namespace, "other"))
             await until(training.started_again, what="the start of the whole group")
 

@@ -270,6 +270,30 @@ async def test_a_restarted_stand_in_keeps_its_pods_and_notices_what_went_meanwhi
     assert set(plugin.calls) == {("prepare", "claim-stays"), ("unprepare", "claim-goes")}
 
 
+async def test_a_stand_in_killed_before_it_heard_back_keeps_the_start_it_reported(
+    client: Client, root: Path, workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def apply_unheard(kind: Kind[Any], key: ObjectKey, manifest: dict[str, Any], **settings: Any) -> Any:
+        answer = await apply(kind, key, manifest, **settings)
+        if manifest.get("status", {}).get("phase") == "Running":
+            await asyncio.Event().wait()
+        return answer
+
+    apply = client.apply
+    noop = frozenset({DRIVER})
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "apply", apply_unheard)
+        async with running_kubelet(client, root, workload.node_name, noop_drivers=noop):
+            await workload.claim("one")
+            await workload.pod("pod", "one")
+            await until(partial(phase_is, workload, "pod", "Running"))
+    before = await client.get(RAW_PODS, workload.key("pod"))
+    async with running_kubelet(client, root, workload.node_name, noop_drivers=noop, clock=HoursLater()):
+        await workload.pod("new")
+        await until(partial(phase_is, workload, "new", "Running"))
+        assert (await client.get(RAW_PODS, workload.key("pod")))["status"] == before["status"]
+
+
 async def test_a_restarted_stand_in_takes_no_pod_for_gone_before_it_has_seen_them_all(
     client: Client, root: Path, workload: Workload
 ) -> None:

@@ -142,20 +142,22 @@ class Kubelet:
                 return
 
     async def _start(self, pod: Pod, known: PodRecord | None) -> PodRecord:
-        """Prepare the pod's claims and say that it runs. A pod that ran before this process started is only prepared again."""
+        """Prepare the pod's claims and say that it runs. A pod that ran before this process started is only prepared again.
+
+        When it started is written down before it is reported: whoever has seen the report sees the same moment after a restart.
+        """
         claims = [await self._usable(pod, use) for use in pods.claim_uses(pod)]
-        started_at = known.started_at if known else None
-        record = PodRecord(pod.metadata.uid, *pod.metadata.key, claims, started_at)
+        record = PodRecord(pod.metadata.uid, *pod.metadata.key, claims, known.started_at if known else None)
         async with self._holding(claims):
             self._ledger.put(record)  # first: what may have been prepared must be known to teardown
             await self._prepare(claims)
-        self._prepared.add(record.uid)
-        if started_at is None:
-            now = self._clock.now()
-            await self._report(pod, pods.running_status(pod, node_ip=pods.node_ip(self.name), at=now))
-            record = msgspec.structs.replace(record, started_at=now)
-            self._ledger.put(record)
+        started_at = record.started_at or self._clock.now()
+        record = msgspec.structs.replace(record, started_at=started_at)
+        self._ledger.put(record)
+        if pod.status.phase != "Running":
+            await self._report(pod, pods.running_status(pod, node_ip=pods.node_ip(self.name), at=started_at))
             log.info("pod.running", node=self.name, pod=str(pod.metadata.key), claims=len(claims))
+        self._prepared.add(record.uid)
         return record
 
     async def _run_on(self, pod: Pod, record: PodRecord) -> float | None:
