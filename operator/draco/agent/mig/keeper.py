@@ -129,8 +129,10 @@ class MigKeeper:
         await self._informer.run()
 
     async def _first(self) -> None:
-        """Wake after the first sync: an absent GpuNode causes no change event."""
+        """Wake after the first sync: an absent GpuNode causes no change event, though it may have been there and reported."""
         await self._informer.synced.wait()
+        if self._informer.store.get(ObjectKey("", self._node)) is None:
+            self._state.tell(ReportDue())
         self._heard.set()
 
     def _changed_there(self, change: Change[GpuNode]) -> None:
