@@ -111,7 +111,6 @@ class Operator:
         app = http_app(plain, alive=self.report.problems, ready=self.report.not_ready)
         log.info("operator.starting", identity=self.election.identity)
         self._say_what_is_missing()
-        gc.freeze()  # loaded modules stay: collections during the first lists would spend a fifth of their time on them
         everywhere = {
             **{name: each.run for name, each in self.view.collections.items()},
             **self.reconcilers.everywhere,
