@@ -83,6 +83,24 @@ def test_a_template_gives_each_replica_a_gpu_of_its_own(kube: Kubectl, example: 
 
 
 @pytest.mark.any_gpu
+def test_each_container_has_a_gpu_of_its_own(kube: Kubectl, example: Example) -> None:
+    example("gpu-per-container")
+    kube.running("side-by-side")
+    claims = [claim["metadata"]["name"] for claim in kube.objects("resourceclaims")]
+    assert len(claims) == len({device for claim in claims for device in kube.devices(claim)}) == 2
+
+
+@pytest.mark.any_gpu
+def test_a_container_has_two_gpus_of_one_node(kube: Kubectl, example: Example) -> None:
+    example("two-gpus-one-container")
+    kube.running("two-gpus")
+    (claim,) = kube.objects("resourceclaims")
+    devices = kube.devices(claim["metadata"]["name"])
+    assert len(set(devices)) == 2
+    assert len({node for node, _ in devices}) == 1
+
+
+@pytest.mark.any_gpu
 def test_a_job_gets_a_gpu_of_the_model_it_asks_for(kube: Kubectl, example: Example) -> None:
     example("job-with-template")
     eventually(lambda: [pod["status"].get("phase") for pod in kube.objects("pods")] == ["Running"], what="the Job runs")

@@ -189,6 +189,20 @@ def test_each_replica_gets_two_sizes_from_one_gpu_and_one_pod_both_halves_of_ano
 
 
 @on_demand
+def test_each_replica_gets_four_partitions_of_one_gpu(kube: Kubectl, example: Example) -> None:
+    example("mig-four")
+    eventually(
+        lambda: [pod["status"].get("phase") for pod in kube.objects("pods")] == ["Running"] * 2,
+        what="both replicas run",
+    )
+    claims = [claim["metadata"]["name"] for claim in kube.objects("resourceclaims")]
+    assert [len(set(parents(kube, claim))) for claim in claims] == [1, 1]
+    four = [("1g.10gb", "Claim")] * 2 + [("2g.20gb", "Claim"), ("3g.40gb", "Claim")]
+    for gpu in {gpu for claim in claims for gpu in parents(kube, claim)}:
+        eventually(lambda gpu=gpu: made(kube, gpu) == four, what=f"{gpu}'s instances are reported")
+
+
+@on_demand
 def test_two_partitions_of_different_gpus(kube: Kubectl, example: Example) -> None:
     example("mig-apart")
     kube.running("two-replicas")
