@@ -50,6 +50,7 @@ PARTS = {
         "operator/draco/selectors",
         "operator/draco/allocation/pod_claims.py",
         "operator/draco/allocation/configurations.py",
+        "operator/draco/allocation/configured_claims.py",
     ),
 }
 """The folders and modules of each part of the program."""

@@ -84,7 +84,10 @@ Slices: TypeAlias = "Callable[[DeviceRequestAllocationResult], bool | None]"
 
 
 def refused(claim: ResourceClaim, driver: str, can_slice: Slices = lambda _: None) -> RefusedConfiguration | None:
-    """The first configuration of an allocated claim that keeps the driver from preparing a device; None if there is none."""
+    """The first configuration of an allocated claim that keeps the driver from preparing a device; None if there is none.
+
+    A device without a pool stands for any of its kind, and is not named.
+    """
     said = _said_to(claim, driver)
     results = [each for each in claim.results if each.driver == driver]
     for result in results:
@@ -116,8 +119,8 @@ def _refused_there(applies: "_OpaqueConfiguration", result: DeviceRequestAllocat
     if result.admin_access:
         return f"it asks for time slices of {wanted}, and a request with adminAccess changes nothing on a GPU that others use"
     if can_slice(result) is False:
-        device = f"{result.pool}/{result.device}"
-        return f"it asks for time slices of {wanted}, and the board or the driver of {device} cannot set them"
+        device = f" of {result.pool}/{result.device}" if result.pool else ""
+        return f"it asks for time slices of {wanted}, and the board or the driver{device} cannot set them"
     return ""
 
 

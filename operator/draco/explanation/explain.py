@@ -33,7 +33,7 @@ from draco.explanation.problems.claims import problems_of
 from draco.explanation.remedies.counted_free import counted_on
 from draco.explanation.remedies.nearest import nearest_misses
 from draco.explanation.remedies.unmet import unmet_requests
-from draco.explanation.selection import alternatives, selection
+from draco.explanation.selection import selection
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.taints import BLOCKING_EFFECTS
@@ -51,8 +51,8 @@ _WAITED_FOR: Final = frozenset(
     }
 )
 """Reasons that others' use of devices may cause."""
-_THOUGH_IT_FITS: Final = frozenset({ProblemKind.CONFIGURATION_REFUSED})
-"""Problems that keep a pod from starting although its claims fit."""
+_THOUGH_IT_FITS: Final = frozenset({ProblemKind.CONFIGURATION_REFUSED, ProblemKind.DEVICES_UNABLE})
+"""Problems that keep, or may keep, a pod from starting although its claims fit."""
 _OF_AMOUNTS: Final = frozenset({ProblemKind.TOO_MUCH_CAPACITY})
 """Problems that an emptied fleet has, too, with the change that would do."""
 _MAX_ALONE: Final = 8
@@ -252,7 +252,7 @@ def _out_of_reach(may_go: Mapping[str, Node], reach: Mapping[str, Node]) -> list
 
 def _lacks_class(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:
     requests = [request for claim in claims for request in claim.spec.devices.requests]
-    return any(asked.device_class_name not in fleet.classes for each in requests for _, asked in alternatives(each))
+    return any(asked.device_class_name not in fleet.classes for each in requests for _, asked in each.alternatives)
 
 
 def _bugs(fleet: Fleet, claims: Sequence[ResourceClaim], minor: int) -> list[str]:
@@ -297,6 +297,6 @@ def _draw_from_counters(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:
         1 in select([selection(fleet, claim, device_class, asked).end, drawing])
         for claim in claims
         for request in claim.spec.devices.requests
-        for _, asked in alternatives(request)
+        for _, asked in request.alternatives
         if (device_class := fleet.classes.get(asked.device_class_name)) is not None
     )

@@ -20,6 +20,8 @@ class Cause(StrEnum):
 
     NOT_SELECTED = "NotSelected"
     """A selector of the class or the claim is false."""
+    CONFIGURATION_REFUSED = "ConfigurationRefused"
+    """It cannot have the configuration of a claim that Draco allocates."""
     POOL_OBSOLETE = "PoolObsolete"
     """Its slice is older than the pool's newest generation."""
     POOL_INCOMPLETE = "PoolIncomplete"
@@ -57,6 +59,8 @@ class PendingReason(StrEnum):
     """Nothing is published at all."""
     NOTHING_SELECTED = "NothingSelected"
     """The class and the claim select no device."""
+    CONFIGURATION_REFUSED = "ConfigurationRefused"
+    """No device that the class and the claim select can have the claim's configuration, so Draco allocates none."""
     POOL_BROKEN = "PoolBroken"
     """The devices are in incomplete, obsolete or invalid pools."""
     NO_NODE = "NoNode"
@@ -181,6 +185,10 @@ class CauseCount(OutputStruct, frozen=True, kw_only=True):
     constraint: str = ""
 
 
+NOT_ELIGIBLE = frozenset({Cause.NOT_SELECTED, Cause.CONFIGURATION_REFUSED})
+"""Causes that leave a device out of consideration, so that it does not matter who uses it or where it is."""
+
+
 class RequestExplanation(OutputStruct, frozen=True, kw_only=True):
     """One request, or one alternative of it: every published device, counted once by its cause."""
 
@@ -278,7 +286,9 @@ class ProblemKind(StrEnum):
     """A device has two values of what a selector reads, one that it wants: a scheduler may read either."""
     TOO_MANY_DEVICES = "TooManyDevices"
     CONFIGURATION_REFUSED = "ConfigurationRefused"
-    """It can be allocated, but Draco's agent refuses to prepare its configuration."""
+    """Draco's agent refuses to prepare its configuration."""
+    DEVICES_UNABLE = "DevicesUnable"
+    """Some of the devices that it selects cannot have its configuration, and kube-scheduler does not know that."""
 
 
 class Problem(OutputStruct, frozen=True, kw_only=True):

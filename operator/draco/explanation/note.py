@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from draco.explanation.allocated_note import NoteParts, of_allocated
 from draco.explanation.model import (
+    NOT_ELIGIBLE,
     Cause,
     CauseCount,
     Explanation,
@@ -35,6 +36,7 @@ _SAID: Final = 2
 _COUNTED: Final[Mapping[Cause, str]] = MappingProxyType(
     {
         Cause.NOT_SELECTED: "not selected",
+        Cause.CONFIGURATION_REFUSED: "unable to have its configuration",
         Cause.SELECTOR_FAILED: "with a selector error",
         Cause.POOL_OBSOLETE: "in an old slice",
         Cause.POOL_INCOMPLETE: "in an incomplete pool",
@@ -160,12 +162,17 @@ _OF_THE_CLAIM: Final = frozenset(
         PendingReason.INVALID,
         PendingReason.SELECTOR_ERROR,
         PendingReason.NOTHING_SELECTED,
+        PendingReason.CONFIGURATION_REFUSED,
         PendingReason.NOT_ENOUGH_ON_ONE_NODE,
         PendingReason.CAPACITY_SHORT,
         PendingReason.CONSTRAINT,
     }
 )
 """Reasons behind which a problem of the claim may be."""
+
+
+_NOT_DECISIVE: Final = frozenset({ProblemKind.SELECTOR_ERRORS, ProblemKind.DEVICES_UNABLE})
+"""Problems that explain nothing unless they are fatal."""
 
 
 def _decisive_problem(explanation: Explanation) -> Problem | None:
@@ -175,7 +182,7 @@ def _decisive_problem(explanation: Explanation) -> Problem | None:
     """
     decisive = [each for each in explanation.problems if each.fatal]
     if explanation.reason in _OF_THE_CLAIM:
-        decisive += [each for each in explanation.problems if each.kind is not ProblemKind.SELECTOR_ERRORS]
+        decisive += [each for each in explanation.problems if each.kind not in _NOT_DECISIVE]
     return next(iter(decisive), None)
 
 
@@ -306,7 +313,7 @@ def _not_free(explanation: Explanation, nodes: NodeCause) -> str:
         for request in explanation.requests
         if request.mode == "All"
         for count in request.causes
-        if count.cause not in {Cause.FREE, Cause.NOT_SELECTED} and not set(nodes.names).isdisjoint(count.node_names)
+        if count.cause not in {Cause.FREE, *NOT_ELIGIBLE} and not set(nodes.names).isdisjoint(count.node_names)
     ]
     found = [_one(*each) for each in added_up(blocking).items()]
     return f" ({listed(found, separator='; ')})" if found else ""
@@ -325,8 +332,7 @@ def _are_several_claims(requests: Sequence[RequestExplanation]) -> bool:
 def _fits(explanation: Explanation) -> NoteParts:
     where = listed(explanation.fits_on, total=explanation.fits_on_total)
     cause = f"all claims can be allocated on {where}"
-    if explanation.problems:
-        problem = explanation.problems[0]
+    if problem := next((each for each in explanation.problems if each.kind is not ProblemKind.DEVICES_UNABLE), None):
         cause = f"{cause}, and the pod will not start there: {problem.text}"
         return NoteParts(cause, problem.remedy, names_subject=problem.names_subject)
     if explanation.group:

@@ -1,7 +1,7 @@
 """What the selectors of one request select among all devices, step by step.
 
 Owns the chain of the class's and the request's selectors, and the rows that pass each. A marked row is a selected device, whether
-free or in use, reachable or not.
+free or in use, reachable or not. Selectors that a configuration implies are no part of the chain: nobody can change them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,13 +10,14 @@ from typing import Final
 
 import msgspec
 
+from draco.allocation.configured_claims import ImpliedSelector
 from draco.allocation.fleet.columns import Columns
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import places, select
 from draco.allocation.fleet.selectors import FAILS, YES
 from draco.cel.errors import CompileError, EvaluationError
 from draco.explanation.model import SelectorRef
-from draco.resources.api.claims import DeviceClass, DeviceRequest, DeviceSubRequest, ExactDeviceRequest, ResourceClaim
+from draco.resources.api.claims import DeviceClass, DeviceSubRequest, ExactDeviceRequest, ResourceClaim
 
 Asked = ExactDeviceRequest | DeviceSubRequest
 _YES: Final = bytes(code == YES for code in range(256))
@@ -44,6 +45,8 @@ class Selection(msgspec.Struct, frozen=True, eq=False):
     """1 for each device."""
     steps: Sequence[SelectorStep]
     of_class: int
+    able: bytes
+    """1 for each device that can have the configuration of a claim that Draco allocates."""
 
     @property
     def by_class(self) -> bytes:
@@ -55,12 +58,15 @@ class Selection(msgspec.Struct, frozen=True, eq=False):
         """1 for each device that all of them select."""
         return self.steps[-1].after if self.steps else self.start
 
+    @property
+    def eligible(self) -> bytes:
+        """1 for each of those that can have the configuration."""
+        return select([self.end, self.able])
 
-def alternatives(request: DeviceRequest) -> list[tuple[str, Asked]]:
-    """What a request asks for: each alternative with its name in results."""
-    if request.first_available:
-        return [(f"{request.name}/{each.name}", each) for each in request.first_available]
-    return [] if request.exactly is None else [(request.name, request.exactly)]
+    @property
+    def own(self) -> Sequence[SelectorStep]:
+        """The request's own steps."""
+        return self.steps[self.of_class :]
 
 
 def least(asked: Asked) -> int:
@@ -79,9 +85,10 @@ def selection(
 ) -> Selection:
     """Run the chain over all devices. `called` names the author's object if it is not a claim of this name yet."""
     claims_own = called or f"claim {claim.metadata.key}"
+    own = [each for each in asked.selectors if not isinstance(each, ImpliedSelector)]
     sources = [
         *((f"class {device_class.metadata.name}", *each) for each in enumerate(device_class.spec.selectors)),
-        *((claims_own, *each) for each in enumerate(asked.selectors)),
+        *((claims_own, *each) for each in enumerate(own)),
     ]
     start = bytes(fleet.inventory.columns.live)
     marks = start
@@ -91,7 +98,10 @@ def selection(
         step = step_of(fleet, ref, marks)
         marks = step.after
         steps.append(step)
-    return Selection(start, steps, len(device_class.spec.selectors))
+    able = start
+    for each in asked.selectors[len(own) :]:
+        able = met(fleet, each.cel.expression if each.cel else "", able)
+    return Selection(start, steps, len(device_class.spec.selectors), able)
 
 
 def step_of(fleet: Fleet, ref: SelectorRef, before: bytes) -> SelectorStep:

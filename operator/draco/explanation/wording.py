@@ -63,12 +63,12 @@ def cause_text(count: CauseCount) -> str:
     match count.cause:
         case Cause.NO_NODE:
             text = f"published for {_nodes_gone(count)}"
-        case Cause.NODE_RULES:
-            text = "on nodes that the pod cannot use"
-        case Cause.FREE:
-            text = "free"
+        case Cause.NODE_RULES | Cause.FREE:
+            text = "free" if count.cause is Cause.FREE else "on nodes that the pod cannot use"
         case Cause.NOT_SELECTED:
             text = f"not selected by {selector}{_values(count.values)}"
+        case Cause.CONFIGURATION_REFUSED:
+            text = count.error
         case Cause.SELECTOR_FAILED:
             text = f"rejected with an error by {selector} ({_quoted(count.error)})"
         case Cause.IN_USE:

@@ -37,7 +37,7 @@ def placement_lines(
             for claim in bare:
                 placer.put(claim)
             nodes = reaching(beside, nodes_for(fleet, pod).open)
-            searched = [as_searched(claim) for claim in bare]
+            searched = [as_searched(claim, fleet.classes) for claim in bare]
             found = best_together(placer, searched, nodes, beside=beside, others=others).place
     except DracoError:
         return []

@@ -201,7 +201,8 @@ class _Placing:
         waiting = _waiting(claims)
         before = [claim.status.allocation for claim in claims]
         dracos = {claim.metadata.key for claim in waiting if is_for_operator(claim, self._fleet.classes)}
-        searched = [as_searched(claim) if claim.metadata.key in dracos else claim for claim in waiting]
+        classes = self._fleet.classes
+        searched = [as_searched(claim, classes) if claim.metadata.key in dracos else claim for claim in waiting]
         found, error = None, self._gives_up(pod, waiting)
         if not error:
             try:

@@ -65,7 +65,7 @@ def test_a_claim_is_dracos_if_all_its_classes_are(claim: ResourceClaim, *, is_ou
 
 def test_a_search_sees_only_devices_that_draco_allocates_in_spite_of_their_taint() -> None:
     claim = claim_of(exactly(OURS), first_of(OURS))
-    searched = as_searched(claim)
+    searched = as_searched(claim, CLASSES)
     first, second = searched.spec.devices.requests
     assert first.exactly is not None
     for tolerations, selectors in (
@@ -86,7 +86,7 @@ def test_the_selector_answers_for_every_device() -> None:
 
 
 def test_what_is_written_has_the_claims_own_tolerations() -> None:
-    (request,) = as_searched(claim_of(exactly(OURS))).spec.devices.requests
+    (request,) = as_searched(claim_of(exactly(OURS)), CLASSES).spec.devices.requests
     assert request.exactly is not None
     own = DeviceToleration(key="example.com/slow", operator="Exists")
     found = DeviceRequestAllocationResult(

@@ -145,7 +145,8 @@ def test_of_a_member_no_runner_up_is_told_which_would_have_won_without_the_other
     fleet = a_fleet(holder("one", "node-0", 0))
     with a_placer(fleet).as_if() as placer:
         alone, member_of_two = (
-            placer.best([as_searched(asking("m"))], fleet.nodes, rest=rest) for rest in (ALONE, RestOfGroup(devices=1))
+            placer.best([as_searched(asking("m"), fleet.classes)], fleet.nodes, rest=rest)
+            for rest in (ALONE, RestOfGroup(devices=1))
         )
     assert alone is not None
     assert member_of_two is not None

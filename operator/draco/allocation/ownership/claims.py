@@ -2,14 +2,16 @@
 
 Owns the rule: Draco allocates a claim if every DeviceClass it asks for has the label draco.dev/allocator=operator; it never
 allocates any other. Also owns what the search adds to such a claim and removes from the result: a toleration of the taint that
-keeps kube-scheduler away, and a selector for devices with that taint.
+keeps kube-scheduler away, and selectors for devices with that taint that can have the claim's configuration.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
 import msgspec
 
+from draco.allocation.configured_claims import implied_selectors
 from draco.resources.api.claims import (
     AllocationResult,
     CelSelector,
@@ -55,8 +57,11 @@ def is_for_operator(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) ->
 
 
 def as_judged(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> ResourceClaim:
-    """The claim as its allocator sees taints: Draco's own claims tolerate the taint that keeps kube-scheduler away."""
-    return _opened(claim, _TOLERATION) if is_for_operator(claim, classes) else claim
+    """The claim as its allocator sees it.
+
+    Draco's own claims tolerate the taint that keeps kube-scheduler away, and get no device that cannot have their configuration.
+    """
+    return _opened(claim, _TOLERATION, implied_selectors(claim, classes)) if is_for_operator(claim, classes) else claim
 
 
 def tolerating_everything(claim: ResourceClaim) -> ResourceClaim:
@@ -64,22 +69,29 @@ def tolerating_everything(claim: ResourceClaim) -> ResourceClaim:
     return _opened(claim, _EVERYTHING)
 
 
-def as_searched(claim: ResourceClaim) -> ResourceClaim:
-    """The claim as the search sees it: only devices that Draco allocates match."""
-    return _opened(claim, _TOLERATION, _SELECTOR)
+def as_searched(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> ResourceClaim:
+    """The claim as the search sees it: only devices that Draco allocates and that can have its configuration match."""
+    return _opened(claim, _TOLERATION, implied_selectors(claim, classes), _SELECTOR)
 
 
-def _opened(claim: ResourceClaim, toleration: DeviceToleration, *selectors: DeviceSelector) -> ResourceClaim:
-    def opened(asked: Asked) -> Asked:
+def _opened(
+    claim: ResourceClaim,
+    toleration: DeviceToleration,
+    implied: Mapping[str, Sequence[DeviceSelector]] = MappingProxyType({}),
+    *selectors: DeviceSelector,
+) -> ResourceClaim:
+    def opened(name: str, asked: Asked) -> Asked:
         return msgspec.structs.replace(
-            asked, selectors=[*asked.selectors, *selectors], tolerations=[*asked.tolerations, toleration]
+            asked,
+            selectors=[*asked.selectors, *selectors, *implied.get(name, ())],
+            tolerations=[*asked.tolerations, toleration],
         )
 
     requests = [
         msgspec.structs.replace(
             request,
-            exactly=opened(request.exactly) if request.exactly is not None else None,
-            first_available=[opened(each) for each in request.first_available],
+            exactly=opened(request.name, request.exactly) if request.exactly is not None else None,
+            first_available=[opened(f"{request.name}/{each.name}", each) for each in request.first_available],
         )
         for request in claim.spec.devices.requests
     ]

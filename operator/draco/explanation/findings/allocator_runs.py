@@ -16,7 +16,7 @@ from draco.allocation.search.allocate import would_get
 from draco.explanation.findings.equivalence import EquivalenceClasses
 from draco.explanation.findings.reachability import Reachability, VisiblePools
 from draco.explanation.findings.verdicts import ConstrainedRequest, DeviceFinding, JudgedDevice
-from draco.explanation.model import Cause
+from draco.explanation.model import NOT_ELIGIBLE, Cause
 from draco.resources.api.claims import MAX_RESULTS, ResourceClaim
 
 MAX_STEPS: Final = 200_000
@@ -104,7 +104,7 @@ class AllocatorRuns:
 
     def _matters(self, seen: "JudgedDevice") -> bool:
         return any(finding.cause is Cause.FREE for finding in seen.findings) or any(
-            seen.findings[number].cause is not Cause.NOT_SELECTED for number in self._all
+            seen.findings[number].cause not in NOT_ELIGIBLE for number in self._all
         )
 
     def _compared(

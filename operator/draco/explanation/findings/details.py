@@ -40,6 +40,8 @@ class DeviceDetails:
             case DeviceFinding(Cause.NOT_SELECTED, int(place)):
                 selector = selector_ref(constrained, place)
                 details = {"selector": selector, "values": values_seen([candidate], selector.expression)}
+            case DeviceFinding(Cause.CONFIGURATION_REFUSED, str(unable)):
+                details = {"error": unable}
             case DeviceFinding(Cause.SELECTOR_FAILED, (int(place), str(error))):
                 selector = selector_ref(constrained, place)
                 values = values_seen([candidate], selector.expression)

@@ -13,7 +13,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_rows import SHARED
 from draco.allocation.fleet.state import AllocatedState
 from draco.allocation.search.allocate import would_get
-from draco.explanation.selection import alternatives, selection
+from draco.explanation.selection import selection
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectMeta
@@ -46,7 +46,7 @@ def _worth(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, No
     found: Counter[str] = Counter()
     for claim in claims:
         for request in claim.spec.devices.requests:
-            for _, asked in alternatives(request):
+            for _, asked in request.alternatives:
                 device_class = fleet.classes.get(asked.device_class_name)
                 if device_class is None:
                     return Counter()

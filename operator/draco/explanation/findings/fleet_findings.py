@@ -24,7 +24,7 @@ from draco.explanation.findings.verdicts import (
     at_best,
     counter_names,
 )
-from draco.explanation.model import Cause
+from draco.explanation.model import NOT_ELIGIBLE, Cause
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.names import PoolKey
@@ -33,7 +33,7 @@ MAX_EXAMPLES: Final = 20
 MAX_HELD: Final = 512
 """Devices in use whose holders are looked up."""
 _ORDER: Final = {cause: place for place, cause in enumerate(Cause)}
-_ANYWHERE: Final = frozenset({Cause.NOT_SELECTED, Cause.IN_USE})
+_ANYWHERE: Final = NOT_ELIGIBLE | {Cause.IN_USE}
 """Causes that are found before the device's pool is looked at."""
 
 

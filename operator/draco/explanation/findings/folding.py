@@ -39,6 +39,7 @@ USEFUL: Final = (
     Cause.POOL_INVALID,
     Cause.POOL_OBSOLETE,
     Cause.NO_NODE,
+    Cause.CONFIGURATION_REFUSED,
     Cause.NOT_SELECTED,
     Cause.FREE,
 )

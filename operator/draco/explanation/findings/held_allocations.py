@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from draco.allocation.configurations import CLAIMS_OWN, REMOVE, refused
+from draco.allocation.configured_claims import CAN_SLICE
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.pools import SliceState
 from draco.explanation.findings.lifting import lifting
@@ -187,6 +188,8 @@ def refused_configuration(fleet: Fleet, claim: ResourceClaim) -> UseObstacle | N
     if found is None:
         return None
     remedy = "make a new claim without it" if found.remedy == REMOVE else "correct it in a new claim"
+    if refused(claim, NVIDIA_DRIVER) is None:  # other devices could have it
+        remedy = f"make a new claim without it, or with the selector {CAN_SLICE}"
     if found.source != CLAIMS_OWN:
         remedy = f"{found.remedy} there, or override it in a new claim"
     return UseObstacle(

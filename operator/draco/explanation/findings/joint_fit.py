@@ -13,7 +13,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import would_get
 from draco.explanation.model import NodeReason
-from draco.explanation.selection import alternatives, least, selection, with_devices
+from draco.explanation.selection import least, selection, with_devices
 from draco.resources.api.claims import DeviceConstraint, DeviceRequest, ResourceClaim
 from draco.resources.texts import counted, listed
 
@@ -88,10 +88,7 @@ def _selects_shared(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) ->
     views = fleet.inventory.views(fleet.nodes[node])
     shared = [each.row for view in views for each in view.candidates if each.device.allow_multiple_allocations]
     asked = [
-        (claim, each)
-        for claim in claims
-        for request in claim.spec.devices.requests
-        for _, each in alternatives(request)
+        (claim, each) for claim in claims for request in claim.spec.devices.requests for _, each in request.alternatives
     ]
     return bool(shared) and any(
         selection(fleet, claim, fleet.classes[each.device_class_name], each).end[row]
@@ -126,7 +123,7 @@ def _constraints(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> st
 
 def _least(request: DeviceRequest) -> int:
     """The least number of devices that a request takes."""
-    return min((least(asked) for _, asked in alternatives(request)), default=0)
+    return min((least(asked) for _, asked in request.alternatives), default=0)
 
 
 def _demand(claim: ResourceClaim, constraint: DeviceConstraint) -> str:

@@ -7,17 +7,24 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.findings.allocator_runs import AllocatorVerdict
 from draco.explanation.findings.fleet_findings import FleetFindings, NodeGroup
 from draco.explanation.findings.joint_fit import why_not
-from draco.explanation.model import Cause, NodeCause, NodeReason, PendingReason, RequestExplanation, alternatives
+from draco.explanation.model import (
+    NOT_ELIGIBLE,
+    Cause,
+    NodeCause,
+    NodeReason,
+    PendingReason,
+    RequestExplanation,
+    alternatives,
+)
 from draco.resources.api.claims import ResourceClaim
 
 MAX_NODES: Final = 10
 """Nodes that are named; the rest are counted."""
 _ASKED_ABOUT: Final = 5
 """Kinds of nodes about which the allocator is asked in detail."""
-_IN_NOBODYS_WAY: Final = frozenset({Cause.FREE, Cause.NOT_SELECTED})
+_IN_NOBODYS_WAY: Final = NOT_ELIGIBLE | {Cause.FREE}
 _GAVE_UP: Final = frozenset({AllocatorVerdict.ERROR, AllocatorVerdict.TOO_LONG})
 _REASONS: Final[Mapping[Cause, PendingReason]] = {
-    Cause.NOT_SELECTED: PendingReason.NOTHING_SELECTED,
     Cause.POOL_OBSOLETE: PendingReason.POOL_BROKEN,
     Cause.POOL_INCOMPLETE: PendingReason.POOL_BROKEN,
     Cause.POOL_INVALID: PendingReason.POOL_BROKEN,
@@ -130,10 +137,13 @@ def _of_nodes(requests: Sequence[RequestExplanation], nodes: Sequence[NodeCause]
 
 
 def most_common(request: RequestExplanation) -> PendingReason:
-    """What blocks most of the devices that a request selects; NOTHING_SELECTED if it selects none."""
+    """What blocks most of the eligible devices; if there are none, whether a selector or a configuration leaves none."""
     counts: dict[PendingReason, int] = {}
     for count in request.causes:
         if count.cause not in _IN_NOBODYS_WAY:
             reason = _REASONS[count.cause]
             counts[reason] = counts.get(reason, 0) + count.devices
-    return max(counts, key=lambda reason: counts[reason]) if counts else PendingReason.NOTHING_SELECTED
+    if counts:
+        return max(counts, key=lambda reason: counts[reason])
+    is_refused = any(each.cause is Cause.CONFIGURATION_REFUSED for each in request.causes)
+    return PendingReason.CONFIGURATION_REFUSED if is_refused else PendingReason.NOTHING_SELECTED

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from draco.allocation.configured_claims import ImpliedSelector
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.capacity import is_left
 from draco.allocation.fleet.pools import Candidate, PoolView
@@ -17,16 +18,16 @@ from draco.allocation.fleet.state import AllocatedState, amount
 from draco.allocation.search.constraints import Constraint
 from draco.allocation.search.requests import ExpandedClaim, Request
 from draco.cel.errors import CompileError, EvaluationError
-from draco.explanation.model import Cause
+from draco.explanation.model import NOT_ELIGIBLE, Cause
 from draco.resources.api.claims import DeviceConstraint, ResourceClaim
 
 
 class DeviceFinding(NamedTuple):
     """The cause of one device, and its detail; devices with equal findings are counted together.
 
-    `respect` by cause: NOT_SELECTED the selector's position in the request; SELECTOR_FAILED that and the error; TAINTED the
-    taints (key, value, effect); COUNTERS_SHORT counter set and counter; CAPACITY_SHORT the capacity and how it falls short;
-    CONSTRAINT the attribute.
+    `respect` by cause: NOT_SELECTED the selector's position in the request; CONFIGURATION_REFUSED what the device is unable to
+    have; SELECTOR_FAILED the position and the error; TAINTED the taints (key, value, effect); COUNTERS_SHORT counter set and
+    counter; CAPACITY_SHORT the capacity and how it falls short; CONSTRAINT the attribute.
     """
 
     cause: Cause
@@ -37,8 +38,8 @@ FREE = DeviceFinding(Cause.FREE)
 
 
 def at_best(finding: DeviceFinding, cause: Cause) -> DeviceFinding:
-    """Replace the finding by `cause`, unless the device is not selected or `cause` is FREE."""
-    return finding if cause is Cause.FREE or finding.cause is Cause.NOT_SELECTED else DeviceFinding(cause)
+    """Replace the finding by `cause`, unless the device is not eligible or `cause` is FREE."""
+    return finding if cause is Cause.FREE or finding.cause in NOT_ELIGIBLE else DeviceFinding(cause)
 
 
 class JudgedDevice(msgspec.Struct, frozen=True):
@@ -96,6 +97,8 @@ class Judge:
             expression = selector.cel.expression if selector.cel is not None else ""
             try:
                 if not self._selectors.matches(expression, candidate.key.driver, candidate.device, candidate.row):
+                    if isinstance(selector, ImpliedSelector):
+                        return DeviceFinding(Cause.CONFIGURATION_REFUSED, selector.unable)
                     return DeviceFinding(Cause.NOT_SELECTED, place)
             except (CompileError, EvaluationError) as error:
                 failed = DeviceFinding(Cause.SELECTOR_FAILED, (place, str(error)))

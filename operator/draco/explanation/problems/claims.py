@@ -22,16 +22,7 @@ from draco.explanation.problems.configurations import configuration_problems
 from draco.explanation.problems.dead_ends import dead_ends, unknown_names
 from draco.explanation.problems.published import PublishedNames, closest
 from draco.explanation.problems.suggestions import guard, main_error, rewritten
-from draco.explanation.selection import (
-    Asked,
-    Selection,
-    SelectorStep,
-    alternatives,
-    count,
-    drivers_of,
-    first_rows,
-    selection,
-)
+from draco.explanation.selection import Asked, Selection, SelectorStep, count, drivers_of, first_rows, selection
 from draco.resources.api.claims import MAX_RESULTS, ExactDeviceRequest, ResourceClaim
 from draco.resources.quantity import Quantity
 from draco.resources.texts import agreeing, counted, listed, slip_of
@@ -70,9 +61,9 @@ def _of_claim(
     problem = partial(Problem, claim=str(claim.metadata.key))
     selected: dict[str, bytes] = {}
     fewest = 0
-    every = [each for request in claim.spec.devices.requests for each in alternatives(request)]
+    every = [each for request in claim.spec.devices.requests for each in request.alternatives]
     for request in claim.spec.devices.requests:
-        asked = alternatives(request)
+        asked = request.alternatives
         fewest += min((each.count if each.allocation_mode != "All" else 0 for _, each in asked), default=0)
         for full_name, each in asked:
             device_class = fleet.classes.get(each.device_class_name)

@@ -1,27 +1,22 @@
-"""Opaque configurations with which a claim would be allocated but never prepared.
+"""Opaque configurations with which a claim is never prepared: devices that cannot have them, and what keeps a claim to others.
 
 Simulates an allocation: for each request a selected device, one whose time slice can be set if there is any, with the
-configurations of its class and the claim. `allocation.configurations` decides what is supported.
+configurations of its class and the claim. `allocation.configurations` decides what is supported. kube-scheduler does not know
+what a device can do, so its claims need a selector; Draco's allocator gives no claim a device that would be refused.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
-from draco.allocation.configurations import CLAIMS_OWN, FROM_CLASS, refused
+from draco.allocation.configurations import CLAIMS_OWN, RefusedConfiguration, refused
+from draco.allocation.configured_claims import CAN_SLICE, as_if_allocated, is_configured
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import nonzero, packed, unpacked
+from draco.allocation.ownership.claims import is_for_operator
 from draco.cel.paths import AttributePath
 from draco.explanation.model import Problem, ProblemKind
-from draco.explanation.selection import alternatives, first_rows
-from draco.resources.api.claims import (
-    AllocationResult,
-    DeviceAllocationConfiguration,
-    DeviceAllocationResult,
-    DeviceRequestAllocationResult,
-    ResourceClaim,
-)
+from draco.explanation.selection import count, first_rows, met
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import ATTRIBUTE_TIME_SLICING, NVIDIA_DRIVER, DeviceKey, read_partition_name
 
 _PATH: Final = AttributePath("attributes", *ATTRIBUTE_TIME_SLICING.split("/"))
@@ -29,36 +24,54 @@ _PATH: Final = AttributePath("attributes", *ATTRIBUTE_TIME_SLICING.split("/"))
 
 def configuration_problems(fleet: Fleet, claim: ResourceClaim, selected: Mapping[str, bytes]) -> Iterator[Problem]:
     """The first configuration that Draco's agent would refuse. `selected` are the rows that each request selects, by name."""
-    asked = [each for request in claim.spec.devices.requests for each in alternatives(request)]
-    classes = {each.device_class_name for _, each in asked}
-    configs = [
-        DeviceAllocationConfiguration(
-            source=FROM_CLASS, requests=[name] if len(classes) > 1 else [], opaque=each.opaque
-        )
-        for name, request in asked
-        if (device_class := fleet.classes.get(request.device_class_name)) is not None
-        for each in device_class.spec.config
-    ]
-    configs += [
-        DeviceAllocationConfiguration(source="FromClaim", requests=each.requests, opaque=each.opaque)
-        for each in claim.spec.devices.config
-    ]
-    if not configs:
+    if not is_configured(claim, fleet.classes):
         return
-    keys = [(name, fleet.inventory.key(row)) for name, _ in asked for row in _best(fleet, selected.get(name, b""))]
-    results = [
-        DeviceRequestAllocationResult(request=name, driver=key.driver, pool=key.pool, device=key.device)
-        for name, key in keys
-    ]
-    allocation = AllocationResult(devices=DeviceAllocationResult(results=results, config=configs))
-    imagined = replace(claim, status=replace(claim.status, allocation=allocation))
+    if is_for_operator(claim, fleet.classes):
+        for request in claim.spec.devices.requests:
+            found = [_refused(fleet, claim, [name], selected) for name, _ in request.alternatives]
+            if found and None not in found:
+                yield from (_refusal(claim, each, fatal=True) for each in found[:1] if each is not None)
+                return
+    elif (refusal := _refused(fleet, claim, list(selected), selected)) is not None:
+        yield _refusal(claim, refusal)
+    else:
+        for name, marks in selected.items():
+            yield from _chances(fleet, claim, name, marks)
+
+
+def _refused(
+    fleet: Fleet, claim: ResourceClaim, names: Sequence[str], selected: Mapping[str, bytes]
+) -> RefusedConfiguration | None:
+    """The configuration that is refused on the best devices that these requests select."""
+    devices = ((name, fleet.inventory.key(row)) for name in names for row in _best(fleet, selected.get(name, b"")))
+    imagined = as_if_allocated(claim, fleet.classes, devices)
+    return refused(imagined, NVIDIA_DRIVER, lambda result: can_slice(fleet, result.key))
+
+
+def _refusal(claim: ResourceClaim, found: RefusedConfiguration, *, fatal: bool = False) -> Problem:
+    return Problem(
+        kind=ProblemKind.CONFIGURATION_REFUSED,
+        text=str(found),
+        claim=str(claim.metadata.key),
+        request=found.request,
+        remedy=found.remedy if found.source == CLAIMS_OWN else f"{found.remedy} there, or override it in the claim",
+        fatal=fatal,
+    )
+
+
+def _chances(fleet: Fleet, claim: ResourceClaim, name: str, marks: bytes) -> Iterator[Problem]:
+    """The devices among those of a request that cannot have its configuration, where others can."""
+    unable = met(fleet, f"!{CAN_SLICE}", marks)
+    devices = [(name, fleet.inventory.key(row)) for row in first_rows(unable, 1)]
+    imagined = as_if_allocated(claim, fleet.classes, devices)
     if (found := refused(imagined, NVIDIA_DRIVER, lambda result: can_slice(fleet, result.key))) is not None:
         yield Problem(
-            kind=ProblemKind.CONFIGURATION_REFUSED,
-            text=str(found),
+            kind=ProblemKind.DEVICES_UNABLE,
+            text=f"of the {count(marks)} devices that request {name} selects, {count(unable)} cannot have {found.source}'s "
+            f"configuration, because {found.why}",
             claim=str(claim.metadata.key),
-            request=found.request,
-            remedy=found.remedy if found.source == CLAIMS_OWN else f"{found.remedy} there, or override it in the claim",
+            request=name,
+            remedy=f"add to request {name} the selector {CAN_SLICE}",
         )
 
 

@@ -15,7 +15,7 @@ from draco.explanation.problems.published import closest_value
 from draco.explanation.problems.suggestions import guard
 from draco.explanation.remedies.changes import SuggestedChange, with_asked, with_changed, with_selector
 from draco.explanation.remedies.trials import RequestCandidates, Trials
-from draco.explanation.selection import alternatives, count, failing, met
+from draco.explanation.selection import count, failing, met
 from draco.resources.api.claims import CapacityRequirements, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.quantity import Quantity
@@ -37,7 +37,7 @@ class _Rewriting:
         self._trials = trials
         self._request = request
         self._index = index
-        self.step = request.selection.steps[request.selection.of_class + index]
+        self.step = request.selection.own[index]
         self.expression = self.step.ref.expression
 
     def candidates(self, expression: str) -> bytes:
@@ -52,7 +52,7 @@ class _Rewriting:
                 marks = met(fleet, asked, marks)
             except CompileError:
                 return bytes(len(marks))
-        return self._trials.free(self._request, self._request.tolerated, marks)
+        return self._trials.free(self._request, self._request.tolerated, marks, chain.able)
 
     def on_nodes(
         self, kind: ChangeKind, expression: str, text: str, rows: bytes | None = None
@@ -101,7 +101,7 @@ def _changes_on(
 def guarded_selectors(trials: Trials) -> Iterator[SuggestedChange]:
     """Selectors that fail on devices, guarded so that they fail on none."""
     for request in trials.requests:
-        for index in range(len(request.asked.selectors)):
+        for index in range(len(request.selection.own)):
             rewriting = _Rewriting(trials, request, index)
             if count(rewriting.step.failed) or rewriting.step.error is not None:
                 better = guard(trials.fleet, trials.published, rewriting.step)
@@ -114,7 +114,7 @@ def relaxed_selectors(trials: Trials) -> Iterator[SuggestedChange]:
     """One demand of a selector with another value, or removed."""
     for request in trials.requests:
         left = _DEMANDS
-        for index in range(len(request.asked.selectors)):
+        for index in range(len(request.selection.own)):
             rewriting = _Rewriting(trials, request, index)
             parts = demands(rewriting.expression)
             for part in parts[:left]:
@@ -282,7 +282,7 @@ def other_classes(trials: Trials) -> Iterator[SuggestedChange]:
     """An existing class instead of a missing one."""
     classes = trials.fleet.classes
     for claim in trials.claims:
-        for name, asked in (each for request in claim.spec.devices.requests for each in alternatives(request)):
+        for name, asked in (each for request in claim.spec.devices.requests for each in request.alternatives):
             near = "" if asked.device_class_name in classes else slip_of(asked.device_class_name, classes)
             if not near:
                 continue

@@ -16,7 +16,7 @@ from draco.explanation.findings.node_rules import PlacementObstacle
 from draco.explanation.model import ChangeKind, NodeReason
 from draco.explanation.remedies.changes import SuggestedChange
 from draco.explanation.remedies.trials import Trials
-from draco.explanation.selection import alternatives, first_rows
+from draco.explanation.selection import first_rows
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
@@ -44,7 +44,7 @@ def lifted_taints(trials: Trials) -> Iterator[SuggestedChange]:
     single: dict[TaintIdentity, DeviceTaint] = {}
     together: dict[tuple[TaintIdentity, ...], Sequence[DeviceTaint]] = {}
     for request in trials.requests:
-        tainted = trials.free(request, request.selection.end, request.tolerated.translate(_NOT))
+        tainted = trials.free(request, request.selection.eligible, request.tolerated.translate(_NOT))
         kinds = {inventory.taints.codes[row]: row for row in first_rows(tainted, _ROWS)}
         for row in kinds.values():
             tolerations = request.asked.tolerations
@@ -61,7 +61,7 @@ def lifted_taints(trials: Trials) -> Iterator[SuggestedChange]:
 def _lifted(trials: Trials, taints: Sequence[DeviceTaint]) -> Iterator[SuggestedChange]:
     keys = {taint.identity for taint in taints}
     marks = [
-        (each, trials.free(each, each.selection.end, tolerated(trials.fleet, each.asked.tolerations, keys)))
+        (each, trials.free(each, each.selection.eligible, tolerated(trials.fleet, each.asked.tolerations, keys)))
         for each in trials.requests
     ]
     for node in trials.nodes(marks):
@@ -105,7 +105,7 @@ def _freed_idle(trials: Trials) -> Iterator[SuggestedChange]:
         names = set(map(fleet.inventory.node_of, rows))
         nodes = [fleet.nodes[name] for name in sorted(names) if name in fleet.nodes]
         if "" in names:
-            nodes += trials.nodes([(request, request.selection.end) for request in trials.requests], most=1)
+            nodes += trials.nodes([(request, request.selection.eligible) for request in trials.requests], most=1)
         for node in filter(trials.may_go, nodes):
             tried += 1
             results = trials.fits(node, without=key)
@@ -126,7 +126,7 @@ def _unused(claim: ResourceClaim) -> str:
 def _matters(trials: Trials, row: int) -> bool:
     """Whether freeing the device may help, directly or through the counters it draws from."""
     device = trials.fleet.inventory.columns.devices[row]
-    return any(request.selection.end[row] for request in trials.requests) or (
+    return any(request.selection.eligible[row] for request in trials.requests) or (
         device is not None and bool(device.consumes_counters)
     )
 
@@ -136,7 +136,7 @@ def _freed_busy(trials: Trials) -> Iterator[SuggestedChange]:
     own = {claim.metadata.key for claim in trials.claims}
     free = trials.likely_nodes(most=_BUSY_NODES)
     held = [
-        (request, select([trials.slice_states, request.selection.end, request.tolerated]))
+        (request, select([trials.slice_states, request.selection.eligible, request.tolerated]))
         for request in trials.requests
     ]
     nodes = {node.metadata.name: node for node in (*free, *trials.nodes(held, most=_BUSY_NODES))}
@@ -147,7 +147,7 @@ def _freed_busy(trials: Trials) -> Iterator[SuggestedChange]:
             continue
         holders: dict[ObjectKey, None] = {}
         for candidate in (candidate for view in views for candidate in view.candidates):
-            if any(request.selection.end[candidate.row] for request in trials.requests) or candidate.charges:
+            if any(request.selection.eligible[candidate.row] for request in trials.requests) or candidate.charges:
                 holders.update(dict.fromkeys(fleet.holders(candidate.key)))
         busy = [key for key in holders if key not in own and fleet.claims[key].status.reserved_for]
         for key in busy[:_BUSY]:
@@ -177,7 +177,7 @@ def _unasked(trials: Trials, claim: ResourceClaim, results: Sequence[AllocationR
     asked = {
         name: each.capacity.requests.keys() if each.capacity is not None else ()
         for request in claim.spec.devices.requests
-        for name, each in alternatives(request)
+        for name, each in request.alternatives
     }
     unasked = {
         name: amount
@@ -248,7 +248,7 @@ def repaired_pools(trials: Trials) -> Iterator[SuggestedChange]:
     broken = select([inventory.columns.live, trials.slice_states.translate(_NOT)])
     keys: dict[PoolKey, None] = {}
     for request in trials.requests:
-        for row in first_rows(select([broken, request.selection.end, request.tolerated]), _ROWS):
+        for row in first_rows(select([broken, request.selection.eligible, request.tolerated]), _ROWS):
             device = inventory.key(row)
             keys[device.pool_key] = None
     for key in list(keys)[:_POOLS]:

@@ -22,7 +22,7 @@ from draco.allocation.search.allocate import would_get
 from draco.allocation.search.candidates import tolerated
 from draco.explanation.findings.node_rules import PodRules, holds, nodes_for
 from draco.explanation.problems.published import PublishedNames
-from draco.explanation.selection import Asked, Selection, alternatives, count, first_rows, least, selection
+from draco.explanation.selection import Asked, Selection, count, first_rows, least, selection
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import ObjectKey
@@ -101,7 +101,7 @@ class Trials:
         """The requests of claims whose class exists, alternatives one by one."""
         for claim in claims:
             for request in claim.spec.devices.requests:
-                for name, asked in alternatives(request):
+                for name, asked in request.alternatives:
                     device_class = self.fleet.classes.get(asked.device_class_name)
                     if device_class is not None:
                         chain = selection(self.fleet, claim, device_class, asked)
@@ -118,7 +118,7 @@ class Trials:
         """1 for each row that suits the request unchanged, apart from counters and constraints."""
         known = self._usable.get(id(request))
         if known is None or request not in self.requests:
-            known = self._usable[id(request)] = self.free(request, request.selection.end, request.tolerated)
+            known = self._usable[id(request)] = self.free(request, request.selection.eligible, request.tolerated)
         return known
 
     @cached_property

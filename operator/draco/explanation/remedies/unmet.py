@@ -14,7 +14,7 @@ from draco.cel.paths import AttributePath
 from draco.cel.selector import compile_selector
 from draco.explanation.model import UnmetRequest
 from draco.explanation.problems.claims import most_on_one_node
-from draco.explanation.selection import Selection, alternatives, count, first_rows, least, selection
+from draco.explanation.selection import Selection, count, first_rows, least, selection
 from draco.resources.api.claims import DeviceRequest, ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER
 
@@ -33,13 +33,13 @@ def unmet_requests(fleet: Fleet, claims: Sequence[ResourceClaim]) -> list[UnmetR
 
 def _unmet(fleet: Fleet, claim: ResourceClaim, request: DeviceRequest) -> Iterator[UnmetRequest]:
     unmet = []
-    for name, asked in alternatives(request):
+    for name, asked in request.alternatives:
         device_class = fleet.classes.get(asked.device_class_name)
         if device_class is None or getattr(asked, "admin_access", False):
             return
         chain, wanted = selection(fleet, claim, device_class, asked), least(asked)
         broken = any(step.error is not None for step in chain.steps)
-        if broken or most_on_one_node(fleet, chain.end, wanted) >= wanted:
+        if broken or most_on_one_node(fleet, chain.eligible, wanted) >= wanted:
             return
         profile = _agreed(fleet, chain, "profile")
         if profile or wanted <= MOST_ON_A_NODE:
@@ -51,7 +51,7 @@ def _unmet(fleet: Fleet, claim: ResourceClaim, request: DeviceRequest) -> Iterat
                     product=_agreed(fleet, chain, "productName"),
                     profile=profile,
                     count=wanted,
-                    published=count(chain.end),
+                    published=count(chain.eligible),
                 )
             )
     yield from unmet[:1]
@@ -62,7 +62,7 @@ def _agreed(fleet: Fleet, chain: Selection, attribute: str) -> str:
     columns = fleet.inventory.columns
     published = {
         str(value.value) if (value := device.attributes.get(attribute)) is not None else ""
-        for row in first_rows(chain.end, _LOOKED_AT)
+        for row in first_rows(chain.eligible, _LOOKED_AT)
         if (device := columns.devices[row]) is not None
     }
     wanted = published or _compared(chain, attribute)

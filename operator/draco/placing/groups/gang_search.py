@@ -99,7 +99,10 @@ class GangSearch:
 
     def place(self, group: ClaimGroup) -> GroupFit:
         """Place the group, if enough members find devices. Raises DracoError for an invalid topology or request."""
-        asked = [_Asked([as_searched(each) for each in one.claims], self._nodes(one)) for one in group.members]
+        asked = [
+            _Asked([as_searched(each, self._fleet.classes) for each in one.claims], self._nodes(one))
+            for one in group.members
+        ]
         every = {name: node for each in asked for name, node in each.nodes.items()}
         best = GroupFit([[] for _ in group.members], 0, len(every))
         for domain in self._domains(group, every):

@@ -70,6 +70,13 @@ class DeviceRequest(ApiStruct, frozen=True, kw_only=True):
         """The requests for devices, alternatives included."""
         return self.first_available if self.exactly is None else [self.exactly, *self.first_available]
 
+    @property
+    def alternatives(self) -> "list[tuple[str, ExactDeviceRequest | DeviceSubRequest]]":
+        """What it asks for: each alternative with its name in results."""
+        if self.first_available:
+            return [(f"{self.name}/{each.name}", each) for each in self.first_available]
+        return [] if self.exactly is None else [(self.name, self.exactly)]
+
 
 class DeviceConstraint(ApiStruct, frozen=True, kw_only=True):
     """Devices of the named requests (all when empty) must agree on, or differ in, an attribute."""
