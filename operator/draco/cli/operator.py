@@ -149,7 +149,7 @@ def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]
     "--webhook-mode",
     type=click.Choice([mode.value for mode in AdmissionMode], case_sensitive=False),
     default=AdmissionMode.WARN.value,
-    help="Warn of claims with a selector that fails on published devices, or deny them.",
+    help="Warn of claims that are allocated but never start a pod (a failing selector, a refused configuration), or deny them.",
 )
 @_setting(
     "--lease-duration",

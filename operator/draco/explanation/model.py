@@ -304,6 +304,8 @@ class Problem(OutputStruct, frozen=True, kw_only=True):
     """What to write instead."""
     fatal: bool = False
     """Whether it keeps the claim from being allocated on any node."""
+    is_of_class: bool = False
+    """Whether a configuration of the DeviceClass is refused, not one of the claim's own."""
     names_subject: bool = False
 
 

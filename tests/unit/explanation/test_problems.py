@@ -371,6 +371,7 @@ def test_a_configuration_that_a_node_would_refuse_is_told_before_anything_is_all
     wanted = configured(asking(), strategy="MPS")
     problem = the_problem(wanted)
     assert (problem.kind, problem.fatal) == (ProblemKind.CONFIGURATION_REFUSED, False)
+    assert not problem.is_of_class
     assert problem.text == (
         "the claim's configuration for request gpu cannot be carried out, because GpuConfig asks for MPS, which Draco does not "
         "run"
@@ -413,6 +414,7 @@ def test_a_configuration_of_a_class_is_told_with_its_name_and_a_claim_may_replac
     fleet.put_class(msgspec.structs.replace(shared, spec=msgspec.structs.replace(shared.spec, config=[config])))
     [problem] = problems_of(fleet, [asking(device_class="shared")])
     assert problem.text.startswith("DeviceClass shared's configuration for request gpu cannot be carried out")
+    assert problem.is_of_class
     assert problems_of(fleet, [configured(asking(device_class="shared"), strategy="TimeSlicing")]) == []
 
 

@@ -2,7 +2,8 @@
 
 Owns the evaluation of an AdmissionReview, the answer, and its time limit. Workers find the problems, in processes of their own.
 In doubt everything is allowed: a malformed request, an unreadable claim, a fleet not known yet, a claim that is too costly or not
-checked in time. A claim is denied only if one of its own selectors fails on published devices, and only where that is configured.
+checked in time. A claim is denied only if one of its own selectors fails on published devices, or if its own configuration is
+refused on all that it selects, and only where that is configured.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ _REMEMBERED = 256
 
 
 class AdmissionMode(StrEnum):
-    """What happens to a claim whose selector fails on published devices."""
+    """What happens to a claim whose selector fails on published devices, or whose configuration all of them refuse."""
 
     WARN = "Warn"
     ENFORCE = "Enforce"
@@ -147,9 +148,11 @@ def _claim(request: AdmissionRequest) -> ResourceClaim | None:
 
 
 def _is_deniable(problem: Problem) -> bool:
-    # A claim's author cannot fix the selector of a class.
-    mine = problem.selector is not None and not problem.selector.class_name
-    return mine and problem.kind is ProblemKind.SELECTOR_ERRORS
+    """Whether a part of the claim itself fails its pods. Its author cannot correct a DeviceClass."""
+    if problem.kind is ProblemKind.CONFIGURATION_REFUSED:
+        return not problem.is_of_class
+    is_own = problem.selector is not None and not problem.selector.class_name
+    return is_own and problem.kind is ProblemKind.SELECTOR_ERRORS
 
 
 def _sentence(problem: Problem) -> str:

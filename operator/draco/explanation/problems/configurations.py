@@ -49,13 +49,15 @@ def _refused(
 
 
 def _refusal(claim: ResourceClaim, found: RefusedConfiguration, *, fatal: bool = False) -> Problem:
+    is_own = found.source == CLAIMS_OWN
     return Problem(
         kind=ProblemKind.CONFIGURATION_REFUSED,
         text=str(found),
         claim=str(claim.metadata.key),
         request=found.request,
-        remedy=found.remedy if found.source == CLAIMS_OWN else f"{found.remedy} there, or override it in the claim",
+        remedy=found.remedy if is_own else f"{found.remedy} there, or override it in the claim",
         fatal=fatal,
+        is_of_class=not is_own,
     )
 
 

@@ -109,10 +109,13 @@ async def test_warnings_are_lines_that_the_api_server_does_not_cut() -> None:
         (a_problem(selector=OF_CLASS), False),
         (a_problem(ProblemKind.UNKNOWN_ATTRIBUTE), False),
         (a_problem(ProblemKind.CLASS_MISSING, selector=None), False),
+        (a_problem(ProblemKind.CONFIGURATION_REFUSED, selector=None), True),
+        (a_problem(ProblemKind.CONFIGURATION_REFUSED, selector=None, is_of_class=True), False),
+        (a_problem(ProblemKind.DEVICES_UNABLE, selector=None), False),
     ],
 )
 @pytest.mark.parametrize("mode", list(AdmissionMode))
-async def test_only_a_selector_of_the_claim_that_fails_is_denied_and_only_where_that_is_asked_for(
+async def test_only_what_fails_of_the_claim_itself_is_denied_and_only_where_that_is_asked_for(
     problem: Problem, denied: bool, mode: AdmissionMode
 ) -> None:
     response, outcome = await Lab([problem], mode=mode).review()
