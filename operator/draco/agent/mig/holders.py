@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,10 +22,38 @@ _DEVICE = re.compile(r"(?:^|\0)DRACO_DEVICE_[A-Z0-9_]+=([^\0]{1,64})(?=\0|$)")
 MOST = 3
 """How many holders are named; the others are counted."""
 
-_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
-_CONTAINER = re.compile(r"([0-9a-f]{64})(?:\.scope)?$")
+_POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])")
+"""A pod's UID in its cgroup; that of a static pod has no dashes."""
+_CONTAINER = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+_MOUNTED = re.compile(r"^\S+ \S+ \S+ \S*/pods/([0-9a-f-]+)/containers/([a-z0-9-]{1,63})/", re.MULTILINE)
+"""The mount of a container's termination log, whose source kubelet names after pod and container."""
 _HOSTNAME = re.compile(r"(?:^|\0)HOSTNAME=([a-z0-9.-]{1,253})(?:\0|$)")
 """The longest possible pod name; a process may have written anything."""
+
+
+class CgroupPlace(NamedTuple):
+    """The UID of a process's pod and the ID of its container; "" in none, or if its cgroup is unreadable."""
+
+    pod: str = ""
+    container: str = ""
+
+
+def place_of(cgroup: str) -> CgroupPlace:
+    """Where a process runs, by the text of /proc/<pid>/cgroup.
+
+    containerd, CRI-O and Docker write the container's ID after the pod's UID, with their own prefix and suffix, and crun adds a
+    cgroup below. The first ID counts: cgroups below it are made in the container. An ID before the pod's UID is that of a node
+    that runs in a container.
+    """
+    found = CgroupPlace()
+    for line in cgroup.splitlines():
+        pod = _POD.search(line)
+        container = _CONTAINER.search(line, pod.end() if pod else 0)
+        if pod:
+            return CgroupPlace(pod[1].replace("_", "-"), container[0] if container else "")
+        if container and not found.container:
+            found = CgroupPlace(container=container[0])
+    return found
 
 
 class HoldingProcess(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -91,6 +120,15 @@ class Holders:
                 found.append(self._holder(pid))
         return found
 
+    def place(self, pid: int) -> CgroupPlace:
+        """Where a process runs."""
+        return place_of(_text(f"{self._proc}/{pid}/cgroup"))
+
+    def container_name(self, pid: int, pod: str) -> str:
+        """The name of a process's container, by what kubelet mounts there for its pod; "" if unknown."""
+        mounts = _text(f"{self._proc}/{pid}/mountinfo")
+        return next((found[2] for found in _MOUNTED.finditer(mounts) if found[1] == pod), "")
+
     def of_the_node(self, pid: int) -> bool:
         """Whether a process certainly runs in no container. Unknown, so False, if its cgroup is unreadable."""
         cgroup = _text(self._proc / str(pid) / "cgroup")
@@ -114,15 +152,13 @@ class Holders:
 
     def _holder(self, pid: int) -> HoldingProcess:
         folder = self._proc / str(pid)
-        cgroup = _text(folder / "cgroup")
-        pod = _POD.search(cgroup)
-        container = next((found[1] for line in cgroup.splitlines() if (found := _CONTAINER.search(line))), "")
+        place = place_of(_text(folder / "cgroup"))
         hostname = _HOSTNAME.search(_text(folder / "environ"))
         return HoldingProcess(
             pid=pid,
             command=shown(_text(folder / "comm").strip()),
-            container=container,
-            pod=pod[1].replace("_", "-") if pod else "",
+            container=place.container,
+            pod=place.pod,
             hostname=hostname[1] if hostname else "",
         )
 
@@ -156,7 +192,7 @@ def sentence(holders: Iterable[HoldingProcess]) -> str:
 
 
 def _in_container(cgroup: str) -> bool:
-    return bool(_POD.search(cgroup)) or any(_CONTAINER.search(line) for line in cgroup.splitlines())
+    return any(place_of(cgroup))
 
 
 def _text(path: str | Path) -> str:

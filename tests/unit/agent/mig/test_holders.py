@@ -7,7 +7,7 @@ import pytest
 
 from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
 from draco.agent.hardware.gpus import Instance
-from draco.agent.mig.holders import Holders, HolderSearch, HoldingProcess, own_pid, sentence
+from draco.agent.mig.holders import Holders, HolderSearch, HoldingProcess, own_pid, place_of, sentence
 from draco.resources.names import GpuUuid
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus import procfs, state
@@ -39,6 +39,13 @@ def a_process(
         ),
         f"0::/kubepods/besteffort/pod{POD}/{CONTAINER}",
         f"12:devices:/kubepods/pod{POD}/{CONTAINER}\n0::/",
+        # CRI-O with crun, seen from the cgroup namespace of another container
+        f"0::/../../kubepods-besteffort-pod{POD.replace('-', '_')}.slice/crio-{CONTAINER}.scope/container",
+        # containerd without systemd as its cgroup driver, on a node whose init is systemd
+        f"1:name=systemd:/kubepods-pod{POD.replace('-', '_')}.slice:cri-containerd:{CONTAINER}",
+        # cgroups made in the container, and a node that itself runs in a container
+        f"0::/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope/docker/{'cd' * 32}",
+        f"0::/docker/{'ef' * 32}/kubelet/kubepods/pod{POD}/{CONTAINER}",
     ],
 )
 def test_container_and_pod_are_read_from_the_cgroup_however_it_is_written(tmp_path: Path, cgroup: str) -> None:
@@ -48,6 +55,21 @@ def test_container_and_pod_are_read_from_the_cgroup_however_it_is_written(tmp_pa
     ]
     [holder] = Holders(tmp_path).named([7])
     assert str(holder) == f"process 7 (train) in container {CONTAINER[:12]} of pod train-0 ({POD})"
+
+
+def test_a_static_pods_uid_has_no_dashes() -> None:
+    uid = POD.replace("-", "")
+    assert place_of(f"0::/kubepods/burstable/pod{uid}/{CONTAINER}") == (uid, CONTAINER)
+
+
+def test_a_containers_name_is_in_what_kubelet_mounts_for_its_pod(tmp_path: Path) -> None:
+    a_process(tmp_path, 7)
+    mount = "913 896 259:1 {}/pods/{}/containers/{}/1c0ffee /dev/termination-log rw - ext4 /dev/root rw\n"
+    mounts = [("/var/lib/kubelet", "1" + POD[1:], "other"), ("/data", POD, "main")]
+    (tmp_path / "7" / "mountinfo").write_text("".join(mount.format(*each) for each in mounts))
+    assert Holders(tmp_path).container_name(7, POD) == "main"
+    assert Holders(tmp_path).container_name(7, "2" + POD[1:]) == ""
+    assert Holders(tmp_path).container_name(8, POD) == ""
 
 
 def test_a_process_of_the_node_itself_is_in_no_pod(tmp_path: Path) -> None:
