@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
+from uuid import UUID
 
 import click
 
@@ -17,6 +18,7 @@ from draco_local.cli.cluster_gpus_screen import held, lines
 from draco_local.cluster import gpus
 from draco_local.simulator.accidents import by_hand, faults, hotplug
 from draco_local.simulator.gpus import wiring
+from draco_local.simulator.gpus.procfs import cgroup_of
 from draco_local.simulator.gpus.state import GpuProcess, load
 
 _Command = Callable[..., None]
@@ -350,9 +352,20 @@ def destroy(path: Path, gpu: int | str, gi: int) -> None:
 @click.option("--pid", type=click.IntRange(min=1), help="Its process id.  [default: a free one]")
 @click.option("--program", default="", metavar="TEXT", help="Name of the program.")
 @click.option("--cgroup", default="/", metavar="PATH", help="Its cgroup, which identifies its pod.")
+@click.option("--pod-uid", type=click.UUID, metavar="UID", help="That pod, instead of a cgroup.")
 @click.option("--pod", "hostname", default="", metavar="NAME", help="That pod's name.")
+@click.option("--container", default="", metavar="NAME", help="Its container in that pod.")
 @click.option("--memory", "memory_mib", default=0, type=click.IntRange(min=0), metavar="MIB", help="Memory it uses.")
+@click.option(
+    "--utilization",
+    default=0,
+    type=click.IntRange(0, 100),
+    metavar="PERCENT",
+    help="Time in which one of its kernels runs.",
+)
 @click.option("--handle", "kind", flag_value="handle", help="Only keep a handle: NVML lists no process.")
+@click.option("--mps", "kind", flag_value="mps", help="Compute as a client of an MPS server.")
+@click.option("--drawing", "kind", flag_value="drawing", help="Draw, and compute nothing.")
 @click.option("--computing", "kind", flag_value="computing", default="computing", hidden=True)
 def hold(
     path: Path,
@@ -362,24 +375,33 @@ def hold(
     ci: int | None,
     pid: int | None,
     program: str,
+    cgroup: str,
+    pod_uid: UUID | None,
     kind: str,
     **process: Any,
 ) -> None:
-    """Let a program hold a GPU or an instance.
+    """Let a program hold and use a GPU or an instance.
 
-    A held GPU cannot be reset, and a held instance cannot be destroyed.
+    A held GPU cannot be reset, and a held instance cannot be destroyed. Programs of one pod and container are in the same
+    container.
     """
+    if pod_uid is not None:
+        cgroup = cgroup_of(str(pod_uid), process["container"])
     if ci is not None and gi is None:
         raise click.UsageError("--ci names a compute instance of a GPU instance: say which with --gi.")
-    if kind == "computing" and gi is not None and ci is None:
+    if kind != "handle" and gi is not None and ci is None:
         ci = 0  # programs compute on compute instances only
     taken = {each.pid for one in load(path).gpus for each in one.processes}
     chosen = next(number for number in range(_HAND_PID, 2 * _HAND_PID) if number not in taken) if pid is None else pid
     holder = GpuProcess(
-        chosen, gpu_instance=gi, compute_instance=ci, listed=kind == "computing", name=program, **process
+        chosen, gpu_instance=gi, compute_instance=ci, name=program, cgroup=cgroup, **_listed(kind), **process
     )
     faults.hold(path, gpu, holder)
     click.echo(f"Process {chosen} holds {held(holder, gpu)}.")
+
+
+def _listed(kind: str) -> dict[str, Any]:
+    return {"listed": False} if kind == "handle" else {"kind": kind}
 
 
 @command.command()

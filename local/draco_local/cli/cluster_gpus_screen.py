@@ -33,7 +33,7 @@ def lines(state: SimulatedNodeState) -> Iterator[str]:
         for process in gpu.processes:
             name = f" ({process.name})" if process.name else ""
             listed = "" if process.listed else ", not listed by NVML"
-            yield f"  process {process.pid}{name} holds {held(process, index)}{listed}"
+            yield f"  process {process.pid}{name} holds {held(process, index)}{listed}{_uses(process)}"
     for gpu in state.missing:
         why = "fallen off the bus" if gpu.error == faults.ERRORS["GPU_IS_LOST"] else "taken out"
         yield f"Missing: {gpu.uuid}  {gpu.board}  at {gpu.bus_id}, {why}"
@@ -41,6 +41,12 @@ def lines(state: SimulatedNodeState) -> Iterator[str]:
         yield _failure(failure, codes)
     for function, seconds in state.latency_s.items():
         yield f"{'Every function' if function == '*' else function} takes {seconds:g} s longer"
+
+
+def _uses(process: GpuProcess) -> str:
+    used = [f"{process.memory_mib} MiB"] if process.memory_mib else []
+    used += [f"{process.utilization} % of its time"] if process.utilization else []
+    return f", uses {' and '.join(used)}" if used else ""
 
 
 def _sharing(gpu: GpuState) -> Iterator[str]:

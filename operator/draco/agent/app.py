@@ -188,6 +188,8 @@ class Agent:
             tasks.create_task(self.parts.claim_reporter.run(), name="claim status")
             tasks.create_task(self.parts.plugin.run(), name="plugin")
             tasks.create_task(self.parts.leftovers.run(), name="leftovers")
+            tasks.create_task(self.parts.usage.run(), name="usage")
+            tasks.create_task(self.parts.usage_reporter.run(), name="gpuusage")
             self.parts.state.tell(RecordRead())
 
     @asynccontextmanager
@@ -265,5 +267,6 @@ class Agent:
             registered=node_report.registration.accepted,
             reading_age_s=self.parts.hardware.reading_age_s,
         )
+        self.parts.usage_metrics.set(self.parts.usage.latest, now_s=self._clock.monotonic())
         self.parts.metrics.divisions(facts.divisions.values() if facts.recovered else ())
         return self.parts.metrics.registry

@@ -19,6 +19,7 @@ from draco.agent.hardware.monitor import HardwareMonitor, SysfsPcieRoots
 from draco.agent.hardware.nvidia_smi import Smi
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_instances import NvmlInstances
+from draco.agent.hardware.nvml_usage import NvmlUsage
 from draco.agent.hardware.time_slicing import TimeSliceSetter
 from draco.agent.metrics import AgentMetrics
 from draco.agent.mig.claim_instances import ClaimInstances
@@ -49,6 +50,9 @@ from draco.agent.settings import AgentSettings
 from draco.agent.startup import CHECKPOINT, Startup
 from draco.agent.state.node import NodeState
 from draco.agent.threads import AgentThreads
+from draco.agent.usage.metrics import UsageMetrics
+from draco.agent.usage.reading import UsageReader
+from draco.agent.usage.report import UsageReporter
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
@@ -267,6 +271,14 @@ class AgentParts:
         self.node_reporter: Final = NodeReporter(
             client, node=settings.node_name, node_report=self.readiness.node_report, clock=clock
         )
+        # Who uses the GPUs
+        usage = NvmlUsage(nvml, now=lambda: clock.now().timestamp())
+        self.usage: Final = UsageReader(
+            client, self.state, self.checkpoint, usage, holders, clock=clock, every_s=settings.usage_s
+        )
+        self.usage_metrics: Final = UsageMetrics(self.metrics.registry)
+        self.usage_reporter: Final = UsageReporter(client, node=settings.node_name, clock=clock)
+        self.usage.subscribe(self.usage_reporter.read)
         self.lease: Final = (
             AgentLease(
                 client,

@@ -45,6 +45,7 @@ COMMANDS: Final = MappingProxyType(
             "Show nodes, GPUs, claims, taints, maintenance and MIG policies on one screen.",
         ),
         "taint": ("draco.cli.taint.command", "List, preview, add and remove taints of single devices."),
+        "top": ("draco.cli.top.command", "Show how much of the GPUs claims, pods and namespaces use."),
         "withdraw": ("draco.cli.withdraw.command", "Remove what Draco has written, before it is uninstalled."),
     }
 )

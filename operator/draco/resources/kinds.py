@@ -19,6 +19,7 @@ from draco.resources.api.reviews import Review
 from draco.resources.api.scheduling import PodGroup, PriorityClass
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
+from draco.resources.api.usage import GpuUsage
 
 T = TypeVar("T")
 
@@ -96,6 +97,7 @@ POD_GROUPS = tuple(
 """Preferred version first; the fields read are the same in all."""
 PRIORITY_CLASSES = Kind("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False, PriorityClass)
 GPU_NODES = Kind("draco.dev", "v1alpha1", "gpunodes", "GpuNode", False, GpuNode)
+GPU_USAGES = Kind("draco.dev", "v1alpha1", "gpuusages", "GpuUsage", False, GpuUsage)
 DEVICE_MAINTENANCES = Kind("draco.dev", "v1alpha1", "devicemaintenances", "DeviceMaintenance", False, DeviceMaintenance)
 MIG_POLICIES = Kind("draco.dev", "v1alpha1", "migpolicies", "MigPolicy", False, MigPolicy)
 MAINTENANCE_BUDGETS = Kind("draco.dev", "v1alpha1", "maintenancebudgets", "MaintenanceBudget", False, MaintenanceBudget)
@@ -107,6 +109,7 @@ ALLOCATION_REGISTERS = Kind(
 DEVICE_RESERVATIONS = Kind("draco.dev", "v1alpha1", "devicereservations", "DeviceReservation", True, DeviceReservation)
 OWN_KINDS = (
     GPU_NODES,
+    GPU_USAGES,
     DEVICE_MAINTENANCES,
     MAINTENANCE_BUDGETS,
     HEALTH_POLICIES,

@@ -141,7 +141,7 @@ async def test_without_the_kind_the_agent_works_and_says_so_once(node: Simulated
             faults.lose(node.gpus, 1)
             await eventually(lambda: lost_seen(node))
             await eventually(lambda: gpu_node_requests(proxy).count("POST") > tried)
-    assert [one["event"] for one in logs].count("gpunode.kind_missing") == 1
+    assert [one["event"] for one in logs].count("kind.missing") == 1
     assert not [one for one in logs if one["event"] in ("reconcile.failed", "informer.interrupted")]
 
 

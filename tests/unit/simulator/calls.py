@@ -14,7 +14,7 @@ def arguments(library: Any, name: str) -> dict[str, Any]:
         "handle": handle, "device": handle, "handle1": handle, "device1": handle, "handle2": other, "device2": other,
         "migDevice": handle, "index": 0, "uuid": library.nvmlDeviceGetUUID(handle), "flags": 0, "result": 1,
         "serial": library.nvmlDeviceGetSerial(handle), "pciBusId": library.nvmlDeviceGetPciInfo(handle).busId,
-        "sensor": 0, "threshold": 0, "type": 1,
+        "sensor": 0, "threshold": 0, "type": 1, "timeStamp": 0,
         "errorType": 0, "counterType": 0, "sourceFilter": 0, "link": 0, "capability": 0, "counter": 0, "p2pIndex": 2, "mode": 0,
         "profile": 0, "profileId": 19, "gpuInstanceId": 0, "placementsRef": None, "gpuInstancesRef": None,
         "countRef": ctypes.byref(ctypes.c_uint()), "fieldIds": [230], "eventTypes": 8, "timeoutms": 0,

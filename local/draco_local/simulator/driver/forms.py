@@ -178,9 +178,28 @@ def processes(symbol: str) -> Signature:
         if room < len(running):
             raise refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
         for each in running:
-            there(target).append(bytes(pynvml.c_nvmlProcessInfo_v3_t(**vars(each))))
+            memory = (
+                pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value if each.usedGpuMemory is None else each.usedGpuMemory
+            )
+            there(target).append(bytes(pynvml.c_nvmlProcessInfo_v3_t(**{**vars(each), "usedGpuMemory": memory})))
 
     return Signature(symbol, (HANDLE, COUNT, _array(pynvml.c_nvmlProcessInfo_v3_t)), answer)
+
+
+def process_utilization(symbol: str) -> Signature:
+    """Samples of busy processes since a time, into an array whose length the count says beforehand."""
+
+    def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+        device, target, count, since = arguments
+        samples = getattr(nvml, symbol)(device, since)
+        room, there(count).value = count.value, len(samples)
+        if target is None or room < len(samples):
+            raise refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        for each in samples:
+            target.append(bytes(each))
+
+    kind = pynvml.c_nvmlProcessUtilizationSample_t
+    return Signature(symbol, (HANDLE, _array(kind), COUNT, HANDLE), answer)
 
 
 def retired_pages(symbol: str, arrays: int) -> Signature:

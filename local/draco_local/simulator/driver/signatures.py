@@ -30,6 +30,7 @@ from draco_local.simulator.driver.forms import (
     next_event,
     nvidia_smi,
     placements,
+    process_utilization,
     processes,
     profile,
     retired_pages,
@@ -128,6 +129,7 @@ SIGNATURES: Final[tuple[Signature, ...]] = (
     processes("nvmlDeviceGetComputeRunningProcesses_v3"),
     processes("nvmlDeviceGetGraphicsRunningProcesses_v3"),
     processes("nvmlDeviceGetMPSComputeRunningProcesses_v3"),
+    process_utilization("nvmlDeviceGetProcessUtilization"),
     # Links
     gives("nvmlDeviceGetNvLinkState", _UINT, given="hn"),
     gives("nvmlDeviceGetNvLinkErrorCounter", _ULONG, given="hnn"),

@@ -85,11 +85,15 @@ class GpuProcess(msgspec.Struct):
 
     pid: int
     memory_mib: int = 0
+    utilization: int = 0  # percent of the time in which one of its kernels runs
+    kind: Literal["computing", "mps", "drawing"] = "computing"  # mps: a client of an MPS server
+    memory_told: bool = True  # whether the driver tells how much memory it uses
     gpu_instance: int | None = None
     compute_instance: int | None = None
     listed: bool = True
     name: str = ""
     cgroup: str = "/"  # as /proc shows it; says which pod and container it belongs to
+    container: str = ""  # of a process in a pod: its container's name
     hostname: str = ""  # of a process in a pod: the pod's name
     variables: dict[str, str] = {}  # what else its environment has
 

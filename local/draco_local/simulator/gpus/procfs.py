@@ -5,6 +5,7 @@ a compute instance, and the open device files of processes that hold GPUs. Shape
 driver. There is no list of devices: the kernel below has none of these, so nobody can make their nodes.
 """
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pynvml
 
+from draco.agent.mig.holders import place_of
 from draco_local.simulator.gpus.gpu_state import GpuProcess, GpuState, SimulatedNodeState
 
 _VERSION = Path("driver/nvidia/version")
@@ -102,12 +104,28 @@ def _entries(state: SimulatedNodeState) -> Iterator[tuple[Path, str]]:
         process = held[0][1]
         yield Path(str(pid), "comm"), f"{process.name[:15] or 'python3'}\n"
         yield Path(str(pid), "cgroup"), f"0::{process.cgroup}\n"
+        if process.container:
+            yield Path(str(pid), "mountinfo"), _mounts(process)
         environment = {"HOSTNAME": process.hostname} if process.hostname else {}
         texts = [f"{name}={value}\0" for name, value in (environment | process.variables).items()]
         yield Path(str(pid), "environ"), "".join(texts)
         files = [file for gpu, each in held for file in _open_files(gpu, each, state.first_capability)]
         for number, file in enumerate(dict.fromkeys(["/dev/nvidiactl", *files]), start=3):
             yield Path(str(pid), "fd", str(number)), file
+
+
+def cgroup_of(pod_uid: str, container: str) -> str:
+    """The cgroup of a container of a pod, as systemd and containerd name it. Its ID follows from the names, for repeatability."""
+    container_id = hashlib.sha256(f"{pod_uid}/{container}".encode()).hexdigest()
+    pod = f"kubepods-besteffort-pod{pod_uid.replace('-', '_')}.slice"
+    return f"/kubepods.slice/kubepods-besteffort.slice/{pod}/cri-containerd-{container_id}.scope"
+
+
+def _mounts(process: GpuProcess) -> str:
+    """The mount by which kubelet gives a container its termination log; its path has the names of the pod and the container."""
+    uid = place_of(process.cgroup).pod
+    source = f"/var/lib/kubelet/pods/{uid}/containers/{process.container}/1c0ffee0"
+    return f"913 896 259:1 {source} /dev/termination-log rw,relatime - ext4 /dev/root rw\n"
 
 
 def _by_pid(state: SimulatedNodeState) -> dict[int, list[tuple[GpuState, GpuProcess]]]:

@@ -187,9 +187,11 @@ class HealthCalls:
 
     def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any:
         """Percent of the last period; NOT_SUPPORTED with MIG on."""
-        if self._session.gpu(handle).mig_current:
+        gpu = self._session.gpu(handle)
+        if gpu.mig_current:
             raise not_supported()
-        return pynvml.c_nvmlUtilization_t()
+        busy = sum(each.utilization for each in gpu.processes if each.listed)
+        return pynvml.c_nvmlUtilization_t(gpu=min(100, busy))
 
     def nvmlDeviceGetPersistenceMode(self, handle: Any) -> int:
         """On, as nvidia-persistenced leaves it."""

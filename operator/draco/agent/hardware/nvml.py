@@ -231,6 +231,10 @@ class Nvml:
             self._handles[uuid] = self.call("nvmlDeviceGetHandleByUUID", uuid)
         return self._handles[uuid]
 
+    def cached_handle(self, uuid: GpuUuid) -> Any | None:
+        """A GPU's handle without a call; None before the first reading of a session."""
+        return self._handles.get(uuid)
+
     def _subscription(self) -> "_Subscription":
         if self._events is None or self._events.session != self.sessions:
             self._events = _Subscription(self.call("nvmlEventSetCreate"), self.sessions)
@@ -300,6 +304,13 @@ class Nvml:
             raise translated(error, function, gpu=self._meant(args)) from error
         except UnicodeDecodeError as error:
             raise not_text(function) from error
+
+    def call_apart(self, function: str, *args: Any) -> Any:
+        """`call` for readings that nothing waits for: one that hangs does not count as `calling`, so other work goes on."""
+        try:
+            return getattr(self._library, function)(*args)
+        except pynvml.NVMLError as error:
+            raise translated(error, function, gpu=self._meant(args)) from error
 
     @property
     def calling(self) -> NvmlCall | None:

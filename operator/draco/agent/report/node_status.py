@@ -1,6 +1,6 @@
 """The GpuNode of this node: what its agent sees and does, for people and for the operator.
 
-Owns the object's existence and its status. If the kind is not installed, the agent works without it and logs that once.
+Owns its status. If the kind is not installed, the agent works without it.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,16 +16,16 @@ from draco.agent.plugin.health_service import reports
 from draco.agent.plugin.registration import RegistrationState
 from draco.agent.publish.slices import memory, unpublishable
 from draco.agent.report import mig_report
+from draco.agent.report.own_object import OwnObject
 from draco.agent.state.facts import NodeFacts
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.discovery import PARTITIONABLE, Features
-from draco.kube.errors import AlreadyExists, NotFound
 from draco.kube.queue import WorkQueue, run_workers
-from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuSharing, GpuStatus, MigState, UnidentifiedGpuStatus
+from draco.resources.api.draco import GpuNodeStatus, GpuSharing, GpuStatus, MigState, UnidentifiedGpuStatus
 from draco.resources.api.health import GpuFaultStatus
-from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta, OwnerReference, all_timed
-from draco.resources.kinds import GPU_NODES, NODES
+from draco.resources.api.meta import Condition, ObjectKey, all_timed
+from draco.resources.kinds import GPU_NODES
 from draco.resources.names import (
     CONDITION_CERTIFICATE,
     CONDITION_CLAIMS_THERE,
@@ -244,7 +244,7 @@ class NodeReporter:
         self._node_report = node_report
         self._clock = clock
         self._queue: WorkQueue[str] = WorkQueue(clock=clock, base_s=0.5, cap_s=60.0)
-        self._absent = False
+        self._object = OwnObject(client, GPU_NODES, node)
         self._said: GpuNodeStatus | None = None
         self._figures_wait = False
 
@@ -274,7 +274,7 @@ class NodeReporter:
     async def _reconcile(self, node: str) -> float | None:
         key = ObjectKey("", node)
         self._figures_wait = False
-        current = await self._read_or_create(key)
+        current = await self._object.read_or_create()
         if current is None:
             return ABSENT_S
         wanted = status(self._node_report(), generation=current.metadata.generation)
@@ -298,7 +298,7 @@ class NodeReporter:
         Draco agent, which reports itself whether the node is ready.
         """
         key = ObjectKey("", self._node)
-        current = await self._read_or_create(key)
+        current = await self._object.read_or_create()
         if current is None:
             return
         exclusive = _exclusive(sentence)
@@ -312,30 +312,3 @@ class NodeReporter:
             manager=f"{FIELD_MANAGER_AGENT}-refused",
             subresource="status",
         )
-
-    async def _read_or_create(self, key: ObjectKey) -> GpuNode | None:
-        try:
-            return await self._client.get(GPU_NODES, key)
-        except NotFound:
-            return await self._create(key)
-
-    async def _create(self, key: ObjectKey) -> GpuNode | None:
-        """Create the object, owned by the Node. None without a Node, or without the kind."""
-        try:
-            node = await self._client.get(NODES, key)
-        except NotFound:
-            return None
-        owner = OwnerReference(api_version="v1", kind="Node", name=key.name, uid=node.metadata.uid)
-        manifest = GpuNode(metadata=ObjectMeta(name=key.name, owner_references=[owner]))
-        try:
-            # Created, not applied: the right to patch the object would include its spec, which is the operator's.
-            made = await self._client.create(GPU_NODES, {"metadata": msgspec.to_builtins(manifest.metadata)})
-        except AlreadyExists:
-            return await self._client.get(GPU_NODES, key)
-        except NotFound:
-            if not self._absent:
-                log.warning("gpunode.kind_missing", remedy="install Draco's CustomResourceDefinitions (crds/)")
-            self._absent = True
-            return None
-        self._absent = False
-        return made

@@ -1,0 +1,1 @@
+"""`draco top`: how much of the GPUs is used, and by whom."""

@@ -1,0 +1,54 @@
+"""GpuUsage: how much of a node's GPUs is used, and by whom. Its agent writes it, at most every few seconds."""
+
+from datetime import datetime
+
+from draco.resources.api.base import ApiStruct
+from draco.resources.api.meta import ObjectStruct
+
+
+class DeviceUsage(ApiStruct, frozen=True, kw_only=True):
+    """Memory and utilization of a GPU or a MIG device; None: not reported.
+
+    `device` is its published name, "" if it is not published. `gpu` is the UUID of a MIG device's GPU.
+    """
+
+    uuid: str
+    device: str = ""
+    gpu: str = ""
+    product_name: str = ""
+    profile: str = ""
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    utilization_percent: int | None = None
+
+
+class DeviceUser(ApiStruct, frozen=True, kw_only=True):
+    """What the processes of one container use of the device `uuid` together; or a claim of it without processes.
+
+    `claim` is a claim's name; "" if the container has none there, or several. `pod` is a UID if its name is unknown. Without a
+    pod they are processes outside pods, or of an unknown pod.
+    """
+
+    uuid: str
+    namespace: str = ""
+    claim: str = ""
+    pod: str = ""
+    container: str = ""
+    processes: int = 0
+    memory_used_bytes: int | None = None
+    utilization_percent: int | None = None
+
+
+class GpuUsageStatus(ApiStruct, frozen=True, kw_only=True):
+    """The last reading that differed from the one before. `unread` are UUIDs of GPUs that could not be read."""
+
+    time: datetime | None = None
+    devices: list[DeviceUsage] = []
+    users: list[DeviceUser] = []
+    unread: list[str] = []
+
+
+class GpuUsage(ObjectStruct, frozen=True, kw_only=True):
+    """The usage of one node's GPUs. Named after the Node and owned by it."""
+
+    status: GpuUsageStatus = GpuUsageStatus()
