@@ -103,6 +103,7 @@ class Cluster:
             f"{API}/resourceslices",
             f"{API}/resourceclaims",
             "/apis/draco.dev/v1alpha1/gpunodes",
+            "/apis/draco.dev/v1alpha1/gpuusages",
             "/apis/draco.dev/v1alpha1/migpolicies",
             "/apis/draco.dev/v1alpha1/devicemaintenances",
             "/api/v1/nodes",
@@ -153,6 +154,8 @@ class Cluster:
             path = "/apis/draco.dev/v1alpha1/gpunodes"
             wanted = {"gpus": [{"uuid": f"GPU-{node}", "policy": "p", "mode": "Dynamic"}]}
             self.call("POST", path, {**_KIND_OF_GPU_NODE, "metadata": {"name": node}, "spec": wanted})
+        usage = {"apiVersion": "draco.dev/v1alpha1", "kind": "GpuUsage", "metadata": {"name": OTHER}}
+        self.call("POST", "/apis/draco.dev/v1alpha1/gpuusages", usage)
         self.make_slice(a_slice("others", nodeName=MINE, pool=MINE, driver=OTHER_DRIVER))
         self.make_slice(a_slice("everywhere", allNodes=True, pool="everywhere"))
         nic = {"driver": OTHER_DRIVER, "pool": MINE, "device": "gpu-0"}

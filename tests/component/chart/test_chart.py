@@ -14,7 +14,7 @@ from cryptography import x509
 from draco import __version__
 from draco.cli import agent, operator
 from draco.controller.webhook.server import OWN_PATH, PATH, PODS_PATH
-from draco.resources.kinds import ALLOCATION_REGISTERS, GPU_NODES, OWN_KINDS
+from draco.resources.kinds import ALLOCATION_REGISTERS, GPU_NODES, GPU_USAGES, OWN_KINDS
 from scripts import image, render_manifests
 from tests.component.chart.rendering import CHART, NAMESPACE, helm, kinds, only, pod_of, refusal, render
 
@@ -245,9 +245,8 @@ def test_the_webhook_is_asked_where_the_operator_answers() -> None:
     asked = [webhook["clientConfig"]["service"] for webhook in webhooks]
     assert {(each["name"], each["port"]) for each in asked} == {(service["metadata"]["name"], port["port"])}
     assert [each["path"] for each in asked] == [PATH, OWN_PATH]
-    of_own = {
-        (kind.group, kind.version, kind.plural) for kind in OWN_KINDS if kind not in (GPU_NODES, ALLOCATION_REGISTERS)
-    }
+    of_programs = (GPU_NODES, GPU_USAGES, ALLOCATION_REGISTERS)
+    of_own = {(kind.group, kind.version, kind.plural) for kind in OWN_KINDS if kind not in of_programs}
     (rule,) = webhooks[1]["rules"]
     [group], [version] = rule["apiGroups"], rule["apiVersions"]
     assert {(group, version, plural) for plural in rule["resources"]} == of_own

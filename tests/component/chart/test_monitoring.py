@@ -129,6 +129,7 @@ def test_a_monitor_scrapes_the_port_on_which_pods_serve_metrics(
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     (port,), (endpoint,) = service["spec"]["ports"], monitor["spec"]["endpoints"]
     assert (endpoint["port"], endpoint["path"]) == (port["name"], "/metrics")
+    assert endpoint["honorLabels"], "usage has the labels namespace and pod of those who use a GPU"
     listens = environment["DRACO_METRICS_LISTEN" if values == SECURE else "DRACO_LISTEN"]
     assert listens == f"0.0.0.0:{port_of(container, port['targetPort'])}"
     assert port_of(container, "probes") == 9100

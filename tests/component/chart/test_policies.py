@@ -67,7 +67,7 @@ def checked(plane: ControlPlane, name: str) -> list[dict[str, str]]:
 
 def test_an_agent_is_held_to_its_node_unless_that_is_switched_off() -> None:
     assert set(policies()) == {
-        *(f"type-checked-agent-{kind}" for kind in ("slices", "claims", "gpunodes", "events", "leases")),
+        *(f"type-checked-agent-{kind}" for kind in ("slices", "claims", "gpunodes", "gpuusages", "events", "leases")),
         *OTHERS,
     }
     assert set(policies("--set", "agent.restrictToOwnNode=false")) == OTHERS

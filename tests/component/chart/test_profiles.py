@@ -121,7 +121,7 @@ def test_each_kind_has_a_role_to_read_it_and_those_that_people_write_one_to_writ
         ]
     maintainer = found.pop("draco-maintainer")
     assert found.pop("draco-metrics-reader")["rules"] == [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
-    assert set(found) == {f"draco-{kind}-edit" for kind in defined - {"gpunodes", "allocationregisters"}}
+    assert set(found) == {f"draco-{kind}-edit" for kind in defined - {"gpunodes", "gpuusages", "allocationregisters"}}
     [selector] = maintainer["aggregationRule"]["clusterRoleSelectors"]
     assert all(selector["matchLabels"].items() <= role["metadata"]["labels"].items() for role in found.values())
 

@@ -14,7 +14,7 @@ from draco.kube.connect.client import Client
 from draco.kube.discovery import discover
 from draco.kube.errors import ApiError
 from draco.resources.api.meta import Condition, ObjectKey
-from draco.resources.kinds import CLAIMS, CRON_JOBS, EVENTS, GPU_NODES, LEASES, NODES, PODS, SLICES, Kind
+from draco.resources.kinds import CLAIMS, CRON_JOBS, EVENTS, GPU_NODES, GPU_USAGES, LEASES, NODES, PODS, SLICES, Kind
 from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
 from tests.component.chart.rendering import NAMESPACE
 from tests.component.chart.stolen import (
@@ -218,6 +218,20 @@ THEFTS = [
         NO_RIGHT,
     ),
     Theft("agent", "another GpuNode deleted", lambda client: client.delete(GPU_NODES, named(OTHER)), NO_RIGHT),
+    # GpuUsages
+    Theft(
+        "agent",
+        "the usage of another node",
+        lambda client: client.create(GPU_USAGES, {"metadata": {"name": OTHER}}),
+        f"of node {MINE} may create and write only the GpuUsage of that node",
+    ),
+    Theft(
+        "agent",
+        "what another node's users use",
+        lambda client: client.patch(GPU_USAGES, named(OTHER), {"status": {"unread": ["x"]}}, subresource="status"),
+        f"of node {MINE} may create and write only the GpuUsage of that node",
+    ),
+    Theft("agent", "another GpuUsage deleted", lambda client: client.delete(GPU_USAGES, named(OTHER)), NO_RIGHT),
     # Events
     Theft(
         "agent",
@@ -484,6 +498,13 @@ async def test_an_agent_makes_its_gpunode_and_reports_in_it(cluster: Cluster, ag
     said = {"status": {"driver": DRIVER}}
     reported = await agent.apply(GPU_NODES, named(MINE), said, manager="agent", subresource="status")
     assert reported.status.driver == DRIVER
+
+
+async def test_an_agent_makes_its_gpuusage_and_reports_in_it(agent: Client) -> None:
+    await agent.create(GPU_USAGES, {"metadata": {"name": MINE}})
+    said = {"status": {"unread": ["GPU-0"]}}
+    reported = await agent.apply(GPU_USAGES, named(MINE), said, manager="agent", subresource="status")
+    assert reported.status.unread == ["GPU-0"]
 
 
 async def test_an_agent_cannot_make_its_gpunode_with_wishes(cluster: Cluster, agent: Client) -> None:
