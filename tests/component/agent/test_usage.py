@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from draco.agent.usage import reading
 from draco.cli import run
 from draco.kube.errors import NotFound
 from draco.resources.api.claims import ResourceClaim
@@ -17,15 +18,18 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.api.usage import DeviceUser, GpuUsage
 from draco.resources.kinds import GPU_USAGES
 from draco_local.cluster.controlplane import ControlPlane
-from draco_local.simulator.accidents import faults
+from draco_local.simulator.accidents import by_hand, faults
+from draco_local.simulator.gpus import state
 from draco_local.simulator.gpus.gpu_state import GpuProcess
 from draco_local.simulator.gpus.procfs import cgroup_of
 from tests.agents import SimulatedNode, eventually
+from tests.doubles.faultproxy import FaultProxy, answer
 
 pytestmark = pytest.mark.usefixtures("crds")
 
 FAST = {"usage_s": 0.2}
 GIB = 1 << 30
+PART = "gpu-0-mig-1g10gb-19-0"
 
 
 def compute(
@@ -113,3 +117,80 @@ async def scraped(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
     ):
         families = text_string_to_metric_families(await response.text())
     return {one.name: [(sample.labels, sample.value) for sample in one.samples] for one in families}
+
+
+async def test_of_a_mig_device_memory_is_known_and_utilization_is_not(node: SimulatedNode) -> None:
+    by_hand.set_mode(node.gpus, 0, 1)
+    claim = await a_claim(node, PART, pod="small-0")
+    async with node.running(**FAST):
+        await node.register()
+        assert (await node.prepare(claim))[claim.metadata.uid].error == ""
+        [instance] = state.load(node.gpus).gpus[0].instances
+        compute(node, 11, claim, gpu_instance=instance.id, compute_instance=0, memory_mib=2048, memory_told=False)
+        [user] = await with_processes(node, 1)
+        assert (user.claim, user.pod, user.container) == (claim.metadata.name, "small-0", "main")
+        assert (user.memory_used_bytes, user.utilization_percent) == (2 * GIB, None)
+        part = (await reported(node)).status.devices[0]
+        assert (part.uuid, part.device, part.profile) == (instance.compute[0].uuid, PART, "1g.10gb")
+        assert (part.gpu, part.utilization_percent) == (state.load(node.gpus).gpus[0].uuid, None)
+        faults.release(node.gpus, 11)
+        assert [one.claim for one in await with_processes(node, 0)] == [claim.metadata.name]
+        await node.unprepare(claim)
+        await eventually(lambda: has_no_users(node))
+
+
+async def has_no_users(node: SimulatedNode) -> bool:
+    return not (await reported(node)).status.users
+
+
+async def test_a_gpu_that_hangs_keeps_neither_claims_nor_the_usage_of_others_waiting(
+    node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "LATE_S", 0.3)
+    first, second = await a_claim(node, "gpu-0", pod="a"), await a_claim(node, "gpu-1", pod="b")
+    hanging = state.load(node.gpus).gpus[0].uuid
+    async with node.running(**FAST):
+        await node.published(2)
+        await node.prepare(second)
+        compute(node, 11, first, memory_mib=1024)
+        compute(node, 12, second, gpu=1, memory_mib=1024)
+        await with_processes(node, 2)
+        faults.hang(node.gpus, "nvmlDeviceGetUtilizationRates", gpu=0)
+        await eventually(lambda: is_unread(node, [hanging]))
+        assert (await node.prepare(first))[first.metadata.uid].error == ""
+        assert [user.pod for user in await with_processes(node, 1)] == ["b"]
+        compute(node, 13, second, gpu=1, memory_mib=1024)
+        await with_processes(node, 2)
+        faults.stop_failing(node.gpus)
+        assert {user.pod for user in await with_processes(node, 3)} == {"a", "b"}
+        assert await is_unread(node, [])
+
+
+async def is_unread(node: SimulatedNode, gpus: list[str]) -> bool:
+    return (await reported(node)).status.unread == gpus
+
+
+async def test_a_pod_that_came_to_a_shared_claim_later_is_named(node: SimulatedNode) -> None:
+    claim = await a_claim(node, "gpu-0", pod="first")
+    async with node.running(**FAST):
+        await node.published(2)
+        await node.prepare(claim)
+        both = await node.reserve(claim, "first", "second")
+        pod = both.status.reserved_for[1]
+        process = GpuProcess(11, cgroup=cgroup_of(pod.uid, "main"), container="main", memory_mib=1024)
+        faults.hold(node.gpus, 0, process)
+        [user] = await with_processes(node, 1)
+        assert (user.namespace, user.claim, user.pod) == (node.namespace, claim.metadata.name, "second")
+
+
+async def test_without_the_kind_usage_is_in_the_metrics(
+    node: SimulatedNode, proxy: FaultProxy, unused_tcp_port: int
+) -> None:
+    proxy.fault(lambda request: "gpuusages" in request.path, answer(404, "NotFound"), times=10**9)
+    async with node.running_through(proxy, listen=("127.0.0.1", unused_tcp_port), **FAST):
+        await node.published(2)
+        await eventually(lambda: tells_memory(unused_tcp_port))
+
+
+async def tells_memory(port: int) -> bool:
+    return len((await scraped(port)).get("draco_gpu_memory_total_bytes", [])) == 2
