@@ -30,6 +30,7 @@ from draco.agent.state.node import NodeState
 from draco.agent.usage.metrics import UsageMetrics
 from draco.agent.usage.reading import UsageReader
 from draco.agent.usage.report import UsageReporter
+from draco.agent.usage.unused import UnusedDevices
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.resources.names import ClaimUid
@@ -82,9 +83,10 @@ async def measure(path: Path, rounds: int) -> tuple[list[float], int]:
     usage = NvmlUsage(nvml, now=time.time)
     every_s = AgentSettings(node_name="node-0").usage_s
     reader = UsageReader(client, known, record, usage, holders, clock=clock, every_s=every_s)
-    reader.subscribe(UsageReporter(client, node="node-0", clock=clock).read)
+    unused = UnusedDevices(after_s=7200.0, changed=lambda _claim: None)
+    reader.subscribe(UsageReporter(client, unused, node="node-0", clock=clock).read)
     registry = CollectorRegistry()
-    metrics = UsageMetrics(registry)
+    metrics = UsageMetrics(registry, unused)
     took_s, text = [], b""
     for _ in range(rounds):
         began = time.process_time()

@@ -188,9 +188,13 @@ class Agent:
             tasks.create_task(self.parts.claim_reporter.run(), name="claim status")
             tasks.create_task(self.parts.plugin.run(), name="plugin")
             tasks.create_task(self.parts.leftovers.run(), name="leftovers")
-            tasks.create_task(self.parts.usage.run(), name="usage")
+            tasks.create_task(self._read_usage(), name="usage")
             tasks.create_task(self.parts.usage_reporter.run(), name="gpuusage")
             self.parts.state.tell(RecordRead())
+
+    async def _read_usage(self) -> None:
+        await self.parts.usage_reporter.restore()
+        await self.parts.usage.run()
 
     @asynccontextmanager
     async def _endpoints(self) -> AsyncIterator[None]:

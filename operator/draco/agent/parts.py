@@ -53,6 +53,7 @@ from draco.agent.threads import AgentThreads
 from draco.agent.usage.metrics import UsageMetrics
 from draco.agent.usage.reading import UsageReader
 from draco.agent.usage.report import UsageReporter
+from draco.agent.usage.unused import UnusedDevices
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
@@ -194,8 +195,10 @@ class AgentParts:
             pool=settings.node_name,
             claims=lambda: self.checkpoint.claims,
             health=lambda: self.health.reports,
+            unused=lambda: self.unused.flagged,
             clock=clock,
         )
+        self.unused: Final = UnusedDevices(after_s=settings.unused_after_s, changed=self.claim_reporter.touch)
         # Kubelet's claims
         self.startup: Final = Startup(
             client,
@@ -276,8 +279,8 @@ class AgentParts:
         self.usage: Final = UsageReader(
             client, self.state, self.checkpoint, usage, holders, clock=clock, every_s=settings.usage_s
         )
-        self.usage_metrics: Final = UsageMetrics(self.metrics.registry)
-        self.usage_reporter: Final = UsageReporter(client, node=settings.node_name, clock=clock)
+        self.usage_metrics: Final = UsageMetrics(self.metrics.registry, self.unused)
+        self.usage_reporter: Final = UsageReporter(client, self.unused, node=settings.node_name, clock=clock)
         self.usage.subscribe(self.usage_reporter.read)
         self.lease: Final = (
             AgentLease(

@@ -105,6 +105,14 @@ OPTIONS = (
         default=20,
         help="Seconds without renewal after which an agent counts as lost; it renews four times as often.",
     ),
+    _option(
+        "--unused-after",
+        "unused_after_s",
+        type=Seconds(min=0),
+        default=7200.0,
+        help="Seconds after which a device that a claim holds and nobody uses is reported as unused in the claim's status; 0 for "
+        "never.",
+    ),
     _option("--kubeconfig", type=_FILE, help="Kubeconfig to use. Default: the pod's service account."),
     _option(
         "--service-account", type=_FOLDER, default=SERVICE_ACCOUNT, help="Folder of the service account's token and CA."

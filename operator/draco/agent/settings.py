@@ -19,11 +19,11 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     Holders of an instance can be named only if `proc_root` shows the node's processes. The GPUs are read every `probe_s` while a
     fault ends only after some readings without it. `event_wait_s` is the timeout of one wait for NVML events, and so the longest
     delay of stopping; 0 reads the GPUs at intervals only. `nvml_limit_s` is how late a reading may be before NVML counts as
-    hanging. Who uses the GPUs is read every `usage_s`. `prepare_deadline_s` must be below kubelet's 45; after `health_timeout_s`
-    without news kubelet calls a device Unknown. Cluster features are checked every `rediscover_s`; a change counts when it is
-    still there after each of the `confirm_s`. `stand_by_s` limits how long an agent stands by. `lease_holder` "" is the node's
-    name. A prepared claim that is gone from the API server is unprepared if it is still gone `confirm_gone_s` later and no
-    process of it runs.
+    hanging. Who uses the GPUs is read every `usage_s`; 0 in `unused_after_s` reports no unused devices. `prepare_deadline_s` must
+    be below kubelet's 45; after `health_timeout_s` without news kubelet calls a device Unknown. Cluster features are checked
+    every `rediscover_s`; a change counts when it is still there after each of the `confirm_s`. `stand_by_s` limits how long an
+    agent stands by. `lease_holder` "" is the node's name. A prepared claim that is gone from the API server is unprepared if it
+    is still gone `confirm_gone_s` later and no process of it runs.
     """
 
     node_name: str
@@ -41,6 +41,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     rescan_s: float = 10.0
     probe_s: float = 2.0
     usage_s: float = 15.0
+    unused_after_s: float = 7200.0
     nvml_retry_s: float = 5.0
     event_wait_s: float = 1.0
     nvml_limit_s: float = 30.0

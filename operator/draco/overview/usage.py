@@ -38,7 +38,7 @@ class UsageRow(OutputStruct, frozen=True, kw_only=True):
     """What one claim, pod or namespace uses of its devices, or all of one device. "" and None: not reported, or none.
 
     `utilization_percent` adds up devices: 150 is one and a half GPUs. Without namespace, claim and pod, the processes are outside
-    pods, or unknown.
+    pods, or unknown. `unused_since`: none of the devices has been used by the claim since then.
     """
 
     namespace: str = ""
@@ -53,6 +53,7 @@ class UsageRow(OutputStruct, frozen=True, kw_only=True):
     utilization_percent: int | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
+    unused_since: datetime | None = None
 
 
 class UsageDocument(OutputStruct, frozen=True, kw_only=True):
@@ -71,6 +72,7 @@ class _Part(msgspec.Struct, frozen=True):
     node: str
     device: DeviceUsage
     user: DeviceUser | None
+    unused_since: datetime | None = None
 
 
 def usage(
@@ -94,10 +96,12 @@ def usage(
 
 def _parts(one: GpuUsage) -> Iterable[_Part]:
     devices = {device.uuid: device for device in one.status.devices}
+    unused = {(each.uuid, each.namespace, each.claim): each.since for each in one.status.unused}
     used = {user.uuid for user in one.status.users}
     for user in one.status.users:
         if user.uuid in devices:
-            yield _Part(one.metadata.name, devices[user.uuid], user)
+            since = unused.get((user.uuid, user.namespace, user.claim))
+            yield _Part(one.metadata.name, devices[user.uuid], user, since)
     for device in devices.values():
         if device.uuid not in used:
             yield _Part(one.metadata.name, device, None)
@@ -140,6 +144,7 @@ def _row(by: By, parts: Sequence[_Part]) -> UsageRow:
         utilization_percent=_sum([each.utilization_percent for each in sources]),
         memory_used_bytes=_sum([each.memory_used_bytes for each in sources]),
         memory_total_bytes=_sum([each.memory_total_bytes for each in devices.values()]),
+        unused_since=_latest([part.unused_since for part in parts]) if by is By.CLAIM else None,
     )
 
 
@@ -153,6 +158,12 @@ def _sum(values: Sequence[int | None]) -> int | None:
     """The sum of what is known; None if nothing is."""
     known = [each for each in values if each is not None]
     return sum(known) if known else None
+
+
+def _latest(times: Sequence[datetime | None]) -> datetime | None:
+    """The last of them; None if one is missing."""
+    known = [each for each in times if each is not None]
+    return max(known) if len(known) == len(times) else None
 
 
 def _order(row: UsageRow, by: By, sort_by: SortBy) -> tuple[object, ...]:

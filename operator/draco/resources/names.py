@@ -114,6 +114,8 @@ CONDITION_COMPLETE = "Complete"
 """Of a GpuNode: all its GPUs are published, and none waits for a person. Its message has a line per problem."""
 CONDITION_SOLE_ALLOCATOR = "SoleAllocator"
 """Of a GpuNode: whether no device plugin also allocates its GPUs."""
+CONDITION_UNUSED = "Unused"
+"""On a device in a claim's status: no program has used it for long."""
 CONDITION_CLAIMS_THERE = "ClaimsThere"
 """Of a GpuNode: False while something is prepared for claims that no longer exist."""
 

@@ -4,19 +4,21 @@ import asyncio
 import io
 import json
 from contextlib import redirect_stdout
+from datetime import timedelta
 from typing import Any
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from draco.agent.usage import reading
+from draco.agent.usage import reading, unused
 from draco.cli import run
 from draco.kube.errors import NotFound
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.meta import Condition, ObjectKey, find_condition
 from draco.resources.api.usage import DeviceUser, GpuUsage
-from draco.resources.kinds import GPU_USAGES
+from draco.resources.kinds import CLAIMS, GPU_USAGES
+from draco.resources.names import CONDITION_UNUSED
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus import state
@@ -194,3 +196,40 @@ async def test_without_the_kind_usage_is_in_the_metrics(
 
 async def tells_memory(port: int) -> bool:
     return len((await scraped(port)).get("draco_gpu_memory_total_bytes", [])) == 2
+
+
+async def test_a_claim_says_which_of_its_devices_nobody_uses(
+    node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unused, "REPORTED_AFTER", timedelta(0))
+    claim = await a_claim(node, "gpu-0", "gpu-1", pod="train-0")
+    soon = {**FAST, "unused_after_s": 0.5}
+    async with node.running(**soon):
+        await node.published(2)
+        await node.prepare(claim)
+        compute(node, 11, claim, utilization=10)
+        compute(node, 12, claim, gpu=1)
+        await eventually(lambda: says_unused(node, claim, "gpu-1"))
+        [since] = [one.since for one in (await reported(node)).status.unused]
+    before = await conditions(node, claim)
+    assert before["gpu-1"].message == f"No program has used it since {since:%Y-%m-%d %H:%M} UTC."
+    async with node.running(**soon):
+        await node.published(2)
+        assert await conditions(node, claim) == before, "a restart keeps what is known"
+        faults.release(node.gpus, 11)
+        await eventually(lambda: says_unused(node, claim, "gpu-0", "gpu-1"))
+        assert (await conditions(node, claim))["gpu-1"] == before["gpu-1"]
+        compute(node, 13, claim, gpu=1, utilization=5)
+        await eventually(lambda: says_unused(node, claim, "gpu-0"))
+        assert [one.claim for one in (await reported(node)).status.unused] == [claim.metadata.name]
+
+
+async def conditions(node: SimulatedNode, claim: ResourceClaim) -> dict[str, Condition]:
+    """The condition Unused by device."""
+    found = await node.client.get(CLAIMS, claim.metadata.key)
+    said = {one.device: find_condition(one.conditions, CONDITION_UNUSED) for one in found.status.devices}
+    return {device: condition for device, condition in said.items() if condition is not None}
+
+
+async def says_unused(node: SimulatedNode, claim: ResourceClaim, *devices: str) -> bool:
+    return sorted(await conditions(node, claim)) == [*devices]

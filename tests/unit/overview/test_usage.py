@@ -10,7 +10,7 @@ from rich.console import Console
 from draco.cli.top import screen
 from draco.overview.usage import By, SortBy, UsageDocument, usage
 from draco.resources.api.meta import ObjectMeta
-from draco.resources.api.usage import DeviceUsage, DeviceUser, GpuUsage, GpuUsageStatus
+from draco.resources.api.usage import DeviceUsage, DeviceUser, GpuUsage, GpuUsageStatus, UnusedDevice
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
 GIB = 1 << 30
@@ -111,15 +111,29 @@ def test_unknown_figures_stay_unknown() -> None:
     assert (row.memory_used_bytes, row.utilization_percent) == (None, None)
 
 
+def test_a_claim_is_unused_if_all_of_its_devices_are() -> None:
+    def unused(number: int, hours: int) -> UnusedDevice:
+        since = NOW - timedelta(hours=hours)
+        return UnusedDevice(uuid=f"GPU-{number}", namespace="team", claim="train", claim_uid="u", since=since)
+
+    users = [a_user(0, "train", "a"), a_user(1, "train", "a"), a_user(0, "two", "b")]
+    both = of(a_node("n", users, unused=[unused(0, 5), unused(1, 3)]))
+    assert {row.claim: row.unused_since for row in both.rows} == {"train": NOW - timedelta(hours=3), "two": None}
+    assert [row.unused_since for row in of(a_node("n", users, unused=[unused(0, 5)])).rows] == [None, None]
+    console = Console(file=StringIO(), width=200)
+    screen.show(both, console, NOW)
+    assert console.file.getvalue().splitlines()[1].split()[-1] == "3h"  # type: ignore[attr-defined]
+
+
 def test_the_screen_says_what_is_missing() -> None:
     users = [a_user(0, "train", "a"), DeviceUser(uuid="GPU-1", processes=1, memory_used_bytes=GIB // 2)]
     found = of(a_node("n", users, ago_s=601, unread=["GPU-7"]))
     console = Console(file=StringIO(), width=200)
-    screen.show(found, console)
+    screen.show(found, console, NOW)
     assert [line.split() for line in console.file.getvalue().splitlines()] == [  # type: ignore[attr-defined]
-        ["NAMESPACE", "CLAIM", "POD", "NODE", "DEVICES", "PROCESSES", "GPU", "MEMORY", "OF", "USED"],
-        ["team", "train", "a", "n", "gpu-0", "1", "40%", "10.0Gi", "80.0Gi", "12%"],
-        ["(unknown)", "-", "-", "n", "gpu-1", "1", "-", "0.5Gi", "80.0Gi", "1%"],
+        ["NAMESPACE", "CLAIM", "POD", "NODE", "DEVICES", "PROCESSES", "UTIL", "MEMORY", "OF", "MEM%", "UNUSED"],
+        ["team", "train", "a", "n", "gpu-0", "1", "40%", "10.0Gi", "80.0Gi", "12%", "-"],
+        ["(unknown)", "-", "-", "n", "gpu-1", "1", "-", "512Mi", "80.0Gi", "1%", "-"],
     ]
     assert list(screen.remarks(found)) == [
         "Out of date, because their agents have not reported usage for 10 minutes: n.",

@@ -12,7 +12,7 @@ Pods of the claim itself, and of claims with administrative access, may be there
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -30,6 +30,13 @@ UNKNOWN_S: Final = 60.0
 UNLISTED: Final = RunningProcesses()
 Place = GpuUuid | PlacementKey
 _Asked = tuple[Place, ClaimUid | None]
+
+
+class HeldDevice(NamedTuple):
+    """A device that a claim holds, by its UUID as containers see it."""
+
+    claim: ClaimUid
+    uuid: str
 
 
 class DeviceUsers:

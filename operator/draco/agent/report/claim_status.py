@@ -6,11 +6,14 @@ API server drops the entries when the claim is deallocated. Nothing is remembere
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 import structlog
 
+from draco.agent.mig.users import HeldDevice, device_uuid
 from draco.agent.plugin.health_service import DeviceReport
 from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
 from draco.health.table import HealthState
@@ -19,9 +22,9 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, Invalid, NotFound
 from draco.kube.queue import WorkQueue, run_workers
 from draco.resources.api.claims import AllocatedDeviceStatus, ResourceClaim
-from draco.resources.api.meta import Condition, ObjectKey, all_timed
+from draco.resources.api.meta import Condition, ObjectKey, all_timed, find_condition
 from draco.resources.kinds import CLAIMS
-from draco.resources.names import FIELD_MANAGER_AGENT, ClaimUid
+from draco.resources.names import CONDITION_UNUSED, FIELD_MANAGER_AGENT, ClaimUid
 
 log = structlog.get_logger()
 
@@ -52,8 +55,13 @@ def _spaced(error: Invalid) -> bool:
     return "status.allocation" in error.message and "immutable" in error.message
 
 
-def wanted(claim: PreparedClaim, driver: str, health: Iterable[DeviceReport]) -> list[AllocatedDeviceStatus]:
-    """The entries for a prepared claim, without times."""
+def wanted(
+    claim: PreparedClaim,
+    driver: str,
+    health: Iterable[DeviceReport],
+    unused: Mapping[HeldDevice, datetime] = MappingProxyType({}),
+) -> list[AllocatedDeviceStatus]:
+    """The entries for a prepared claim, without times. `unused`: since when devices are."""
     how = {(report.gpu, report.device if report.part else ""): report for report in health}
     by_device = {(device.device, device.share_id): device for device in claim.devices}
     return [
@@ -66,6 +74,7 @@ def wanted(claim: PreparedClaim, driver: str, health: Iterable[DeviceReport]) ->
             conditions=[
                 Condition(type="Ready", status="True", reason="Prepared", message="The device is ready for the pod."),
                 _healthy(device, how.get((device.gpu, "" if device.partition is None else device.device))),
+                *_unused(unused.get(HeldDevice(claim.uid, device_uuid(device)))),
             ],
         )
         for device in by_device.values()
@@ -120,13 +129,23 @@ def _healthy(device: PreparedDevice, report: DeviceReport | None) -> Condition:
     return Condition(type="Healthy", status=status, reason=report.fault or report.state.value, message=report.message)
 
 
+def _unused(since: datetime | None) -> list[Condition]:
+    """Nothing of a device that is in use, or that nobody has used for a short time."""
+    if since is None:
+        return []
+    message = f"No program has used it since {since:%Y-%m-%d %H:%M} UTC."
+    return [Condition(type=CONDITION_UNUSED, status="True", reason="NoUse", message=message)]
+
+
 def left_behind(before: Iterable[AllocatedDeviceStatus]) -> list[AllocatedDeviceStatus]:
     """Entries to keep when the pod has ended: those with faults. Kubelet reports no devices of a pod that has ended."""
     over = Condition(
         type="Ready", status="False", reason="Unprepared", message="The pod that had the device has ended."
     )
     return [
-        msgspec.structs.replace(one, conditions=[over, *(each for each in one.conditions if each.type != "Ready")])
+        msgspec.structs.replace(
+            one, conditions=[over, *(each for each in one.conditions if each.type not in ("Ready", CONDITION_UNUSED))]
+        )
         for one in before
         if any(each.type == "Healthy" and _of_fault(each) for each in one.conditions)
     ]
@@ -137,7 +156,10 @@ def _of_fault(condition: Condition) -> bool:
 
 
 class ClaimReporter:
-    """Writes claims' device status. `claims` are the claims on record, `health` returns the devices' health."""
+    """Writes claims' device status. `claims` are the claims on record, `health` returns the devices' health.
+
+    `unused` returns since when devices are unused, by claim and the devices' UUIDs, and None while that is unknown.
+    """
 
     def __init__(
         self,
@@ -147,6 +169,7 @@ class ClaimReporter:
         pool: str,
         claims: Callable[[], Mapping[ClaimUid, PreparedClaim]],
         health: Callable[[], Iterable[DeviceReport]],
+        unused: Callable[[], Mapping[HeldDevice, datetime] | None],
         clock: Clock,
     ) -> None:
         self._client = client
@@ -154,6 +177,7 @@ class ClaimReporter:
         self._pool = pool
         self._claims = claims
         self._health = health
+        self._unused = unused
         self._clock = clock
         self._refused: dict[ClaimUid, str] = {}  # messages about claims on record
         self._queue: WorkQueue[ClaimRef] = WorkQueue(clock=clock, base_s=0.5, cap_s=120.0)
@@ -207,12 +231,25 @@ class ClaimReporter:
         if ref.uid in self._claims():
             self._refused[ref.uid] = sentence
 
+    def _wanted(self, claim: PreparedClaim, before: Iterable[AllocatedDeviceStatus]) -> list[AllocatedDeviceStatus]:
+        """The entries; what was reported as unused stays so while that is unknown."""
+        unused = self._unused()
+        entries = wanted(claim, self._driver, self._health(), unused or {})
+        if unused is not None:
+            return entries
+        said = {(one.device, one.share_id): find_condition(one.conditions, CONDITION_UNUSED) for one in before}
+        return [
+            one if kept is None else msgspec.structs.replace(one, conditions=[*one.conditions, kept])
+            for one in entries
+            for kept in [said.get((one.device, one.share_id))]
+        ]
+
     def _entries(
         self, uid: ClaimUid, claim: ResourceClaim, before: list[AllocatedDeviceStatus]
     ) -> list[AllocatedDeviceStatus]:
         prepared = self._claims().get(uid)
         ended = prepared is None or prepared.state is not PreparationState.PREPARED
-        fresh = left_behind(before) if ended or prepared is None else wanted(prepared, self._driver, self._health())
+        fresh = left_behind(before) if ended or prepared is None else self._wanted(prepared, before)
         known = {(one.device, one.share_id): one for one in before}
         now = self._clock.now()
         allocated = {one.key for one in claim.results}

@@ -11,7 +11,9 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from draco.agent.hardware.gpus import Gpu, device_name
 from draco.agent.hardware.nvml_usage import DeviceUse
+from draco.agent.mig.users import HeldDevice
 from draco.agent.usage.reading import UsageReading
+from draco.agent.usage.unused import UnusedDevices
 from draco.resources.names import GpuUuid
 
 STALE_S: Final = 60.0
@@ -21,7 +23,8 @@ STALE_S: Final = 60.0
 class UsageMetrics:
     """The gauges of one agent."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, unused: UnusedDevices) -> None:
+        self._devices = unused
         self._total = Gauge(
             "draco_gpu_memory_total_bytes",
             "Memory of a GPU, or of a MIG device.",
@@ -58,6 +61,12 @@ class UsageMetrics:
             ["gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE", "namespace", "pod", "container", "dra_claim_name"],
             registry=registry,
         )
+        self._unused = Gauge(
+            "draco_claim_unused_seconds",
+            "Seconds for which no program has used a device of a claim; 0 while one does.",
+            ["gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE", "namespace", "dra_claim_name"],
+            registry=registry,
+        )
         self._age = Gauge(
             "draco_agent_usage_reading_age_seconds",
             "Seconds since usage was last read; above 60, no usage is shown.",
@@ -67,7 +76,8 @@ class UsageMetrics:
 
     def set(self, latest: UsageReading | None, *, now_s: float) -> None:
         """Show a reading, unless it is too old."""
-        for gauge in (self._total, self._used, self._busy, self._memory, self._utilization, self._processes):
+        figures = (self._total, self._used, self._busy, self._memory, self._utilization, self._processes, self._unused)
+        for gauge in figures:
             gauge.clear()
         if latest is None:
             return
@@ -86,6 +96,11 @@ class UsageMetrics:
             _add(self._processes, labels, use.processes)
             _add(self._memory, labels, use.memory_bytes)
             _add(self._utilization, labels, use.utilization, 100)
+        for use in latest.uses:
+            for claim in use.claims:
+                since = self._devices.since.get(HeldDevice(claim.uid, use.device.uuid), latest.at)
+                of_claim = (*_labels(use.device, gpus), claim.namespace, claim.name)
+                self._unused.labels(*of_claim).set((latest.at - since).total_seconds())
 
 
 def _add(gauge: Gauge, labels: tuple[str, ...], value: int | None, unit: int = 1) -> None:

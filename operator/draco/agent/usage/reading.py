@@ -38,13 +38,17 @@ ASK_AGAIN_S = 60.0
 
 
 class UsageReading(msgspec.Struct, frozen=True, kw_only=True):
-    """Who uses the GPUs at one moment. `gpus` are all that NVML lists, `unread` the UUIDs of those without an answer."""
+    """Who uses the GPUs at one moment. `gpus` are all that NVML lists, `unread` the UUIDs of those without an answer.
+
+    `claims` are those on record.
+    """
 
     at: datetime
     at_s: float
     gpus: tuple[Gpu, ...] = ()
     devices: tuple[DeviceUse, ...] = ()
     uses: tuple[Use, ...] = ()
+    claims: tuple[PreparedClaim, ...] = ()
     unread: tuple[GpuUuid, ...] = ()
 
 
@@ -111,6 +115,7 @@ class UsageReader:
             gpus=tuple(gpus),
             devices=tuple(devices),
             uses=tuple(uses),
+            claims=tuple(claims),
             unread=tuple(unread),
         )
         for callback in self._subscribers:

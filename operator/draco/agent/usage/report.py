@@ -4,6 +4,8 @@ Owns the object's existence and its status, and how often it is written: soon wh
 moved, never while nothing changes. No program watches these objects. If the kind is not installed, the agent works without it.
 """
 
+from contextlib import suppress
+
 import msgspec
 import structlog
 
@@ -12,12 +14,14 @@ from draco.agent.hardware.nvml_usage import DeviceUse
 from draco.agent.publish.partitions import partition_name
 from draco.agent.report.own_object import OwnObject
 from draco.agent.usage.reading import UsageReading
+from draco.agent.usage.unused import UnusedDevices
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
+from draco.kube.errors import KubeError
 from draco.kube.queue import WorkQueue, run_workers
 from draco.mig.board import Placement
 from draco.resources.api.meta import ObjectKey
-from draco.resources.api.usage import DeviceUsage, DeviceUser, GpuUsageStatus
+from draco.resources.api.usage import DeviceUsage, DeviceUser, GpuUsageStatus, UnusedDevice
 from draco.resources.kinds import GPU_USAGES
 from draco.resources.names import FIELD_MANAGER_AGENT, GpuUuid
 
@@ -31,7 +35,7 @@ MOVED_PERCENT = 5
 """Smaller moves of a utilization, or of memory in percent of the device's, are not worth a write."""
 
 
-def status(reading: UsageReading) -> GpuUsageStatus:
+def status(reading: UsageReading, unused: list[UnusedDevice]) -> GpuUsageStatus:
     """What a reading says."""
     gpus = {gpu.uuid: gpu for gpu in reading.gpus}
     users = [
@@ -51,6 +55,7 @@ def status(reading: UsageReading) -> GpuUsageStatus:
         time=reading.at.replace(microsecond=0),
         devices=[_device(one, gpus) for one in reading.devices],
         users=sorted(users, key=_identity),
+        unused=unused,
         unread=list(reading.unread),
     )
 
@@ -81,7 +86,7 @@ def _identity(user: DeviceUser) -> tuple[str, ...]:
 def _cast(said: GpuUsageStatus) -> object:
     """Who and what is there, without figures."""
     users = [(_identity(one), one.processes) for one in said.users]
-    return [one.uuid for one in said.devices], users, said.unread
+    return [one.uuid for one in said.devices], users, said.unread, said.unused
 
 
 def has_moved(before: GpuUsageStatus, after: GpuUsageStatus) -> bool:
@@ -107,7 +112,8 @@ def _differ(one: int | None, other: int | None, whole: int) -> bool:
 class UsageReporter:
     """Writes the GpuUsage after readings that are worth it."""
 
-    def __init__(self, client: Client, *, node: str, clock: Clock) -> None:
+    def __init__(self, client: Client, unused: UnusedDevices, *, node: str, clock: Clock) -> None:
+        self._unused = unused
         self._client = client
         self._object = OwnObject(client, GPU_USAGES, node)
         self._node = node
@@ -119,7 +125,8 @@ class UsageReporter:
 
     def read(self, reading: UsageReading) -> None:
         """Report a reading if it is worth it."""
-        self._wanted = status(reading)
+        self._unused.read(reading)
+        self._wanted = status(reading, self._unused.reported(reading))
         if self._is_due(self._wanted):
             self._queue.add(self._node)
 
@@ -128,6 +135,13 @@ class UsageReporter:
         if before is None or ago_s >= FRESH_S or _cast(before) != _cast(wanted):
             return True
         return ago_s >= FIGURES_S and has_moved(before, wanted)
+
+    async def restore(self) -> None:
+        """Take over what the last agent reported as unused, if that can be read now."""
+        with suppress(KubeError):
+            said = await self._object.read_or_create()
+            if said is not None:
+                self._unused.restore(said.status, self._clock.now())
 
     async def run(self) -> None:
         """Report until cancelled."""

@@ -118,5 +118,5 @@ async def _read(client: Client, wish: _Wish) -> UsageDocument:
 
 def _show(found: UsageDocument) -> None:
     warn(found.notes)
-    print_screen(lambda console: screen.show(visible(found), console))
+    print_screen(lambda console: screen.show(visible(found), console, datetime.now(UTC)))
     warn(screen.remarks(found))

@@ -1,6 +1,7 @@
 """`draco top` as text: one table, and remarks about what is missing in it."""
 
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from types import MappingProxyType
 from typing import Final
 
@@ -11,19 +12,22 @@ from draco.overview.usage import By, UsageDocument, UsageRow
 from draco.resources.texts import listed
 
 _GIB: Final = 1 << 30
+_MIB: Final = 1 << 20
 _NOBODY: Final = "(unknown)"
 
 _Column = tuple[str, Callable[[UsageRow], str]]
 
 
-def show(found: UsageDocument, console: Console) -> None:
+def show(found: UsageDocument, console: Console, now: datetime) -> None:
     """Print the table."""
     if not found.rows:
         console.print("Nothing to show: no agent reports usage of these devices.")
         return
-    columns = _COLUMNS[found.by] + _FIGURES
-    first = len(columns) - len(_FIGURES)
-    made = table(*(name for name, _ in columns), numbers=range(first, len(columns)))
+    named = _COLUMNS[found.by]
+    columns = named + _FIGURES
+    if found.by is By.CLAIM:
+        columns = (*columns, ("UNUSED", lambda row: _ago(row.unused_since, now)))
+    made = table(*(name for name, _ in columns), numbers=range(len(named), len(columns)))
     for row in found.rows:
         made.add_row(*(text(row) for _, text in columns))
     console.print(made)
@@ -37,8 +41,18 @@ def remarks(found: UsageDocument) -> Iterator[str]:
         yield f"{node}: the driver does not tell the usage of {listed(gpus)}; see `draco health {node}`."
 
 
-def _gib(value: int | None) -> str:
-    return "-" if value is None else f"{value / _GIB:.1f}Gi"
+def _size(value: int | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value / _GIB:.1f}Gi" if value >= _GIB or not value else f"{value / _MIB:.0f}Mi"
+
+
+def _ago(since: datetime | None, now: datetime) -> str:
+    if since is None:
+        return "-"
+    minutes = int((now - since).total_seconds() // 60)
+    hours, days = minutes // 60, minutes // 1440
+    return f"{minutes}m" if minutes < 120 else f"{hours}h" if hours < 48 else f"{days}d"
 
 
 def _memory_percent(row: UsageRow) -> str:
@@ -85,8 +99,8 @@ _COLUMNS: Final[Mapping[By, tuple[_Column, ...]]] = MappingProxyType(
 )
 _FIGURES: Final[tuple[_Column, ...]] = (
     ("PROCESSES", lambda row: str(row.processes)),
-    ("GPU", lambda row: "-" if row.utilization_percent is None else f"{row.utilization_percent}%"),
-    ("MEMORY", lambda row: _gib(row.memory_used_bytes)),
-    ("OF", lambda row: _gib(row.memory_total_bytes)),
-    ("USED", _memory_percent),
+    ("UTIL", lambda row: "-" if row.utilization_percent is None else f"{row.utilization_percent}%"),
+    ("MEMORY", lambda row: _size(row.memory_used_bytes)),
+    ("OF", lambda row: _size(row.memory_total_bytes)),
+    ("MEM%", _memory_percent),
 )

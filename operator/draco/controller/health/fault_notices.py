@@ -8,15 +8,14 @@ from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from typing import Final, TypeAlias
 
+from draco.controller.event_subjects import claim_and_pods
 from draco.controller.view import BY_DEVICE, BY_POOL, ClusterView
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.shares import EventReason
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import ObjectReference
 from draco.resources.api.draco import GpuNode, GpuStatus
 from draco.resources.api.health import GpuFaultStatus
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, PODS
 from draco.resources.names import DeviceKey, gpu_name
 
 REASON: Final = EventReason("GpuFault", "Watch", "Warning")
@@ -64,14 +63,8 @@ class FaultNoticeReconciler:
             f"{gpu.device} of {node.metadata.name} ({gpu.uuid}), which it uses: {fault.name}. {fault.message}".rstrip()
         )
         for claim in self._users(node, gpu, fault):
-            for each in (CLAIMS.reference(claim.metadata), *self._pods(claim)):
+            for each in claim_and_pods(self._view, claim):
                 self._events.record(each, REASON, note)
-
-    def _pods(self, claim: ResourceClaim) -> Iterator[ObjectReference]:
-        for consumer in claim.status.reserved_for:
-            pod = self._view.pods.store.get(ObjectKey(claim.metadata.namespace, consumer.name))
-            if consumer.is_pod and pod is not None and pod.metadata.uid == consumer.uid:
-                yield PODS.reference(pod.metadata)
 
     def _users(self, node: GpuNode, gpu: GpuStatus, fault: GpuFaultStatus) -> Iterator[ResourceClaim]:
         """The claims that hold the GPU or, for a fault of an instance, that instance, according to their status."""

@@ -2,6 +2,8 @@
 
 from datetime import datetime
 
+import msgspec
+
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.meta import ObjectStruct
 
@@ -39,12 +41,23 @@ class DeviceUser(ApiStruct, frozen=True, kw_only=True):
     utilization_percent: int | None = None
 
 
+class UnusedDevice(ApiStruct, frozen=True, kw_only=True):
+    """A device that a claim holds and nobody has used since then."""
+
+    uuid: str
+    namespace: str
+    claim: str
+    claim_uid: str = msgspec.field(name="claimUID")
+    since: datetime
+
+
 class GpuUsageStatus(ApiStruct, frozen=True, kw_only=True):
     """The last reading that differed from the one before. `unread` are UUIDs of GPUs that could not be read."""
 
     time: datetime | None = None
     devices: list[DeviceUsage] = []
     users: list[DeviceUser] = []
+    unused: list[UnusedDevice] = []
     unread: list[str] = []
 
 

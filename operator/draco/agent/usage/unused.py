@@ -1,0 +1,92 @@
+"""Devices that claims hold and nobody uses, and since when.
+
+A device is used while a kernel of the claim's processes runs on it or, where the driver does not tell that (MIG), while a process
+of the claim is there. What cannot be attributed may be of any claim of the device. Administrative access uses nothing.
+Pure: a reading comes in, and `UnusedDevices` remembers since when.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import Final
+
+from draco.agent.mig.users import HeldDevice, device_uuid
+from draco.agent.record.contents import PreparationState, PreparedClaim
+from draco.agent.usage.reading import UsageReading
+from draco.resources.api.usage import GpuUsageStatus, UnusedDevice
+from draco.resources.names import ClaimUid
+
+REPORTED_AFTER: Final = timedelta(minutes=5)
+"""A shorter pause is not reported: many programs pause."""
+FORGOTTEN_AFTER: Final = timedelta(minutes=15)
+"""What an agent reported last counts after its restart if it is not older."""
+
+
+class UnusedDevices:
+    """The devices of one node.
+
+    `flagged` are those unused for `after_s`, None before the first reading. `changed` is called with each claim of which a device
+    was flagged, or is no longer.
+    """
+
+    def __init__(self, *, after_s: float, changed: Callable[[PreparedClaim], None]) -> None:
+        self.since: Mapping[HeldDevice, datetime] = {}
+        self.flagged: Mapping[HeldDevice, datetime] | None = None
+        self._after = timedelta(seconds=after_s)
+        self._changed = changed
+
+    def restore(self, said: GpuUsageStatus, now: datetime) -> None:
+        """Take over what the last agent knew."""
+        if said.time is not None and now - said.time <= FORGOTTEN_AFTER:
+            self.since = {HeldDevice(ClaimUid(one.claim_uid), one.uuid): one.since for one in said.unused}
+
+    def read(self, reading: UsageReading) -> None:
+        """Compare with a reading. A device that could not be read stays as it was."""
+        prepared = {one.uid: one for one in reading.claims if one.state is PreparationState.PREPARED}
+        held = {HeldDevice(uid, uuid) for uid, claim in prepared.items() for uuid in _held_by(claim)}
+        seen = {one.uuid for one in reading.devices}
+        used = set(_used(reading, held))
+        self.since = MappingProxyType(
+            {
+                one: self.since.get(one, reading.at)
+                for one in held
+                if one not in used and (one.uuid in seen or one in self.since)
+            }
+        )
+        before, after = self.flagged, self._long(reading.at, self._after) if self._after else {}
+        self.flagged = after
+        changed = after.keys() ^ before.keys() if before is not None else held
+        for uid in {one.claim for one in changed} & prepared.keys():
+            self._changed(prepared[uid])
+
+    def reported(self, reading: UsageReading) -> list[UnusedDevice]:
+        """What the GpuUsage says of them."""
+        claims = {one.uid: one for one in reading.claims}
+        return [
+            UnusedDevice(
+                uuid=one.uuid,
+                namespace=claims[one.claim].namespace,
+                claim=claims[one.claim].name,
+                claim_uid=one.claim,
+                since=since.replace(microsecond=0),
+            )
+            for one, since in sorted(self._long(reading.at, REPORTED_AFTER).items())
+        ]
+
+    def _long(self, now: datetime, shortest: timedelta) -> Mapping[HeldDevice, datetime]:
+        return {one: since for one, since in self.since.items() if now - since >= shortest}
+
+
+def _held_by(claim: PreparedClaim) -> Iterable[str]:
+    return (device_uuid(device) for device in claim.devices if not device.admin)
+
+
+def _used(reading: UsageReading, held: Iterable[HeldDevice]) -> Iterable[HeldDevice]:
+    """The devices that are used, or may be."""
+    by_uuid: dict[str, list[HeldDevice]] = {}
+    for one in held:
+        by_uuid.setdefault(one.uuid, []).append(one)
+    for use in reading.uses:
+        if use.processes and use.utilization != 0:
+            own = [HeldDevice(one.uid, use.device.uuid) for one in use.claims]
+            yield from own or by_uuid.get(use.device.uuid, [])

@@ -1,0 +1,144 @@
+"""Since when a claim's device is unused: from readings, through restarts and gaps."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from draco.agent.hardware.gpus import Instance
+from draco.agent.hardware.nvml_usage import DeviceUse, ProcessUse
+from draco.agent.mig.users import HeldDevice
+from draco.agent.record.contents import PreparedClaim
+from draco.agent.usage.attribution import ProcessPlace, attributed
+from draco.agent.usage.reading import UsageReading
+from draco.agent.usage.unused import UnusedDevices
+from draco.resources.api.usage import GpuUsageStatus
+from tests.unit.agent.usage.test_attribution import GPU, MIG, a_claim, a_gpu, place
+
+START = datetime(2026, 11, 30, 12, tzinfo=UTC)
+TRAIN = a_claim("train", "a")
+HELD = HeldDevice(TRAIN.uid, GPU)
+BUSY, QUIET = ProcessUse(1, 10, 20), ProcessUse(1, 10, 0)
+AFTER_S = 7200.0
+
+
+class Node:
+    """A node's unused devices, and the claims that were reported as changed."""
+
+    def __init__(self, *, after_s: float = AFTER_S) -> None:
+        self.changed: list[str] = []
+        self.unused = UnusedDevices(after_s=after_s, changed=lambda claim: self.changed.append(claim.name))
+
+    def read(
+        self,
+        after_s: float,
+        *devices: DeviceUse,
+        claims: tuple[PreparedClaim, ...] = (TRAIN,),
+        places: dict[int, ProcessPlace] | None = None,
+    ) -> UsageReading:
+        at = START + timedelta(seconds=after_s)
+        uses = attributed(devices, {1: place("a")} if places is None else places, claims, {})
+        reading = UsageReading(at=at, at_s=after_s, devices=devices, uses=tuple(uses), claims=claims)
+        self.unused.read(reading)
+        return reading
+
+    def since_s(self, held: HeldDevice = HELD) -> float | None:
+        found = self.unused.since.get(held)
+        return None if found is None else (found - START).total_seconds()
+
+
+def test_a_device_is_unused_since_the_first_reading_without_use() -> None:
+    node = Node()
+    node.read(0, a_gpu(BUSY))
+    assert node.since_s() is None
+    node.read(15, a_gpu(QUIET))
+    node.read(30, a_gpu())
+    assert node.since_s() == 15, "a process that only waits, and none at all, are the same"
+    node.read(45, a_gpu(BUSY))
+    assert node.since_s() is None
+
+
+def test_a_claim_is_told_when_it_is_unused_for_long_and_when_it_no_longer_is() -> None:
+    node = Node()
+    node.read(0, a_gpu())
+    node.changed.clear()
+    node.read(AFTER_S - 1, a_gpu())
+    assert (node.unused.flagged, node.changed) == ({}, [])
+    node.read(AFTER_S, a_gpu())
+    assert (node.unused.flagged, node.changed) == ({HELD: START}, ["train"])
+    node.read(AFTER_S + 15, a_gpu())
+    node.read(AFTER_S + 30, a_gpu(BUSY))
+    assert (node.unused.flagged, node.changed) == ({}, ["train", "train"])
+
+
+def test_without_a_time_nothing_is_flagged() -> None:
+    node = Node(after_s=0)
+    node.read(0, a_gpu())
+    node.read(10 * AFTER_S, a_gpu())
+    assert node.unused.flagged == {}
+
+
+def test_of_a_mig_device_a_process_is_use() -> None:
+    instance = Instance(gpu=GPU, gi=1, profile_id=19, start=0, size=1, ci=0, uuid=MIG)
+    claim = a_claim("train", "a", part=MIG)
+    held = HeldDevice(claim.uid, MIG)
+    node = Node()
+    node.read(0, DeviceUse(gpu=GPU, instance=instance, processes=(ProcessUse(1, 10, None),)), claims=(claim,))
+    assert node.since_s(held) is None
+    node.read(15, DeviceUse(gpu=GPU, instance=instance), claims=(claim,))
+    assert node.since_s(held) == 15
+
+
+def test_a_busy_process_of_nobody_may_be_the_claims() -> None:
+    node = Node()
+    node.read(0, a_gpu(BUSY), places={})
+    assert node.since_s() is None
+    node.read(15, a_gpu(QUIET), places={})
+    assert node.since_s() == 15, "an idle one, such as a display server, uses nothing"
+
+
+def test_one_claims_work_is_not_anothers() -> None:
+    other = a_claim("other", "b")
+    node = Node()
+    node.read(0, a_gpu(BUSY), claims=(TRAIN, other))
+    assert (node.since_s(), node.since_s(HeldDevice(other.uid, GPU))) == (None, 0)
+
+
+def test_a_gpu_that_cannot_be_read_stays_as_it_was() -> None:
+    node = Node()
+    node.read(0)
+    assert node.since_s() is None, "nothing is known of it"
+    node.read(15, a_gpu())
+    node.read(30)
+    assert node.since_s() == 15
+
+
+def test_a_claim_that_is_gone_is_forgotten_and_an_administrators_uses_nothing() -> None:
+    admin = a_claim("monitor", "m")
+    admin = msgspec.structs.replace(admin, devices=[msgspec.structs.replace(admin.devices[0], admin=True)])
+    node = Node()
+    node.read(0, a_gpu(), claims=(TRAIN, admin))
+    assert [*node.unused.since] == [HELD]
+    node.read(15, a_gpu(), claims=())
+    assert [*node.unused.since] == []
+
+
+def test_an_agent_goes_on_where_the_last_one_was() -> None:
+    before, after, late = Node(), Node(), Node()
+    before.read(0, a_gpu())
+    reading = before.read(AFTER_S, a_gpu())
+    said = GpuUsageStatus(time=reading.at, unused=before.unused.reported(reading))
+    after.unused.restore(said, reading.at + timedelta(minutes=14))
+    late.unused.restore(said, reading.at + timedelta(minutes=16))
+    for node in (after, late):
+        assert node.unused.flagged is None
+        node.read(AFTER_S + 960, a_gpu())
+    assert (after.since_s(), late.since_s()) == (0, AFTER_S + 960)
+    assert after.changed == ["train"]
+
+
+def test_short_pauses_are_not_reported() -> None:
+    node = Node()
+    node.read(0, a_gpu())
+    assert node.unused.reported(node.read(299, a_gpu())) == []
+    [said] = node.unused.reported(node.read(300, a_gpu()))
+    assert (said.namespace, said.claim, said.since) == ("team", "train", START)
