@@ -22,6 +22,7 @@ PARTS = {
         "operator/draco/controller",
         "operator/draco/maintenance",
         "operator/draco/mig_policy",
+        "operator/draco/sharing",
         "operator/draco/health",
         "operator/draco/limits",
         "operator/draco/placing",

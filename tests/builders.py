@@ -80,6 +80,7 @@ from draco.resources.api.maintenance import (
     MaintenanceSelector,
 )
 from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta, OwnerReference
+from draco.resources.api.sharing import SharingMode, SharingPolicy, SharingPolicySpec
 from draco.resources.api.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
 from draco.resources.api.taints import (
     DeviceTaint,
@@ -206,6 +207,15 @@ def a_claim(
             ],
         ),
     )
+
+
+def as_shares(claim: ResourceClaim, *share_ids: str, **consumed: str) -> ResourceClaim:
+    """An allocated claim with shares of its devices, one result for each ID; `consumed` are their amounts."""
+    assert claim.status.allocation is not None
+    (result,) = claim.status.allocation.devices.results
+    results = [msgspec.structs.replace(result, share_id=each, consumed_capacity=consumed) for each in share_ids]
+    allocation = AllocationResult(devices=DeviceAllocationResult(results=results))
+    return msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, allocation=allocation))
 
 
 def _of_pod(namespace: str, pod: str, entry: str) -> dict[str, Any]:
@@ -441,6 +451,16 @@ def a_mig_policy(
     return MigPolicy(
         metadata=ObjectMeta(name=name, uid=a_uid("migpolicy", name), generation=1, creation_timestamp=created),
         spec=MigPolicySpec(mode=mode, **spec),
+    )
+
+
+def a_sharing_policy(
+    name: str = "policy", *, mode: SharingMode = SharingMode.MEMORY, created: datetime = MOMENT, **spec: Any
+) -> SharingPolicy:
+    """A policy that shares every GPU by memory, unless its spec says otherwise."""
+    return SharingPolicy(
+        metadata=ObjectMeta(name=name, uid=a_uid("sharingpolicy", name), generation=1, creation_timestamp=created),
+        spec=SharingPolicySpec(mode=mode, **spec),
     )
 
 

@@ -40,6 +40,8 @@ from draco.controller.reconciling import Reconciling
 from draco.controller.reservations.reconciler import ReservationReconciler
 from draco.controller.reservations.waiting import WaitingReasons
 from draco.controller.settings import OperatorSettings
+from draco.controller.sharing.decisions import SharingDecisions
+from draco.controller.sharing.policies import SharingPolicyReconciler
 from draco.controller.taints import reports
 from draco.controller.taints.extensions import TaintExtensionReconciler
 from draco.controller.taints.reach import RuleReach
@@ -86,6 +88,7 @@ class Reconcilers:
         )
         self.workers = Workers(view.followed, clock=view.clock, settings=settings.worker)
         self.decisions = MigDecisions(view)
+        self._sharing = SharingDecisions(view)
         self._evictions = PodEvictions(client, clock=view.clock)
         held = HeldDevices(view)
         self._guard = LimitGuard(view, held, self.events) if settings.allocate else None
@@ -252,7 +255,10 @@ class Reconcilers:
             client, view, health, self.events, opened=self._metrics.remediations_opened
         )
         handover = self.allocation.handover if self.allocation else None
-        self._add("gpu-nodes", GpuNodeReconciler(client, view, decisions, health, handover))
+        self._add(
+            "gpu-nodes", GpuNodeReconciler(client, view, decisions, health, sharing=self._sharing, handover=handover)
+        )
+        self._add("sharing-policies", SharingPolicyReconciler(client, view, self._sharing))
         self._add("mig-policies", MigPolicyReconciler(client, view, decisions, adviser=repairs))
         self._add("mig-warm", WarmAheadReconciler(view, decisions))
         self._add("mig-repair", repairs)

@@ -42,6 +42,7 @@ from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.api.scheduling import PodGroup
+from draco.resources.api.sharing import SharingPolicy
 from draco.resources.api.slices import Device, ResourceSlice, current_slices
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
 from draco.resources.kinds import (
@@ -60,6 +61,7 @@ from draco.resources.kinds import (
     POD_DISRUPTION_BUDGETS,
     POD_GROUPS,
     PODS,
+    SHARING_POLICIES,
     SLICES,
     TAINT_RULES,
     Kind,
@@ -161,6 +163,7 @@ class ClusterView:
         self.mig_policies: OwnKind[MigPolicy] = own(MIG_POLICIES)
         self.reservations: OwnKind[DeviceReservation] = own(DEVICE_RESERVATIONS)
         self.limits: OwnKind[DeviceLimit] = own(DEVICE_LIMITS)
+        self.sharing_policies: OwnKind[SharingPolicy] = own(SHARING_POLICIES)
         self.rules: Collection[DeviceTaintRule] = (
             follow(taint_rules) if taint_rules else Collection(TAINT_RULES[0], clock=clock)
         )
@@ -244,8 +247,7 @@ class ClusterView:
 
     def published(self, device: DeviceKey) -> tuple[Device, str] | None:
         """A device as its pool publishes it now, and its node ("" if it is not for one node)."""
-        pool = device.pool_key
-        for item in self.current_slices_of(pool):
+        for item in self.current_slices_of(device.pool_key):
             for each in item.spec.devices:
                 if each.name == device.device:
                     return each, item.spec.node_name or each.node_name or ""
@@ -278,8 +280,7 @@ class ClusterView:
 
     def extended_to(self, device: DeviceKey) -> frozenset[DeviceKey]:
         """The devices with extensions of rules that name this one."""
-        rules = self.rules.store.by_index(BY_EXTENDED_DEVICE, str(device))
-        selectors = (rule.spec.device_selector for rule in rules)
+        selectors = (rule.spec.device_selector for rule in self.rules.store.by_index(BY_EXTENDED_DEVICE, str(device)))
         return frozenset(named for each in selectors if each is not None and (named := each.named))
 
     def slices_of(self, pool: PoolKey) -> list[ResourceSlice]:
@@ -307,8 +308,7 @@ class ClusterView:
 
     def is_fenced(self, pool: PoolKey) -> bool:
         """Whether a rule fences the pool because its agent is lost."""
-        rule = self.rules.store.get(ObjectKey("", fence_name(pool)))
-        return rule is not None and is_fence(rule)
+        return (rule := self.rules.store.get(ObjectKey("", fence_name(pool)))) is not None and is_fence(rule)
 
     def rule_taints(self, device: DeviceKey) -> list[DeviceTaint]:
         """The taints that rules put on a device."""

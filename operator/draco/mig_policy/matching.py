@@ -6,13 +6,15 @@ evaluated changes nothing: neither a broken selector nor an agent that is down m
 compiled policy (`Rules`), the order of policies, and what they permit: resets, evictions, spreading.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
+from typing import TypeVar
 
 import msgspec
 
 from draco.cel import EvaluationError, Selector, device_view, ready_selector
+from draco.resources.api.claims import DeviceSelector
 from draco.resources.api.draco import (
     Allocator,
     GpuStatus,
@@ -24,9 +26,12 @@ from draco.resources.api.draco import (
     PreemptionPermit,
     ResetPermit,
 )
+from draco.resources.api.meta import ObjectStruct
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID
 from draco.resources.windows import Openness, openness, unknown_zones
+
+P = TypeVar("P", bound=ObjectStruct)
 
 _LAST = datetime.max.replace(tzinfo=UTC)
 
@@ -46,16 +51,24 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 def rules_of(policy: MigPolicy) -> Rules:
     """The compiled policy."""
-    selectors = []
-    for index, selector in enumerate(policy.spec.device_selectors):
-        compiled = ready_selector(selector.cel.expression if selector.cel else "")
-        if isinstance(compiled, str):
-            return Rules(policy=policy, problem=f"spec.deviceSelectors[{index}] is invalid: {compiled}.")
-        selectors.append(compiled)
+    selectors = compiled(policy.spec.device_selectors)
+    if isinstance(selectors, str):
+        return Rules(policy=policy, problem=selectors)
     if zones := unknown_zones(policy.spec.reset.windows):
         named = f"{zones[0]} is not a time zone; use a name such as UTC or Europe/Berlin"
-        return Rules(policy=policy, selectors=tuple(selectors), problem=f"spec.reset.windows: {named}.")
-    return Rules(policy=policy, selectors=tuple(selectors))
+        return Rules(policy=policy, selectors=selectors, problem=f"spec.reset.windows: {named}.")
+    return Rules(policy=policy, selectors=selectors)
+
+
+def compiled(selectors: Iterable[DeviceSelector]) -> tuple[Selector, ...] | str:
+    """A policy's spec.deviceSelectors, or what is wrong with one of them, as a sentence."""
+    found = []
+    for index, selector in enumerate(selectors):
+        ready = ready_selector(selector.cel.expression if selector.cel else "")
+        if isinstance(ready, str):
+            return f"spec.deviceSelectors[{index}] is invalid: {ready}."
+        found.append(ready)
+    return tuple(found)
 
 
 def permit(reset: MigReset, now: datetime) -> Openness:
@@ -79,7 +92,7 @@ def spreading_policies(policies: Iterable[MigPolicy]) -> list[MigPolicy]:
     return [each for each in policies if each.spec.placement is PlacementStrategy.SPREAD]
 
 
-def oldest_first(policies: Iterable[MigPolicy]) -> list[MigPolicy]:
+def oldest_first(policies: Iterable[P]) -> list[P]:
     """Policies in the order in which they choose GPUs: by creation, then by name, without those being deleted."""
     return sorted(
         (policy for policy in policies if policy.metadata.deletion_timestamp is None),
@@ -136,7 +149,7 @@ def verdict(
         return _UNREPORTED if has_it else _INDIVISIBLE
     if not gpu.mig.capable and not hands_over_whole(spec):
         return _INDIVISIBLE
-    return _by_selectors(rules, device, driver)
+    return by_selectors(rules.selectors, device, driver)
 
 
 def hands_over_whole(spec: MigPolicySpec) -> bool:
@@ -144,14 +157,15 @@ def hands_over_whole(spec: MigPolicySpec) -> bool:
     return spec.allocator is Allocator.OPERATOR and spec.mode is MigMode.DISABLED
 
 
-def _by_selectors(rules: Rules, device: Device | None, driver: str) -> MatchVerdict:
-    if not rules.selectors:
+def by_selectors(selectors: Sequence[Selector], device: Device | None, driver: str) -> MatchVerdict:
+    """Whether the selectors of a policy match a whole GPU, as published; None if it is not."""
+    if not selectors:
         return _SELECTED
     if device is None:
         return MatchVerdict(
             PolicyMatch.UNKNOWN, error="The GPU is not published, so spec.deviceSelectors cannot be evaluated for it."
         )
-    for index, selector in enumerate(rules.selectors):
+    for index, selector in enumerate(selectors):
         try:
             if not selector.matches(device_view(driver, device)):
                 return MatchVerdict(PolicyMatch.NOT_SELECTED, selector=index)

@@ -17,6 +17,7 @@ from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.api.reviews import Review
 from draco.resources.api.scheduling import PodGroup, PriorityClass
+from draco.resources.api.sharing import SharingPolicy
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.api.usage import GpuUsage
@@ -107,6 +108,7 @@ ALLOCATION_REGISTERS = Kind(
     "draco.dev", "v1alpha1", "allocationregisters", "AllocationRegister", False, AllocationRegister
 )
 DEVICE_RESERVATIONS = Kind("draco.dev", "v1alpha1", "devicereservations", "DeviceReservation", True, DeviceReservation)
+SHARING_POLICIES = Kind("draco.dev", "v1alpha1", "sharingpolicies", "SharingPolicy", False, SharingPolicy)
 OWN_KINDS = (
     GPU_NODES,
     GPU_USAGES,
@@ -117,6 +119,7 @@ OWN_KINDS = (
     DEVICE_LIMITS,
     ALLOCATION_REGISTERS,
     DEVICE_RESERVATIONS,
+    SHARING_POLICIES,
 )
 """The kinds of Draco's CustomResourceDefinitions."""
 TOKEN_REVIEWS = Kind("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", False, Review)

@@ -139,6 +139,7 @@ def test_administrators_of_namespaces_may_not_take_gpus_out_of_service_unless_to
     assert writers() == set()
     assert writers("--set", "roles.aggregateToAdmin=true") == {
         "draco-devicelimits-edit",
+        "draco-sharingpolicies-edit",
         "draco-devicemaintenances-edit",
         "draco-healthpolicies-edit",
         "draco-maintenancebudgets-edit",

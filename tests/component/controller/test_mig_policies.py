@@ -13,6 +13,7 @@ from draco.controller.health.decisions import HealthDecisions
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.mig.policies import MigPolicyReconciler
 from draco.controller.mig.repair import RepairReconciler
+from draco.controller.sharing.decisions import SharingDecisions
 from draco.controller.view import ClusterView
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
@@ -284,7 +285,7 @@ async def test_a_replica_that_sees_an_old_state_writes_nothing(
     await lab.report(node, ON, ON)
     await client.patch(MIG_POLICIES, key, {"spec": {"mode": "Disabled"}})
     with pytest.raises(Conflict):
-        await GpuNodeReconciler(client, view, decisions, health).reconcile(node)
+        await GpuNodeReconciler(client, view, decisions, health, sharing=SharingDecisions(view)).reconcile(node)
     reconciler = MigPolicyReconciler(client, view, decisions, adviser=cast("RepairReconciler", Silent()))
     monkeypatch.setattr(view.mig_policies, "is_current", was_current_a_moment_ago)
     with pytest.raises(Conflict):
@@ -292,7 +293,7 @@ async def test_a_replica_that_sees_an_old_state_writes_nothing(
     assert (await lab.gpu_node(node)).spec.gpus == []
     await client.delete(GPU_NODES, ObjectKey("", node))
     with suppress(Conflict):
-        await GpuNodeReconciler(client, view, decisions, health).reconcile(node)
+        await GpuNodeReconciler(client, view, decisions, health, sharing=SharingDecisions(view)).reconcile(node)
     with pytest.raises(NotFound):
         await lab.gpu_node(node)
 

@@ -16,6 +16,7 @@ from draco.resources.api.health import HealthPolicy
 from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget, MaintenancePhase, MaintenanceTaint
 from draco.resources.api.reservations import DeviceReservation
+from draco.resources.api.sharing import SharingPolicy
 from draco.resources.api.usage import GpuUsage
 from draco.resources.kinds import (
     ALLOCATION_REGISTERS,
@@ -27,6 +28,7 @@ from draco.resources.kinds import (
     HEALTH_POLICIES,
     MAINTENANCE_BUDGETS,
     MIG_POLICIES,
+    SHARING_POLICIES,
     Kind,
 )
 
@@ -41,6 +43,7 @@ KINDS: list[tuple[Kind[Any], type[msgspec.Struct]]] = [
     (ALLOCATION_REGISTERS, AllocationRegister),
     (DEVICE_LIMITS, DeviceLimit),
     (DEVICE_RESERVATIONS, DeviceReservation),
+    (SHARING_POLICIES, SharingPolicy),
 ]
 
 

@@ -59,14 +59,14 @@ class CdiSpec(msgspec.Struct, frozen=True, rename="camel"):
     container_edits: ContainerEdits
 
 
-def device_name(device: str, uid: ClaimUid) -> str:
-    """A device's name in the spec of its claim. It starts with a letter, as specs before 0.5.0 require."""
-    return f"{device}-{uid}"
+def device_name(device: str, uid: ClaimUid, share_id: str = "") -> str:
+    """A device's name in the spec of its claim; a claim may have several shares. It starts with a letter (specs before 0.5.0)."""
+    return f"{device}-{uid}-{share_id}" if share_id else f"{device}-{uid}"
 
 
-def device_id(driver: str, device: str, uid: ClaimUid) -> str:
+def device_id(driver: str, device: PreparedDevice, uid: ClaimUid) -> str:
     """A device's full name, as kubelet passes it to the runtime."""
-    return f"{kind(driver)}={device_name(device, uid)}"
+    return f"{kind(driver)}={device_name(device.device, uid, device.share_id)}"
 
 
 def kind(driver: str) -> str:
@@ -82,14 +82,12 @@ def spec(
     Its annotations repeat the record, in case that is lost. A device that the claim got twice (administrative access) appears
     once. Creates missing device nodes. Raises DeviceNodeMissing or CapabilityUnknown.
     """
-    devices = {device.device: device for device in claim.devices}
+    devices = {device_name(device.device, claim.uid, device.share_id): device for device in claim.devices}
     return CdiSpec(
         cdi_version=VERSION,
         kind=kind(driver),
         annotations=_annotations(claim, boot_id),
-        devices=[
-            CdiDevice(device_name(name, claim.uid), _device_edits(device, node)) for name, device in devices.items()
-        ],
+        devices=[CdiDevice(name, _device_edits(device, node)) for name, device in devices.items()],
         container_edits=msgspec.structs.replace(common, device_nodes=_device_nodes(node.nodes.shared(), node.nodes)),
     )
 

@@ -73,17 +73,17 @@ def plan_prepare(
     intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus, can_slice=can_slice)
     if (found := conflict(intent, record.values(), leftovers)) is not None:
         raise PrepareError(found.why) if found.holder is None else StillPrepared(found.why, holder=found.holder)
-    if refusal := sick(intent, gpus) or joining(intent, gpus):
+    if refusal := sick(intent, gpus) or joining(intent, gpus) or differing(intent, record.values()):
         raise PrepareError(refusal)
     gpus_of(intent, {gpu.uuid: gpu for gpu in gpus.values()})
     return FirstPrepare(intent)
 
 
 def _check_unchanged(known: PreparedClaim, claim: ResourceClaim, driver: str) -> None:
-    allocated = {(one.pool, one.device) for one in claim.results if one.driver == driver}
-    held = {(device.pool, device.device) for device in known.devices}
+    allocated = {(one.pool, one.device, one.share_id or "") for one in claim.results if one.driver == driver}
+    held = {(device.pool, device.device, device.share_id) for device in known.devices}
     if allocated != held:
-        have = ", ".join(sorted(device for _, device in held))
+        have = ", ".join(sorted({device.device for device in known.devices}))
         raise PrepareError(
             f"Claim {known} is prepared with {have}, but that is no longer its allocation; it can be prepared again "
             "when kubelet has unprepared it."
@@ -152,6 +152,7 @@ def _device(
         pci_bus_id=gpu.pci_bus_id,
         admin=bool(result.admin_access),
         share_id=result.share_id or "",
+        consumed=result.consumed_capacity,
         partition=None if part is None else _partition(name, result.device, gpu, part),
     )
 
@@ -178,9 +179,10 @@ def conflict(
 ) -> ClaimConflict | None:
     """The conflict with a claim that holds one of these devices; None without one.
 
-    A whole GPU and its partitions exclude each other, as do partitions that share units. Administrative access never conflicts,
-    but even then a partition cannot overlap an instance or a whole GPU in use. Leftover intents hold nothing. Claims that kubelet
-    unprepared are checked later, when their remaining instances must give way.
+    A whole GPU and its partitions exclude each other, as do partitions that share units. Shares of one device, in one claim or
+    several, exclude only claims that have it alone. Administrative access never conflicts, but even then a partition cannot
+    overlap an instance or a whole GPU in use. Leftover intents hold nothing. Claims that kubelet unprepared are checked later,
+    when their remaining instances must give way.
 
     Schedulers never allocate a device twice to one claim, but anybody who may write allocations can.
     """
@@ -249,8 +251,33 @@ def _sickness(gpu: Gpu, device: PreparedDevice) -> str:
     return "" if worst is None else f"{worst.status.name}: {worst.status.message}"
 
 
+def differing(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
+    """Why shares of the claim cannot be set up beside others of the same GPU, as a sentence; "" if they can.
+
+    A time slice is the GPU's, so all its shares must ask for the same. Sharers that ask for none have the default.
+    """
+    prepared = [each for each in others if each.state is PreparationState.PREPARED and each.uid != claim.uid]
+    for other in (claim, *prepared):
+        pairs = ((wanted, held) for wanted in claim.devices for held in other.devices if _differs(wanted, held))
+        if (pair := next(pairs, None)) is not None:
+            wanted, held = pair
+            who = "the claim itself" if other is claim else f"claim {other}"
+            return (
+                f"Claim {claim} cannot be prepared: it asks for time slices of {wanted.time_slice} on {wanted.device}, and "
+                f"{who} has another share of it with time slices of {held.time_slice}. Give all claims that share a GPU the "
+                "same configuration."
+            )
+    return ""
+
+
+def _differs(wanted: PreparedDevice, held: PreparedDevice) -> bool:
+    sharing = wanted.gpu == held.gpu and wanted.partition is None and held.partition is None
+    alone = wanted.admin or held.admin or not (wanted.share_id and held.share_id)
+    return sharing and not alone and wanted.time_slice is not held.time_slice
+
+
 def _excludes(wanted: PreparedDevice, held: PreparedDevice) -> bool:
-    if wanted.gpu != held.gpu:
+    if wanted.gpu != held.gpu or _both_shares(wanted, held):
         return False
     if wanted.partition is None and held.partition is None:
         return not wanted.admin and not held.admin
@@ -260,3 +287,7 @@ def _excludes(wanted: PreparedDevice, held: PreparedDevice) -> bool:
     if wanted.key == held.key:
         return not wanted.admin and not held.admin
     return bool(wanted.partition.mask & held.partition.mask)
+
+
+def _both_shares(wanted: PreparedDevice, held: PreparedDevice) -> bool:
+    return wanted.device == held.device and bool(wanted.share_id and held.share_id)

@@ -144,6 +144,7 @@ def _by_status(result: DeviceRequestAllocationResult, said: _Identity | None) ->
         minor=NOT_THERE,
         admin=bool(result.admin_access),
         share_id=result.share_id or "",
+        consumed=result.consumed_capacity,
         partition=part,
     )
 

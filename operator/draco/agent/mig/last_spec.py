@@ -21,6 +21,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.retry import persistently
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu, MigMode, WantedGpu, WantedInstance
 from draco.resources.api.meta import ObjectKey
+from draco.resources.api.sharing import SharedGpu
 from draco.resources.api.slices import Device, ResourceSlice, own_slices
 from draco.resources.api.taints import TaintIdentity
 from draco.resources.kinds import NODES, SLICES
@@ -31,6 +32,7 @@ from draco.resources.names import (
     gpu_name,
     read_partition_name,
 )
+from draco.sharing.terms import shared_gpu_of
 
 log = structlog.get_logger()
 
@@ -142,6 +144,7 @@ def in_effect(last: GpuNodeSpec, said: GpuNodeSpec, forgotten: Collection[str] =
     decided = {*said.decided, *forgotten}
     named = {each.uuid for each in said.gpus}
     promised = {each.device for each in said.promised}
+    shared = {each.uuid for each in said.shared}
     judged = {(each.uuid, each.fault, each.instance) for each in said.health}
 
     def kept(uuid: str) -> bool:
@@ -150,6 +153,7 @@ def in_effect(last: GpuNodeSpec, said: GpuNodeSpec, forgotten: Collection[str] =
     return GpuNodeSpec(
         gpus=said.gpus + [each for each in last.gpus if kept(each.uuid) and each.uuid not in named],
         promised=said.promised + [each for each in last.promised if kept(each.uuid) and each.device not in promised],
+        shared=said.shared + [each for each in last.shared if kept(each.uuid) and each.uuid not in shared],
         isolated=said.isolated + [each for each in last.isolated if kept(each.uuid) and each not in said.isolated],
         health=said.health
         + [each for each in last.health if kept(each.uuid) and (each.uuid, each.fault, each.instance) not in judged],
@@ -168,6 +172,7 @@ def as_published(slices: Iterable[ResourceSlice]) -> GpuNodeSpec:
             by_gpu.setdefault(uuid, {})[device.name] = device
     return GpuNodeSpec(
         gpus=[wanted for uuid, devices in by_gpu.items() if (wanted := _wanted(uuid, devices)) is not None],
+        shared=[found for uuid, devices in by_gpu.items() if (found := _shared(uuid, devices)) is not None],
         isolated=[each for uuid, devices in by_gpu.items() for each in _isolated(uuid, devices)],
         operator_allocated=[
             uuid
@@ -190,6 +195,12 @@ def _wanted(uuid: str, devices: Mapping[str, Device]) -> WantedGpu | None:
         profiles = sorted({each.profile for each in parts})
         return WantedGpu(uuid=uuid, policy="", mode=MigMode.DYNAMIC, profiles=profiles)
     return WantedGpu(uuid=uuid, policy="", mode=MigMode.STATIC, layout=parts)
+
+
+def _shared(uuid: str, devices: Mapping[str, Device]) -> SharedGpu | None:
+    parts = [device for name, device in devices.items() if read_partition_name(name) is not None]
+    whole = next((device for name, device in devices.items() if read_partition_name(name) is None), None)
+    return shared_gpu_of(uuid, whole, parts)
 
 
 def _isolated(uuid: str, devices: Mapping[str, Device]) -> list[IsolatedGpu]:

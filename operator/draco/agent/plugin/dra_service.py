@@ -134,7 +134,7 @@ class DraService:
             request_names=[device.request],
             pool_name=device.pool,
             device_name=device.device,
-            cdi_device_ids=[device_id(self._driver, device.device, uid)],
+            cdi_device_ids=[device_id(self._driver, device, uid)],
             share_id=device.share_id or None,
         )
 

@@ -32,6 +32,7 @@ from draco.kube.queue import WorkQueue, run_workers
 from draco.mig.board import Board, Placement
 from draco.mig.keeping import KeptInstances, keeping, layout_of
 from draco.resources.api.draco import IsolatedGpu, MigMode, MigState, PromisedDevice, WantedGpu
+from draco.resources.api.sharing import SharedGpu
 from draco.resources.api.slices import CounterSet, Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import (
@@ -47,11 +48,14 @@ from draco.resources.names import (
     GpuUuid,
     gpu_name,
 )
+from draco.sharing.enforcement import enforceable
+from draco.sharing.terms import TermsError, as_shareable, form_of, terms_for
 
 PACE_S = 2.0
 """Minimum time between publications that differ only in their order. A stale order is legal, only worse."""
 
 
+_UNSHARED: Mapping[GpuUuid, SharedGpu] = MappingProxyType({})
 _NOTHING: Mapping[GpuUuid, Sequence[PromisedDevice]] = MappingProxyType({})
 
 
@@ -81,6 +85,7 @@ class Offering:
         migs: Mapping[GpuUuid, GpuMigView],
         wanted: Mapping[GpuUuid, WantedGpu],
         promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = _NOTHING,
+        shared: Mapping[GpuUuid, SharedGpu] = _UNSHARED,
         isolated: Sequence[IsolatedGpu] = (),
         operator_allocated: Collection[str] = (),
         given_out: Callable[[bool], bool] = lambda _: False,
@@ -90,22 +95,25 @@ class Offering:
     ) -> DeviceOffer:
         """What to publish now. `migs` and `wanted` are by UUID; a GPU without either is offered whole. `now_s` is monotonic.
 
-        `promised` are allocated devices that would no longer be offered, `isolated` the GPUs under maintenance,
-        `operator_allocated` those that Draco allocates. `given_out` says whether another allocator gives out divided GPUs, or
-        undivided ones, `can_slice` whether a GPU's time slice can be set, None if unknown. `written` says whether the API server
-        has the last offer.
+        `promised` are allocated devices that would no longer be offered, `shared` the GPUs that several claims may have,
+        `isolated` those under maintenance, `operator_allocated` those that Draco allocates. `given_out` says whether another
+        allocator gives out divided GPUs, or undivided ones, `can_slice` whether a GPU's time slice can be set, None if unknown.
+        `written` says whether the API server has the last offer.
         """
         plain: list[Device] = []
         divisible: list[Divisible] = []
         going: set[str] = set()
         again: list[float] = []
+        forms: dict[str, SharedGpu] = {}
         self._withdrawals.keep_only({each.uuid for each in gpus})
         for gpu in sorted(gpus, key=position):
             uuid = gpu.uuid
             mig = migs.get(uuid) or GpuMigView(gpu=uuid)
             of_claims = promised.get(uuid, ())
             asked = self._divisible(gpu, mig, wanted.get(uuid), keeping(None, mig.board, of_claims))
-            offered = self._withdrawals.offer(gpu, mig, asked, written=written, now_s=now_s)
+            offered = self._withdrawals.offer(gpu, mig, asked, shared.get(uuid), written=written, now_s=now_s)
+            if offered.shared is not None:
+                forms[device_name(gpu)] = offered.shared
             made = offered.divided
             going |= offered.going
             again += [offered.again_in_s] if offered.again_in_s is not None else []
@@ -127,6 +135,7 @@ class Offering:
             else one
             for one in plain + partitions.devices(divisible, driver, self._order)
         ]
+        devices = [_as_shared(one, forms.get(gpu_name(one.name))) for one in devices] if forms else devices
         if operator_allocated:
             names = {device_name(each) for each in gpus if each.uuid in operator_allocated}
             devices = [_kept_from_scheduler(one) if gpu_name(one.name) in names else one for one in devices]
@@ -193,6 +202,17 @@ def _is_to_be_reset(gpu: Gpu, mig: GpuMigView, wanted: WantedGpu | None) -> bool
     if wanted is None or not (wanted.reset_permitted and mig.capable and gpu.mig_needs_reset):
         return False
     return mig.enabled is (wanted.mode is MigMode.DISABLED)
+
+
+def _as_shared(device: Device, form: SharedGpu | None) -> Device:
+    """The device for several claims, if it is to be shared on terms that it can have; otherwise for one."""
+    terms = form_of(form, device.name)
+    if terms is None or terms.enforcement not in enforceable():
+        return device
+    try:
+        return as_shareable(device, terms_for(terms, device))
+    except TermsError:
+        return device  # the operator says why in the policy's status
 
 
 def _kept_from_scheduler(device: Device) -> Device:
@@ -299,6 +319,7 @@ class Offers:
             migs=self._divisions.of(view.gpus, facts.divisions),
             wanted=wanted.gpus or {},
             promised=wanted.promised,
+            shared=wanted.shared,
             isolated=wanted.isolated,
             operator_allocated=wanted.operator_allocated,
             given_out=lambda divided: others is not None and others.gives(divided=divided),

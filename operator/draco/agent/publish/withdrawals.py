@@ -1,10 +1,11 @@
-"""Delays the withdrawal of devices, with a taint as notice.
+"""Delays the withdrawal of devices, and of the form in which they can be allocated, with a taint as notice.
 
 The scheduler counts used units by published devices: a device that it allocates at the moment of its withdrawal would not be
-counted, and its units could be allocated twice. So a GPU is first offered unchanged for a while, with a taint on the devices that
-will go. A claim that was allocated at that moment gets a promise of its place meanwhile, so that place stays. A change that
-withdraws nothing is offered immediately. Pure: the caller says when the notice has been written. The offer of a previous agent is
-unknown.
+counted, and its units could be allocated twice. Nor does it count the holder of a whole device against its shares, or shares
+against a whole device. So a GPU is first offered unchanged for a while, with a taint on the devices that will go or change. A
+claim that was allocated at that moment gets a promise of its place meanwhile, or the operator asks for the old form again, so
+that both stay. A change that withdraws nothing is offered immediately. Pure: the caller says when the notice has been written.
+The offer of a previous agent is unknown.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,7 +15,9 @@ import msgspec
 
 from draco.agent.hardware.gpus import Gpu, GpuMigView, device_name
 from draco.agent.publish.partitions import Divisible, partition_name
+from draco.resources.api.sharing import SharedGpu
 from draco.resources.names import GpuUuid
+from draco.sharing.terms import continues
 
 NOTICE_S: Final = 3.0
 """How long a tainted device stays published: the scheduler must see the taint, and the operator must promise allocated places."""
@@ -23,9 +26,10 @@ LOOK_S: Final = 0.5
 
 
 class Offered(msgspec.Struct, frozen=True):
-    """The current offer of a GPU: divided, or whole (None); devices about to go; when to look again."""
+    """The current offer of a GPU: divided, or whole (None); how it is shared; devices about to go; when to look again."""
 
     divided: Divisible | None
+    shared: SharedGpu | None = None
     going: frozenset[str] = frozenset()
     again_in_s: float | None = None
 
@@ -34,6 +38,7 @@ class _Shown(msgspec.Struct, frozen=True):
     """What is offered of one GPU; its devices about to go, and since when the API server says so."""
 
     divided: Divisible | None
+    shared: SharedGpu | None
     names: frozenset[str]
     going: Mapping[str, float | None] = {}
 
@@ -48,25 +53,39 @@ class Withdrawals:
         """Forget GPUs that are gone."""
         self._shown = {uuid: each for uuid, each in self._shown.items() if uuid in uuids}
 
-    def offer(self, gpu: Gpu, mig: GpuMigView, divided: Divisible | None, *, written: bool, now_s: float) -> Offered:
-        """How to offer a GPU that should be `divided`, or whole (None). `written`: the API server has the last offer."""
+    def offer(
+        self,
+        gpu: Gpu,
+        mig: GpuMigView,
+        divided: Divisible | None,
+        shared: SharedGpu | None = None,
+        *,
+        written: bool,
+        now_s: float,
+    ) -> Offered:
+        """How to offer a GPU that should be `divided`, or whole (None), and `shared`, or not (None).
+
+        `written`: the API server has the last offer.
+        """
         uuid = gpu.uuid
         names, before = _names(gpu, divided), self._shown.get(uuid)
-        if before is None or not _is_of(before.divided, mig) or before.names <= names:
-            self._shown[uuid] = _Shown(divided, names)
-            return Offered(divided)
-        going = {name: before.going.get(name) for name in before.names - names}
+        changed = before is not None and not continues(before.shared, shared)
+        if before is None or not _is_of(before.divided, mig) or (before.names <= names and not changed):
+            self._shown[uuid] = _Shown(divided, shared, names)
+            return Offered(divided, shared)
+        going = {name: before.going.get(name) for name in (before.names if changed else before.names - names)}
         if written:  # devices that were going in the written offer are known to be
             going |= {name: now_s for name, since in going.items() if name in before.going and since is None}
         left = [NOTICE_S if since is None else since + NOTICE_S - now_s for since in going.values()]
         if max(left) <= 0:
-            self._shown[uuid] = _Shown(divided, names)
-            return Offered(divided)
+            self._shown[uuid] = _Shown(divided, shared, names)
+            return Offered(divided, shared)
         kept = before.divided
         if kept is not None:
             kept = msgspec.structs.replace(kept, gpu=gpu, mig=mig)
-        self._shown[uuid] = _Shown(kept, before.names, going)
-        return Offered(kept, frozenset(going), LOOK_S if None in going.values() else max(left))
+        now = before.shared if changed else shared
+        self._shown[uuid] = _Shown(kept, now, before.names, going)
+        return Offered(kept, now, frozenset(going), LOOK_S if None in going.values() else max(left))
 
 
 def _names(gpu: Gpu, divided: Divisible | None) -> frozenset[str]:

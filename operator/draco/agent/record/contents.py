@@ -83,8 +83,9 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One device of a claim. `gpu` identifies the hardware; `device` is its name at allocation.
 
-    `partition` is None for a whole GPU. The claim's spec was written with `minor`, `pci_bus_id`, `capabilities` (the device
-    numbers that open the instance) and the instance's numbers.
+    `partition` is None for a whole GPU. `share_id` is "" unless the claim has a share, of which `consumed` are the amounts. The
+    claim's spec was written with `minor`, `pci_bus_id`, `capabilities` (the device numbers that open the instance) and the
+    instance's numbers.
     """
 
     request: str
@@ -94,6 +95,7 @@ class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     minor: int
     admin: bool = False
     share_id: str = ""
+    consumed: dict[str, str] = {}
     partition: Partition | None = None
     time_slice: TimeSlice = TimeSlice.DEFAULT
     pci_bus_id: str = ""

@@ -11,6 +11,7 @@ from draco.agent.record.contents import PreparedClaim
 from draco.kube.discovery import Features
 from draco.resources.api.draco import GpuNodeSpec, IsolatedGpu, PromisedDevice, RepairedGpu, WantedGpu
 from draco.resources.api.health import FaultOverride
+from draco.resources.api.sharing import SharedGpu
 from draco.resources.names import ClaimUid, GpuUuid
 from draco.resources.texts import listed
 
@@ -90,6 +91,7 @@ class WantedNode(msgspec.Struct, frozen=True, kw_only=True):
 
     gpus: Mapping[GpuUuid, WantedGpu] | None = None
     promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = {}
+    shared: Mapping[GpuUuid, SharedGpu] = {}
     isolated: Sequence[IsolatedGpu] = []
     operator_allocated: Sequence[str] = []
     health: Sequence[FaultOverride] = []
@@ -109,6 +111,7 @@ class WantedNode(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             gpus={GpuUuid(each.uuid): each for each in spec.gpus},
             promised=promised,
+            shared={GpuUuid(each.uuid): each for each in spec.shared},
             isolated=spec.isolated,
             operator_allocated=spec.operator_allocated,
             health=spec.health,

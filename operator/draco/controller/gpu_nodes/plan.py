@@ -15,6 +15,7 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu, PromisedDevice, RepairedGpu, WantedGpu
 from draco.resources.api.health import FaultOverride
 from draco.resources.api.maintenance import DeviceMaintenance
+from draco.resources.api.sharing import SharedGpu
 from draco.resources.api.taints import DeviceTaintRule
 
 MOST_ISOLATED = 1024
@@ -26,6 +27,7 @@ def plan_spec(
     *,
     layout: Sequence[WantedGpu],
     promised: Sequence[PromisedDevice],
+    shared: Sequence[SharedGpu],
     isolation: Sequence[IsolatedGpu],
     overrides: Sequence[FaultOverride],
     repaired: Sequence[RepairedGpu],
@@ -36,6 +38,7 @@ def plan_spec(
     spec = GpuNodeSpec(
         gpus=list(layout),
         promised=list(promised),
+        shared=list(shared),
         isolated=sorted(isolation, key=_request_and_gpu)[:MOST_ISOLATED],
         health=in_order(overrides)[:MOST_OVERRIDES],
         repaired=list(repaired),
@@ -86,6 +89,7 @@ def sorted_spec(spec: GpuNodeSpec) -> GpuNodeSpec:
     return GpuNodeSpec(
         gpus=sorted(spec.gpus, key=lambda each: each.uuid),
         promised=sorted(spec.promised, key=lambda each: each.device),
+        shared=sorted(spec.shared, key=lambda each: each.uuid),
         isolated=sorted(spec.isolated, key=_request_and_gpu),
         health=in_order(spec.health),
         repaired=sorted(spec.repaired, key=lambda each: each.uuid),

@@ -15,6 +15,7 @@ from draco.controller.gpu_nodes.plan import isolation_of, overrides_of, plan_spe
 from draco.controller.health.decisions import HealthDecisions, said_by
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.own_status import SupersededVersions
+from draco.controller.sharing.decisions import SharingDecisions
 from draco.controller.view import BY_POOL, ClusterView
 from draco.health.requests import has_repaired, repaired_gpus
 from draco.kube.connect.client import Client
@@ -26,6 +27,7 @@ from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, MigPolicy
 from draco.resources.api.maintenance import CONDITION_READY_FOR_WORK, DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
+from draco.resources.api.sharing import SharingPolicy
 from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, HEALTH_POLICIES
 from draco.resources.names import FIELD_MANAGER_OPERATOR
 
@@ -50,6 +52,8 @@ class GpuNodeReconciler:
         view: ClusterView,
         decisions: MigDecisions,
         health: HealthDecisions,
+        *,
+        sharing: SharingDecisions,
         handover: Handover | None = None,
     ) -> None:
         """`handover` is None where Draco allocates nothing."""
@@ -57,6 +61,7 @@ class GpuNodeReconciler:
         self._view = view
         self._decisions = decisions
         self._health = health
+        self._sharing = sharing
         self._handover = handover
         self._superseded = SupersededVersions(view.gpu_nodes)
 
@@ -68,6 +73,7 @@ class GpuNodeReconciler:
         view.slices.subscribe_keys(wake, lambda item: [item.spec.pool.name], reads=lambda item: item.spec)
         view.claims.subscribe_keys(wake, _pools_of, reads=lambda claim: claim.devices_held)
         view.mig_policies.subscribe(lambda change: self._wake_for_policy(change, wake))
+        view.sharing_policies.subscribe(lambda change: self._wake_for_policy(change, wake))
         view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake), reads=_concern)
         view.health_policies.subscribe(lambda _: self._wake_all(wake), reads=said_by)
         view.classes.subscribe(lambda change: self._wake_for_class(change, wake))
@@ -83,8 +89,8 @@ class GpuNodeReconciler:
         """Read the inputs of the node's spec, plan it, and write it if it differs."""
         health = await self._health.of(node)
         gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
-        decision = self._decisions.of(node)
-        if gpu_node is None or decision is None or gpu_node.metadata.deletion_timestamp is not None:
+        decision, forms = self._decisions.of(node), self._sharing.of(node)
+        if gpu_node is None or decision is None or forms is None or gpu_node.metadata.deletion_timestamp is not None:
             return None
         if gpu_node in self._superseded:
             return None
@@ -96,6 +102,7 @@ class GpuNodeReconciler:
             gpu_node,
             layout=decision.wanted,
             promised=promised_devices(gpu_node, decision.wanted, self._view.claims.store.by_index(BY_POOL, pool)),
+            shared=forms.shared,
             isolation=isolation_of(
                 gpu_node,
                 [(each, self._view.rules_for(each.metadata.uid)) for each in requests],
@@ -152,9 +159,9 @@ class GpuNodeReconciler:
         seen["resourceVersion"] = written.metadata.resource_version
         return await self._client.patch(GPU_NODES, key, {"metadata": seen, "spec": whole})
 
-    def _wake_for_policy(self, change: Change[MigPolicy], wake: Callable[[str], None]) -> None:
+    def _wake_for_policy(self, change: Change[MigPolicy] | Change[SharingPolicy], wake: Callable[[str], None]) -> None:
         going = change.after is not None and change.after.metadata.deletion_timestamp is not None
-        if going or change.differs(lambda policy: policy.spec):
+        if going or change.differs(_spec_of):
             self._wake_all(wake)
 
     def _wake_for_class(self, change: Change[DeviceClass], wake: Callable[[str], None]) -> None:
@@ -174,6 +181,10 @@ class GpuNodeReconciler:
             wake(node)
 
 
+def _spec_of(policy: MigPolicy | SharingPolicy) -> object:
+    return policy.spec
+
+
 def _concern(request: DeviceMaintenance) -> tuple[object, ...]:
     """The fields that decide whether devices are isolated and repaired."""
     selector = request.spec.device_selector
@@ -189,6 +200,7 @@ def _pools(requests: Iterable[DeviceMaintenance]) -> set[str]:
 def _as_logged(spec: GpuNodeSpec) -> dict[str, list[str]]:
     return {
         "promised": [f"{each.device} for claim {each.claim}" for each in spec.promised],
+        "shared": [f"{each.uuid} by {each.policy}" for each in spec.shared],
         "isolated": [f"{each.device or 'all'} for {each.request}" for each in spec.isolated],
         "overridden": [f"{each.fault} of {each.uuid} by {each.policy}" for each in spec.health],
         "repaired": [f"{each.uuid} for {each.request}" for each in spec.repaired],

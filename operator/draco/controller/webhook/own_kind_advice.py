@@ -27,6 +27,7 @@ from draco.resources.api.health import HealthPolicy
 from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.reservations import DeviceReservation
+from draco.resources.api.sharing import SharingPolicy
 from draco.resources.errors import DracoError
 from draco.resources.kinds import (
     DEVICE_LIMITS,
@@ -35,8 +36,11 @@ from draco.resources.kinds import (
     HEALTH_POLICIES,
     MAINTENANCE_BUDGETS,
     MIG_POLICIES,
+    SHARING_POLICIES,
     Kind,
 )
+from draco.sharing.decide import sharing_rules
+from draco.sharing.enforcement import enforceable
 
 log = structlog.get_logger(__name__)
 
@@ -98,6 +102,13 @@ def _of_mig_policy(policy: MigPolicy, _: Mapping[str, DeviceClass], __: datetime
         yield problem
 
 
+def _of_sharing_policy(policy: SharingPolicy, _: Mapping[str, DeviceClass], __: datetime) -> Iterator[str]:
+    if problem := sharing_rules(policy).problem:
+        yield problem
+    if policy.spec.enforcement not in enforceable():
+        yield f"No agent enforces spec.enforcement {policy.spec.enforcement} yet, so nothing is shared; use None."
+
+
 def _of_limit(limit: DeviceLimit, classes: Mapping[str, DeviceClass], _: datetime) -> Iterator[str]:
     yield from class_remarks(limit.spec.device_class_names, classes)
 
@@ -116,6 +127,7 @@ _ADVICE: Final[Mapping[str, tuple[Kind[Any], Callable[[Any, Mapping[str, DeviceC
         (MAINTENANCE_BUDGETS, _of_budget),
         (HEALTH_POLICIES, _of_health_policy),
         (MIG_POLICIES, _of_mig_policy),
+        (SHARING_POLICIES, _of_sharing_policy),
         (DEVICE_LIMITS, _of_limit),
         (DEVICE_RESERVATIONS, _of_reservation),
     )

@@ -9,6 +9,7 @@ from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import DeviceSelector
 from draco.resources.api.health import FaultOverride, GpuFaultStatus
 from draco.resources.api.meta import Condition, LabelSelector, ObjectStruct, TimeWindow, find_condition
+from draco.resources.api.sharing import SharedGpu
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import CONDITION_READY, REASON_AGENT_LOST, PoolKey
 
@@ -202,14 +203,15 @@ class RepairedGpu(ApiStruct, frozen=True, kw_only=True):
 class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
     """What the operator wants of the node. A GPU that is not listed belongs to no policy: nothing new is created on it.
 
-    `promised` devices stay published and free for their claims. `operator_allocated` are UUIDs of GPUs that Draco allocates,
-    which are tainted against kube-scheduler. `decided` are the UUIDs of all GPUs covered by this spec; for others the agent keeps
-    its last instructions. Empty: the operator has decided nothing yet. `repaired` is kept only while the agent reports such a
-    fault.
+    `promised` devices stay published and free for their claims. `shared` GPUs are published for several claims.
+    `operator_allocated` are UUIDs of GPUs that Draco allocates, which are tainted against kube-scheduler. `decided` are the UUIDs
+    of all GPUs covered by this spec; for others the agent keeps its last instructions. Empty: the operator has decided nothing
+    yet. `repaired` is kept only while the agent reports such a fault.
     """
 
     gpus: list[WantedGpu] = []
     promised: list[PromisedDevice] = []
+    shared: list[SharedGpu] = []
     isolated: list[IsolatedGpu] = []
     health: list[FaultOverride] = []
     repaired: list[RepairedGpu] = []

@@ -8,7 +8,7 @@ from draco.agent.errors import DeviceMissing, PrepareError
 from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER
-from tests.builders import a_claim
+from tests.builders import a_claim, as_shares, configured
 from tests.unit.agent.claims.test_claims import GPUS
 
 ONE = a_claim("one", on=["node-0/gpu-0"])
@@ -77,3 +77,52 @@ def test_a_claim_waits_until_its_gpus_have_joined_their_fabric(state: Preparatio
         plan(ONE)
     assert isinstance(plan(a_claim("other", on=["node-0/gpu-1"])), FirstPrepare)
     assert isinstance(plan(a_claim("admin", on=["node-0/gpu-0"], admin_access=True)), FirstPrepare)
+
+
+SHARE = as_shares(a_claim("share", on=["node-0/gpu-0"]), "s1", memory="10Gi")
+OTHER_SHARE = as_shares(a_claim("other", on=["node-0/gpu-0"]), "s2", memory="10Gi")
+
+
+def test_shares_of_one_device_do_not_exclude_each_other() -> None:
+    plan = planned(OTHER_SHARE, on_record(SHARE, PreparationState.PREPARED))
+    assert isinstance(plan, FirstPrepare)
+    assert [(each.device, each.share_id) for each in plan.claim.devices] == [("gpu-0", "s2")]
+
+
+def test_a_share_and_a_claim_that_has_the_device_alone_exclude_each_other() -> None:
+    for wanted, held in ((SHARE, ONE), (ONE, SHARE)):
+        with pytest.raises(PrepareError, match=f"still prepared for claim {held.metadata.key}"):
+            planned(wanted, on_record(held, PreparationState.PREPARED))
+
+
+def test_a_claim_may_have_several_shares_of_one_device() -> None:
+    two = as_shares(a_claim("two", on=["node-0/gpu-0"]), "s1", "s2")
+    assert [each.share_id for each in planned(two).claim.devices] == ["s1", "s2"]
+    again = as_shares(two_less(two), "s1", "s3")
+    with pytest.raises(PrepareError, match="prepared with gpu-0, but that is no longer its allocation"):
+        planned(again, on_record(two, PreparationState.PREPARED))
+
+
+def two_less(claim: ResourceClaim) -> ResourceClaim:
+    """The claim with one result, of which `as_shares` makes shares."""
+    return a_claim(claim.metadata.name, on=["node-0/gpu-0"])
+
+
+def slicing(claim: ResourceClaim, interval: str) -> ResourceClaim:
+    sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}}
+    return configured(claim, {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing})
+
+
+def test_all_shares_of_a_gpu_have_one_time_slice() -> None:
+    """The time slice is the GPU's: the last claim would change it under the others."""
+    first = on_record(slicing(SHARE, "Long"), PreparationState.PREPARED)
+    assert isinstance(planned(slicing(OTHER_SHARE, "Long"), first), FirstPrepare)
+    for interval in ("Short", "Default"):
+        with pytest.raises(
+            PrepareError,
+            match=f"asks for time slices of {interval} on gpu-0, and claim default/share has another share of it with time "
+            "slices of Long",
+        ):
+            planned(slicing(OTHER_SHARE, interval), first)
+    with pytest.raises(PrepareError, match="and claim default/share has another share of it"):
+        planned(OTHER_SHARE, first)

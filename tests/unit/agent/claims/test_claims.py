@@ -32,7 +32,7 @@ from draco.resources.api.claims import (
 )
 from draco.resources.api.meta import Condition
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
-from tests.builders import a_claim, a_gpu
+from tests.builders import a_claim, a_gpu, as_shares
 from tests.doubles.files import FullCopyOnWriteDisk, FullDisk, Writes
 from tests.doubles.undivided import UNDIVIDED, a_preparer
 from tests.unit.agent.driver_on_disk import a_driver
@@ -387,6 +387,29 @@ def test_on_a_real_node_a_device_is_where_containers_see_it(desk: Desk) -> None:
 def test_a_device_that_a_claim_got_twice_is_in_its_spec_once(desk: Desk) -> None:
     desk.prepare(a_claim("c", on=["node-0/gpu-0", "node-0/gpu-0"], admin_access=True))
     assert len(desk.spec(a_claim("c"))["devices"]) == 1
+
+
+def test_each_share_is_a_device_of_its_own_that_opens_the_same_gpu(desk: Desk) -> None:
+    shares = as_shares(a_claim("c", on=["node-0/gpu-0"]), "s1", "s2", memory="10Gi")
+    desk.prepare(shares)
+    one, two = desk.spec(shares)["devices"]
+    assert [one["name"], two["name"]] == [f"gpu-0-{uid(shares)}-{share}" for share in ("s1", "s2")]
+    assert one["containerEdits"] == two["containerEdits"]
+    [on_record] = desk.record.claims.values()
+    assert [(each.share_id, each.consumed) for each in on_record.devices] == [
+        (share, {"memory": "10Gi"}) for share in ("s1", "s2")
+    ]
+
+
+def test_claims_share_a_gpu_until_each_is_given_up(desk: Desk) -> None:
+    one, two = (as_shares(a_claim(name, on=["node-0/gpu-0"]), name, memory="10Gi") for name in ("first", "second"))
+    desk.prepare(one)
+    desk.prepare(two)
+    desk.desk.unprepare(uid(one))
+    with pytest.raises(PrepareError, match="still prepared for claim default/second"):
+        desk.prepare(ONE)
+    desk.desk.unprepare(uid(two))
+    desk.prepare(ONE)
 
 
 def test_files_of_others_in_the_cdi_folder_are_never_touched(tmp_path: Path) -> None:

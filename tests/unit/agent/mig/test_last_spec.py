@@ -1,10 +1,21 @@
 """Which spec is in effect for GPUs that the current GpuNode does not decide about."""
 
+import msgspec
+
 from draco.agent.mig.last_spec import NOTHING, as_published, in_effect
 from draco.resources.api.draco import GpuNodeSpec, IsolatedGpu, MigMode, PromisedDevice, WantedGpu, WantedInstance
 from draco.resources.api.health import FaultOverride, HealthEffect
-from draco.resources.api.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
+from draco.resources.api.sharing import SharedGpu, SharingMode
+from draco.resources.api.slices import (
+    Device,
+    DeviceAttribute,
+    DeviceCapacity,
+    ResourcePool,
+    ResourceSlice,
+    ResourceSliceSpec,
+)
 from draco.resources.api.taints import DeviceTaint
+from draco.sharing.terms import as_shareable, terms_for
 
 ONE, TWO = "GPU-1", "GPU-2"
 
@@ -18,6 +29,7 @@ def everything(uuid: str, number: int) -> GpuNodeSpec:
     return GpuNodeSpec(
         gpus=[WantedGpu(uuid=uuid, policy="p", mode=MigMode.DYNAMIC)],
         promised=[PromisedDevice(device=f"gpu-{number}", uuid=uuid)],
+        shared=[SharedGpu(uuid=uuid, policy="s", mode=SharingMode.MEMORY)],
         isolated=[isolated(uuid)],
         health=[FaultOverride(uuid=uuid, fault="Xid43", policy="h", effect=HealthEffect.NO_SCHEDULE)],
         operator_allocated=[uuid],
@@ -29,7 +41,7 @@ def both() -> GpuNodeSpec:
     return GpuNodeSpec(
         **{
             name: getattr(one, name) + getattr(two, name)
-            for name in ("gpus", "promised", "isolated", "health", "operator_allocated")
+            for name in ("gpus", "promised", "shared", "isolated", "health", "operator_allocated")
         }
     )
 
@@ -110,3 +122,15 @@ def test_slices_tell_how_a_gpu_is_divided() -> None:
     [laid_out] = as_published(published(a_part("3g.40gb", 9, 0), a_part("3g.40gb", 9, 4))).gpus
     assert laid_out.mode is MigMode.STATIC
     assert laid_out.layout == [WantedInstance(profile="3g.40gb", start=start) for start in (0, 4)]
+
+
+def test_slices_tell_how_a_gpu_is_shared() -> None:
+    """A GPU that claims share must not be published for one claim by an agent that lost its record."""
+    whole = msgspec.structs.replace(a_whole(), capacity={"memory": DeviceCapacity(value="81559Mi")})
+    form = SharedGpu(uuid=ONE, policy="", mode=SharingMode.MEMORY, step="1Gi", minimum="1Gi", default="10Gi")
+    spec = as_published(published(as_shareable(whole, terms_for(form, whole))))
+    assert spec.shared == [form]
+    part = msgspec.structs.replace(a_part("1g.10gb", 19, 0), capacity={"memory": DeviceCapacity(value="9856Mi")})
+    by_count = SharedGpu(uuid=ONE, policy="", mode=SharingMode.COUNT, count=4)
+    spec = as_published(published(as_shareable(part, terms_for(by_count, part))))
+    assert spec.shared == [msgspec.structs.replace(by_count, mig_devices=True)]

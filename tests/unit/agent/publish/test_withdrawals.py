@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from draco.agent.hardware.faults import with_fault
@@ -11,6 +12,7 @@ from draco.agent.publish.offering import DeviceOffer, Offering
 from draco.agent.publish.withdrawals import LOOK_S, NOTICE_S
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.draco import MigMode, PromisedDevice, WantedGpu, WantedInstance
+from draco.resources.api.sharing import Enforcement, SharedGpu, SharingMode
 from tests.builders import a_gpu
 
 DRIVER = DriverInfo("580.65.06", "13.0", "13.580.65.06")
@@ -35,6 +37,7 @@ class Node:
         mig: GpuMigView = MIG,
         written: bool = True,
         promised: Sequence[PromisedDevice] = (),
+        shared: SharedGpu | None = None,
         **wanted: Any,
     ) -> DeviceOffer:
         wishes = {UUID: WantedGpu(uuid=UUID, policy="p", mode=mode, **wanted)} if mode else {}
@@ -44,6 +47,7 @@ class Node:
             migs={UUID: mig},
             wanted=wishes,
             promised={UUID: promised},
+            shared={UUID: shared} if shared else {},
             written=written,
             now_s=self.now_s,
         )
@@ -148,3 +152,57 @@ def test_a_gpu_that_left_or_was_replaced_is_not_held_on_to(node: Node) -> None:
     node.offers(MigMode.DYNAMIC)
     node.offering.offer([], DRIVER, migs={}, wanted={}, now_s=node.now_s)
     assert names(node.offers(None)) == {"gpu-0"}
+
+
+MEMORY = SharedGpu(uuid=UUID, policy="p", mode=SharingMode.MEMORY, step="1Gi")
+
+
+def shareable(offer: DeviceOffer) -> set[str]:
+    return {one.name for one in offer.devices if one.allow_multiple_allocations}
+
+
+def test_a_gpu_is_tainted_in_its_old_form_before_several_claims_may_have_it(node: Node) -> None:
+    """A claim that kube-scheduler gives the whole GPU at that moment would not be counted against its shares."""
+    node.offers(None)
+    offered = node.offers(None, shared=MEMORY)
+    assert (shareable(offered), withdrawn(offered), offered.again_in_s) == (set(), {"gpu-0"}, LOOK_S)
+    node.offers(None, shared=MEMORY)
+    node.now_s = NOTICE_S
+    offered = node.offers(None, shared=MEMORY)
+    assert (shareable(offered), withdrawn(offered)) == ({"gpu-0"}, set())
+    back = node.offers(None)
+    assert (shareable(back), withdrawn(back)) == ({"gpu-0"}, {"gpu-0"})
+
+
+def test_a_gpu_that_was_allocated_at_the_last_moment_keeps_its_form(node: Node) -> None:
+    node.offers(None)
+    node.offers(None, shared=MEMORY)
+    offered = node.offers(None)  # the operator has seen the claim
+    assert (shareable(offered), withdrawn(offered), offered.again_in_s) == (set(), set(), None)
+
+
+def test_amounts_change_without_notice(node: Node) -> None:
+    node.offers(None, shared=MEMORY)
+    offered = node.offers(None, shared=msgspec.structs.replace(MEMORY, default="10Gi"))
+    assert (shareable(offered), withdrawn(offered)) == ({"gpu-0"}, set())
+    policy = offered.devices[0].capacity["memory"].request_policy
+    assert policy is not None
+    assert policy.default == "10Gi"
+
+
+def test_terms_that_a_device_cannot_have_leave_it_to_one_claim(node: Node) -> None:
+    for shared in (
+        msgspec.structs.replace(MEMORY, default="100Gi"),
+        msgspec.structs.replace(MEMORY, enforcement=Enforcement.DRIVER_LIMIT),
+    ):
+        assert shareable(Node().offers(None, shared=shared)) == set()
+
+
+def test_mig_devices_are_shared_where_that_is_asked() -> None:
+    layout = [WantedInstance(profile="1g.10gb", start=5)]
+    offered = Node().offers(MigMode.STATIC, layout=layout, shared=MEMORY)
+    assert shareable(offered) == set()
+    offered = Node().offers(MigMode.STATIC, layout=layout, shared=msgspec.structs.replace(MEMORY, mig_devices=True))
+    assert shareable(offered) == {SMALL}
+    (part,) = offered.devices
+    assert all(each.request_policy for each in part.capacity.values())

@@ -14,7 +14,14 @@ UUIDS = sorted(each.uuid for each in NODE.status.gpus)
 
 
 def planned(node: GpuNode = NODE, **given: Any) -> GpuNodeSpec:
-    nothing: dict[str, Any] = {"layout": [], "promised": [], "isolation": [], "overrides": [], "repaired": []}
+    nothing: dict[str, Any] = {
+        "layout": [],
+        "promised": [],
+        "shared": [],
+        "isolation": [],
+        "overrides": [],
+        "repaired": [],
+    }
     return plan_spec(node, **{**nothing, "handover": [], **given})
 
 

@@ -5,6 +5,7 @@ from typing import cast
 import msgspec
 
 from draco.controller.gpu_nodes.reconciler import GpuNodeReconciler
+from draco.controller.sharing.decisions import SharingDecisions
 from draco.kube.connect.client import Client
 from draco.resources.api.claims import ResourceClaim, ResourceClaimStatus
 from draco.resources.api.maintenance import CONDITION_WORKED, DeviceMaintenance
@@ -17,7 +18,9 @@ from tests.unit.controller.mig.test_mig_decisions import World, a_fleet
 def woken(world: World, *states: ResourceClaim | DeviceMaintenance) -> list[str]:
     """The nodes that the changes of a claim or a request wake."""
     keys: list[str] = []
-    GpuNodeReconciler(cast("Client", None), world.view, world.decisions, world.health).subscribe(keys.append)
+    GpuNodeReconciler(
+        cast("Client", None), world.view, world.decisions, world.health, sharing=SharingDecisions(world.view)
+    ).subscribe(keys.append)
     keys.clear()
     world.put(*states)
     return keys

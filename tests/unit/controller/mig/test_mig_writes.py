@@ -10,6 +10,7 @@ from draco.controller.allocation.ownership.handover import HandoverReconciler
 from draco.controller.gpu_nodes.reconciler import GpuNodeReconciler
 from draco.controller.mig.policies import MigPolicyReconciler
 from draco.controller.mig.repair import RepairReconciler
+from draco.controller.sharing.decisions import SharingDecisions
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.listeners import Listeners
@@ -67,7 +68,9 @@ def newer(item: T, version: str) -> T:
 
 
 def layouts(world: World, server: Server) -> GpuNodeReconciler:
-    return GpuNodeReconciler(cast("Client", server), world.view, world.decisions, world.health)
+    return GpuNodeReconciler(
+        cast("Client", server), world.view, world.decisions, world.health, sharing=SharingDecisions(world.view)
+    )
 
 
 def policies(world: World, server: Server, adviser: Adviser | None = None) -> MigPolicyReconciler:
@@ -130,7 +133,12 @@ async def test_nothing_is_decided_while_nobody_knows_which_gpus_draco_allocates(
     server, world = Server(), a_world()
     handover = SimpleNamespace(to_taint=lambda _: None)
     made = GpuNodeReconciler(
-        cast("Client", server), world.view, world.decisions, world.health, cast("HandoverReconciler", handover)
+        cast("Client", server),
+        world.view,
+        world.decisions,
+        world.health,
+        sharing=SharingDecisions(world.view),
+        handover=cast("HandoverReconciler", handover),
     )
     await made.reconcile("node-0")
     assert "decided" not in server.asked[0][1]["spec"]

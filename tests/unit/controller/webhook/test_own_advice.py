@@ -54,6 +54,13 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"mode": "Dynamic", "reset": {"windows": [{"start": "22:00", "duration": "2h", "timeZone": "Mars"}]}},
         "Mars is not a time zone",
     ),
+    ("SharingPolicy", {"mode": "Memory"}, ""),
+    (
+        "SharingPolicy",
+        {"mode": "Memory", "deviceSelectors": [{"cel": {"expression": "device.driver ="}}]},
+        "spec.deviceSelectors[0] is invalid",
+    ),
+    ("SharingPolicy", {"mode": "Memory", "enforcement": "MPS"}, "No agent enforces spec.enforcement MPS yet"),
     ("DeviceLimit", {"limits": {"devices": 1}}, ""),
     ("DeviceLimit", {"limits": {"devices": 1}, "deviceClassNames": ["gpus"]}, "There is no DeviceClass gpus"),
     (
