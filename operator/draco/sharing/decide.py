@@ -21,7 +21,7 @@ from draco.resources.api.draco import GpuNode, GpuStatus, MigMode
 from draco.resources.api.meta import find_condition
 from draco.resources.api.sharing import Enforcement, SharedGpu, SharingMode, SharingPolicy
 from draco.resources.api.slices import Device
-from draco.resources.names import gpu_name, read_partition_name
+from draco.resources.names import gpu_name
 from draco.resources.texts import listed
 from draco.sharing.terms import SHARES, TermsError, consumed, form_of, shared_gpu_of, terms_for, terms_of
 
@@ -144,7 +144,7 @@ def _form(
         wanted = _wanted(owner.policy, gpu.uuid)
         if problem := _problem(node, gpu, wanted, devices, enforceable):
             wanted = None
-    there = shared_gpu_of(gpu.uuid, *_divided(devices), driver) if devices else now
+    there = shared_gpu_of(gpu.uuid, devices, driver) if devices else now
     holds = _holds(seen, gpu.device)
     form, waits_for = _kept(wanted, now, there, holds, driver)
     if owner is None:
@@ -282,9 +282,3 @@ def _is_enough(wanted: SharedGpu | None, holds: Sequence[_Hold], driver: str) ->
     for each in holds:
         taken[each.result.device] += consumed(each.result.consumed_capacity, SHARES, driver) or 0
     return all(amount <= (wanted.count or 1) for amount in taken.values())
-
-
-def _divided(devices: Iterable[Device]) -> tuple[Device | None, list[Device]]:
-    """A GPU's devices: the whole, if it is published, and its partitions."""
-    parts = [each for each in devices if read_partition_name(each.name) is not None]
-    return next((each for each in devices if read_partition_name(each.name) is None), None), parts

@@ -12,7 +12,7 @@ import msgspec
 
 from draco.resources.api.sharing import SharedGpu, SharingMode, SharingPolicySpec
 from draco.resources.api.slices import CapacityRange, CapacityRequestPolicy, Device, DeviceCapacity
-from draco.resources.names import read_partition_name
+from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID, GpuUuid, read_partition_name
 from draco.resources.quantity import Format, Quantity
 
 MEMORY = "memory"
@@ -94,10 +94,21 @@ def terms_of(device: Device, driver: str = "") -> Terms | None:
     return Terms(mode=SharingMode.MEMORY, step=_bytes(within.step or ""), minimum=_bytes(within.min), default=default)
 
 
-def shared_gpu_of(uuid: str, whole: Device | None, parts: Iterable[Device], driver: str = "") -> SharedGpu | None:
+def published_forms(devices: Iterable[Device], driver: str = "") -> dict[GpuUuid, SharedGpu | None]:
+    """How each GPU of one pool is shared, by UUID, from its published devices; None for one claim alone."""
+    by_gpu: dict[str, list[Device]] = {}
+    for device in devices:
+        if uuid := device.text(ATTRIBUTE_PARENT_UUID, driver) or device.text(ATTRIBUTE_UUID, driver):
+            by_gpu.setdefault(uuid, []).append(device)
+    return {GpuUuid(uuid): shared_gpu_of(uuid, found, driver) for uuid, found in by_gpu.items()}
+
+
+def shared_gpu_of(uuid: str, devices: Iterable[Device], driver: str = "") -> SharedGpu | None:
     """How a GPU is shared, from its published devices; None if it is not."""
-    of_parts = next((each for each in parts if each.allow_multiple_allocations), None)
-    device = whole if whole is not None and whole.allow_multiple_allocations else of_parts
+    shareable = [each for each in devices if each.allow_multiple_allocations]
+    of_parts = any(read_partition_name(each.name) is not None for each in shareable)
+    whole = [each for each in shareable if read_partition_name(each.name) is None]
+    device = next(iter(whole or shareable), None)
     terms = terms_of(device, driver) if device is not None else None
     if device is None or terms is None:
         return None
@@ -108,7 +119,7 @@ def shared_gpu_of(uuid: str, whole: Device | None, parts: Iterable[Device], driv
         step=in_words(terms.step) if terms.step else "",
         minimum=in_words(terms.minimum) if terms.minimum else "",
         count=terms.count or None,
-        mig_devices=of_parts is not None,
+        mig_devices=of_parts,
     )
     if terms.mode is not SharingMode.MEMORY or terms_for(bare, device, driver) == terms:
         return bare

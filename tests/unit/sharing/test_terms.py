@@ -99,14 +99,14 @@ def test_what_is_published_tells_how_it_is_shared(form: SharedGpu) -> None:
     terms = terms_for(form, plain)
     device = as_shareable(plain, terms)
     assert terms_of(device) == terms
-    told = shared_gpu_of("GPU-0", device, [])
+    told = shared_gpu_of("GPU-0", [device])
     assert told is not None
     assert (told.mode, terms_for(told, plain)) == (form.mode, terms)
 
 
 def test_a_device_for_one_claim_has_no_terms() -> None:
     assert terms_of(a_whole_gpu()) is None
-    assert shared_gpu_of("GPU-0", a_whole_gpu(), []) is None
+    assert shared_gpu_of("GPU-0", [a_whole_gpu()]) is None
 
 
 @given(memory=st.integers(1, 300_000), step=st.integers(1, 100_000), minimum=st.none() | st.integers(1, 100_000))

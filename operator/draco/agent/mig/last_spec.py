@@ -21,7 +21,6 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.retry import persistently
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu, MigMode, WantedGpu, WantedInstance
 from draco.resources.api.meta import ObjectKey
-from draco.resources.api.sharing import SharedGpu
 from draco.resources.api.slices import Device, ResourceSlice, own_slices
 from draco.resources.api.taints import TaintIdentity
 from draco.resources.kinds import NODES, SLICES
@@ -172,7 +171,9 @@ def as_published(slices: Iterable[ResourceSlice]) -> GpuNodeSpec:
             by_gpu.setdefault(uuid, {})[device.name] = device
     return GpuNodeSpec(
         gpus=[wanted for uuid, devices in by_gpu.items() if (wanted := _wanted(uuid, devices)) is not None],
-        shared=[found for uuid, devices in by_gpu.items() if (found := _shared(uuid, devices)) is not None],
+        shared=[
+            found for uuid, devices in by_gpu.items() if (found := shared_gpu_of(uuid, devices.values())) is not None
+        ],
         isolated=[each for uuid, devices in by_gpu.items() for each in _isolated(uuid, devices)],
         operator_allocated=[
             uuid
@@ -195,12 +196,6 @@ def _wanted(uuid: str, devices: Mapping[str, Device]) -> WantedGpu | None:
         profiles = sorted({each.profile for each in parts})
         return WantedGpu(uuid=uuid, policy="", mode=MigMode.DYNAMIC, profiles=profiles)
     return WantedGpu(uuid=uuid, policy="", mode=MigMode.STATIC, layout=parts)
-
-
-def _shared(uuid: str, devices: Mapping[str, Device]) -> SharedGpu | None:
-    parts = [device for name, device in devices.items() if read_partition_name(name) is not None]
-    whole = next((device for name, device in devices.items() if read_partition_name(name) is None), None)
-    return shared_gpu_of(uuid, whole, parts)
 
 
 def _isolated(uuid: str, devices: Mapping[str, Device]) -> list[IsolatedGpu]:

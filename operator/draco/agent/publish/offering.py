@@ -49,7 +49,7 @@ from draco.resources.names import (
     gpu_name,
 )
 from draco.sharing.enforcement import enforceable
-from draco.sharing.terms import TermsError, as_shareable, form_of, terms_for
+from draco.sharing.terms import TermsError, as_shareable, form_of, published_forms, terms_for
 
 PACE_S = 2.0
 """Minimum time between publications that differ only in their order. A stale order is legal, only worse."""
@@ -76,6 +76,15 @@ class Offering:
         self._order: list[Place] = []
         self._ordered_at_s = float("-inf")
         self._withdrawals = Withdrawals()
+
+    def recall(self, forms: Mapping[GpuUuid, SharedGpu | None]) -> None:
+        """How GPUs are shared that have been published already; None for one claim alone."""
+        self._withdrawals.recall(forms)
+
+    @property
+    def forms(self) -> Mapping[GpuUuid, SharedGpu | None]:
+        """How the offered GPUs are shared."""
+        return self._withdrawals.forms
 
     def offer(
         self,
@@ -291,7 +300,9 @@ class Offers:
         """The cluster now keeps, or does not keep, the counters of partitions."""
         kept = facts.features is None or facts.features.partitionable_devices is not False
         if kept is not self._offering.partitionable:
+            forms = self._offering.forms
             self._offering = Offering(partitionable=kept)  # earlier offers mean nothing now
+            self._offering.recall(forms)
         self.touch()
 
     async def run(self, *, recovered: asyncio.Event, follows: bool) -> None:
@@ -305,6 +316,7 @@ class Offers:
                     "offers.wishes_unknown", remedy="give the agent the right to list and watch gpunodes.draco.dev"
                 )
         await wait_for(self._slicing_known, self._clock, TRIED_S)  # else it is published twice
+        self._offering.recall(published_forms(await self._publisher.before()))
         self.touch()
         await run_workers(self._queue, self._reconcile, workers=1, log=log)
 

@@ -21,7 +21,7 @@ from draco.kube.queue import WorkQueue, run_workers
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
 from draco.resources.api.meta import ObjectKey
-from draco.resources.api.slices import CounterSet, Device, ResourceSlice
+from draco.resources.api.slices import CounterSet, Device, ResourceSlice, own_slices
 from draco.resources.api.taints import BLOCKING_EFFECTS
 from draco.resources.kinds import NODES, SLICES
 
@@ -76,6 +76,12 @@ class SlicePublisher:
         self._kept.clear()
         self._announces = True
         self._queue.add(self._node)
+
+    async def before(self) -> list[Device]:
+        """What the node's slices have, once they are known."""
+        await self._informer.synced.wait()
+        slices_now = own_slices(self._informer.store.values(), self._node)
+        return [device for one in slices_now for device in one.spec.devices]
 
     @property
     def is_written(self) -> bool:

@@ -5,7 +5,7 @@ counted, and its units could be allocated twice. Nor does it count the holder of
 against a whole device. So a GPU is first offered unchanged for a while, with a taint on the devices that will go or change. A
 claim that was allocated at that moment gets a promise of its place meanwhile, or the operator asks for the old form again, so
 that both stay. A change that withdraws nothing is offered immediately. Pure: the caller says when the notice has been written.
-The offer of a previous agent is unknown.
+Of the offer of a previous agent only the form is known.
 """
 
 from collections.abc import Collection, Mapping
@@ -48,6 +48,16 @@ class Withdrawals:
 
     def __init__(self) -> None:
         self._shown: dict[GpuUuid, _Shown] = {}
+        self._recalled: dict[GpuUuid, SharedGpu | None] = {}
+
+    def recall(self, forms: Mapping[GpuUuid, SharedGpu | None]) -> None:
+        """How GPUs are shared that a previous agent has published; None for one claim alone."""
+        self._recalled = dict(forms)
+
+    @property
+    def forms(self) -> Mapping[GpuUuid, SharedGpu | None]:
+        """How the offered GPUs are shared."""
+        return {uuid: each.shared for uuid, each in self._shown.items()}
 
     def keep_only(self, uuids: Collection[GpuUuid]) -> None:
         """Forget GPUs that are gone."""
@@ -69,6 +79,8 @@ class Withdrawals:
         """
         uuid = gpu.uuid
         names, before = _names(gpu, divided), self._shown.get(uuid)
+        if before is None and uuid in self._recalled:
+            before = _Shown(divided, self._recalled[uuid], names)
         changed = before is not None and not continues(before.shared, shared)
         if before is None or not _is_of(before.divided, mig) or (before.names <= names and not changed):
             self._shown[uuid] = _Shown(divided, shared, names)

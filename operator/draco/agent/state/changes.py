@@ -18,7 +18,7 @@ class RegistrationHeard(NodeChange, frozen=True):
 
 
 class PoliciesChanged(NodeChange, frozen=True):
-    """Isolation, operator allocation, fault policies or repairs in the spec changed."""
+    """Sharing, isolation, operator allocation, fault policies or repairs in the spec changed."""
 
 
 class ReportDue(NodeChange, frozen=True):

@@ -129,8 +129,8 @@ class WantedNode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def policies(self) -> tuple[object, ...]:
-        """What decides taints and judges faults."""
-        return self.isolated, self.operator_allocated, self.health, self.repaired
+        """What decides taints, judges faults, and says which GPUs are shared."""
+        return self.shared, self.isolated, self.operator_allocated, self.health, self.repaired
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,11 +15,14 @@ from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, HeldInstance,
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.publish.offering import PATIENCE_S, TRIED_S, DeviceOffer, Offering, Offers
 from draco.agent.publish.partitions import partition_name
+from draco.agent.state.facts import WantedNode
 from draco.agent.state.node import NodeState
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.mig.board import Placement
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.draco import IsolatedGpu, MigMode, MigState, PromisedDevice, WantedGpu, WantedInstance
+from draco.resources.api.sharing import SharedGpu, SharingMode
+from draco.resources.api.slices import Device
 from tests.builders import a_gpu, a_slice
 from tests.doubles.clock import ManualClock
 
@@ -340,12 +343,20 @@ class Lab:
         self.slicing_known = asyncio.Event()
         self.slicing_known.set()
         self.told: list[list[str]] = []
-        publisher: Any = SimpleNamespace(
-            want=lambda devices, _counters: self.told.append([one.name for one in devices]), is_written=True
-        )
+        self.offered: list[Device] = []
+        self.published: list[Device] = []
+
+        async def before() -> list[Device]:
+            return self.published
+
+        def want(devices: Sequence[Device], _counters: object) -> None:
+            self.told.append([one.name for one in devices])
+            self.offered = list(devices)
+
+        publisher: Any = SimpleNamespace(want=want, before=before, is_written=True)
         keeper: Any = SimpleNamespace(recalled=self.recalled, known=self.known)
         divisions: Any = SimpleNamespace(of=lambda _gpus, _divisions: {})
-        state = NodeState(ManualClock())
+        self.state = state = NodeState(ManualClock())
         state.learn(view=HardwareView(driver=DRIVER, gpus=(a_gpu(0),)))
         self.offers = Offers(state, publisher, keeper, divisions, slicing_known=self.slicing_known, clock=self.clock)
 
@@ -431,3 +442,20 @@ def test_a_gpu_that_joins_its_fabric_is_not_to_be_had_as_a_whole_and_its_partiti
 def test_a_gpu_of_an_unknown_generation_needs_a_reset_to_leave_mig_mode() -> None:
     gpu = a_gpu(0, compute_major=None, compute_minor=None)
     assert taints(offer(gpu, a_mig(gpu, enabled=True))) == {("draco.dev/unsettled", "MigMode")}
+
+
+async def test_a_gpu_that_a_previous_agent_has_published_for_one_claim_is_not_shared_without_notice(lab: Lab) -> None:
+    uuid = a_gpu(0).uuid
+    lab.published = offer(a_gpu(0), None).devices
+    lab.state.learn(wanted=WantedNode(shared={uuid: SharedGpu(uuid=uuid, policy="p", mode=SharingMode.MEMORY)}))
+    for each in (lab.recovered, lab.recalled, lab.known):
+        each.set()
+    async with lab.running():
+        await settle()
+        (device,) = lab.offered
+        assert not device.allow_multiple_allocations
+        assert ("draco.dev/unsettled", "Withdrawn") in {(one.key, one.value) for one in device.taints}
+        for _ in range(20):
+            await lab.clock.advance(0.5)
+            await settle()
+        assert lab.offered[0].allow_multiple_allocations

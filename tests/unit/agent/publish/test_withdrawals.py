@@ -206,3 +206,14 @@ def test_mig_devices_are_shared_where_that_is_asked() -> None:
     assert shareable(offered) == {SMALL}
     (part,) = offered.devices
     assert all(each.request_policy for each in part.capacity.values())
+
+
+def test_a_restarted_agent_gives_notice_of_a_change_of_form_too(node: Node) -> None:
+    """It may end between the wish and the notice, and kube-scheduler sees the old slices meanwhile."""
+    node.offering.recall({UUID: None})
+    offered = node.offers(None, shared=MEMORY)
+    assert (shareable(offered), withdrawn(offered)) == (set(), {"gpu-0"})
+    again = Node()
+    again.offering.recall({UUID: MEMORY})
+    offered = again.offers(None, shared=msgspec.structs.replace(MEMORY, default="10Gi"))
+    assert (shareable(offered), withdrawn(offered)) == ({"gpu-0"}, set())

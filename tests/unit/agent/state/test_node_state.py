@@ -15,7 +15,7 @@ from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.agent.settings import AgentSettings
 from draco.agent.state import changes
 from draco.agent.state.changes import ClaimSettled, LeaseRenewed, NodeChange
-from draco.agent.state.facts import NewFacts, NodeFacts
+from draco.agent.state.facts import NewFacts, NodeFacts, WantedNode
 from draco.agent.state.node import SETTLE_S, NodeState
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
@@ -23,6 +23,15 @@ from draco.resources.names import ClaimUid
 from tests.doubles.clock import ManualClock
 
 VIEW = HardwareView(fault="The driver is gone.")
+
+
+def test_a_change_of_anything_that_decides_what_is_offered_is_told() -> None:
+    """Wishes for partitions and allocated devices wake each GPU's own work instead."""
+    by_gpu = {"gpus", "promised"}
+    of_the_node = {"forgotten", "as_published", "generation"}
+    for field in set(WantedNode.__struct_fields__) - by_gpu - of_the_node:
+        changed = msgspec.structs.replace(WantedNode(), **{field: ["changed"]})
+        assert changed.policies != WantedNode().policies, field
 
 
 def test_whoever_is_woken_sees_the_new_facts_in_the_order_of_the_list() -> None:
