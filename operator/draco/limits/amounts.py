@@ -68,7 +68,7 @@ def holdings_of(claim: ResourceClaim, hardware: HardwareOf) -> ClaimHoldings:
         device = pool.published_as(result.device) or pool.published_like(result.device)
         if device is None:
             unknown.append(result.device)
-        elif not _capacity(device, result.driver):
+        elif not _capacity(device, "memory", result.driver):
             unsized.append(result.device)
         origin = DeviceOrigin(claim.class_of(result.request), result.driver)
         found.setdefault(origin, Counter()).update(_amounts(result, device, pool))
@@ -98,12 +98,12 @@ def added(several: Iterable[Holdings]) -> Holdings:
 def _amounts(
     result: DeviceRequestAllocationResult, device: Device | None, pool: PoolHardware
 ) -> Counter[LimitedAmount]:
-    memory = _capacity(device, result.driver)
+    memory = _capacity(device, "memory", result.driver)
     slices, share = _parts(device, pool) if device is not None else (0, ONE)
     if result.share_id is not None:
-        taken = _named(result.consumed_capacity, "memory", result.driver)
-        part = min(ONE, taken * ONE // memory) if taken and memory else ONE
-        memory, slices, share = taken or memory, slices * part // ONE, share * part // ONE
+        part = _part(result, device)
+        memory = _named(result.consumed_capacity, "memory", result.driver) or memory * part // ONE
+        slices, share = slices * part // ONE, share * part // ONE
     return Counter(
         {
             LimitedAmount.DEVICES: ONE,
@@ -112,6 +112,15 @@ def _amounts(
             LimitedAmount.GPU_SHARE: share,
         }
     )
+
+
+def _part(result: DeviceRequestAllocationResult, device: Device | None) -> int:
+    """How much of its device a share is, by memory, else by their number; all of it if it takes neither."""
+    for name in ("memory", "shares"):
+        taken, total = _named(result.consumed_capacity, name, result.driver), _capacity(device, name, result.driver)
+        if taken and total:
+            return min(ONE, taken * ONE // total)
+    return ONE
 
 
 def _parts(device: Device, pool: PoolHardware) -> tuple[int, int]:
@@ -146,10 +155,10 @@ def _slices(names: Iterable[str]) -> Iterator[str]:
     return (name for name in names if _SLICE.fullmatch(name))
 
 
-def _capacity(device: Device | None, driver: str) -> int:
+def _capacity(device: Device | None, capacity: str, driver: str) -> int:
     if device is None:
         return 0
-    return _named({name: each.value for name, each in device.capacity.items()}, "memory", driver)
+    return _named({name: each.value for name, each in device.capacity.items()}, capacity, driver)
 
 
 def _named(amounts: Mapping[str, str], name: str, driver: str) -> int:

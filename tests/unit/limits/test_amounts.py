@@ -74,6 +74,9 @@ def test_a_share_of_a_device_counts_with_what_it_takes() -> None:
     said = "1 devices, 20Gi of GPU memory, 0 MIG memory slices, 0.25 GPUs"
     assert held(taking(consumed_capacity={"memory": "20Gi"}), slices) == said
     assert held(taking(consumed_capacity={"gpu.nvidia.com/memory": "20Gi"}), slices) == said
+    numbered = msgspec.structs.replace(shared, capacity={**shared.capacity, "shares": DeviceCapacity(value="4")})
+    one_of_four = taking(consumed_capacity={"memory": "0", "shares": "1"})
+    assert held(one_of_four, [a_slice("node-0", [numbered])]) == said
     assert held(taking(), slices) == "1 devices, 80Gi of GPU memory, 0 MIG memory slices, 1 GPUs"
 
 
