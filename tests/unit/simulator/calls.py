@@ -22,6 +22,9 @@ def arguments(library: Any, name: str) -> dict[str, Any]:
         "status": ctypes.byref(_versioned(pynvml.c_nvmlEccSramErrorStatus_v1_t, pynvml.nvmlEccSramErrorStatus_v1)),
         "info": ctypes.byref(pynvml.c_nvmlRemappedRowsInfo_v2_t()),
         "c_info": ctypes.byref(_versioned(pynvml.nvmlPciInfoExt_v1_t, pynvml.nvmlPciInfoExt_v1)),
+        "limits": pynvml.c_nvmlGetMemoryLimits_v1_t(b"/nowhere")
+        if "Get" in name
+        else pynvml.c_nvmlSetMemoryLimits_v1_t(b"/nowhere"),
         "gpuFabricInfo": ctypes.byref(
             pynvml.c_nvmlGpuFabricInfo_v2_t() if name.endswith("V") else pynvml.c_nvmlGpuFabricInfo_t()
         ),

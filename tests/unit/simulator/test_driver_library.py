@@ -20,6 +20,7 @@ from draco_local.simulator.accidents import faults
 from draco_local.simulator.driver import library, service
 from draco_local.simulator.driver.signatures import SIGNATURES
 from draco_local.simulator.gpus import state
+from draco_local.simulator.gpus.drivers import RELEASES
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.calls import arguments
 
@@ -89,6 +90,7 @@ def test_a_function_answers_over_ctypes_what_it_answers_in_process(
     state.create(first, board=board, gpus=2, node_name="n")
     with state.mutate(first) as node:
         node.gpus[0].mig_current = node.gpus[0].mig_pending = mig
+        node.driver.version = RELEASES["615"]
         node.gpus[1].processes.append(state.GpuProcess(4711, memory_mib=300))
     shutil.copy(first, second)
     simulated = SimulatedNvml(first)
@@ -96,6 +98,19 @@ def test_a_function_answers_over_ctypes_what_it_answers_in_process(
     with driving(second, monkeypatch):
         pynvml.nvmlInit()
         assert str(outcome(pynvml, name)) == str(outcome(simulated, name))
+
+
+def test_memory_limits_go_through_a_struct_with_a_path_in_it(driver: Path, tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").touch()
+    faults.reload_driver(driver, version="615")
+    pynvml.nvmlInit()
+    gpu, name = pynvml.nvmlDeviceGetHandleByIndex(0), str(tmp_path).encode()
+    pynvml.nvmlDeviceSetMemoryLimits_v1(gpu, pynvml.c_nvmlSetMemoryLimits_v1_t(name, 1 << 33, 1 << 34))
+    found = pynvml.c_nvmlGetMemoryLimits_v1_t(name)
+    pynvml.nvmlDeviceGetMemoryLimits_v1(gpu, found)
+    assert (found.softLimit, found.hardLimit, found.currentUsed) == (1 << 33, 1 << 34, 0)
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlDeviceGetMemoryLimits_v1(gpu, pynvml.c_nvmlGetMemoryLimits_v1_t(None))
 
 
 def test_running_processes_are_told(driver: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from draco_local.simulator.gpus.drivers import RELEASES
 from draco_local.simulator.gpus.state import create, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.calls import arguments
@@ -19,6 +20,7 @@ def _simulated_names() -> list[str]:
 
 
 NAMES = _simulated_names()
+NEWEST = RELEASES["615"]
 NEEDED = re.findall(
     r"\w+",
     """
@@ -114,6 +116,7 @@ def test_an_answer_has_the_type_that_pynvml_returns(
     create(tmp_path / "state.json", board=board, gpus=2, node_name="n")
     with mutate(tmp_path / "state.json") as state:
         state.gpus[0].mig_current = state.gpus[0].mig_pending = mig
+        state.driver.version = NEWEST
     library = SimulatedNvml(tmp_path / "state.json")
     library.nvmlInit()
     given = arguments(library, name).values()

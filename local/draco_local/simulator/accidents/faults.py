@@ -14,6 +14,7 @@ import pynvml
 
 from draco_local.simulator.accidents import hotplug
 from draco_local.simulator.accidents.hotplug import cure, fresh, gpu_named
+from draco_local.simulator.gpus import drivers
 from draco_local.simulator.gpus.boards import Architecture, NvLinkVersion
 from draco_local.simulator.gpus.state import (
     Failure,
@@ -199,7 +200,7 @@ def reset(path: Path, gpu: int | str) -> None:
 
 
 def reload_driver(path: Path, *, version: str | None = None) -> None:
-    """Unload and load the driver: every session is UNINITIALIZED until it starts again.
+    """Unload and load the driver: every session is UNINITIALIZED until it starts again. `version` may be a release, as "615".
 
     All instances are gone, and all processes that held a GPU: the driver cannot be unloaded before they end. MIG mode is kept
     on Ampere, where it is stored on the board; on newer boards it ends with the driver. A lost GPU is not found any more; the
@@ -224,7 +225,10 @@ def reboot(path: Path, *, minors: Sequence[int] | None = None, first_capability:
 def _start_driver(state: SimulatedNodeState, version: str | None, minors: Sequence[int] | None) -> None:
     state.driver.generation += 1
     state.driver.error = 0
-    state.driver.version = version or state.driver.version
+    if version is not None:
+        whole = drivers.whole_version(version)
+        state.driver.version, state.driver.nvml_version = whole, drivers.nvml_of(whole)
+        state.driver.cuda_version = drivers.cuda_of(whole)
     state.driver.nvidia_smi = state.driver.nvidia_smi or version is not None  # installed with that version
     state.events.clear()
     hotplug.probe(state, minors)

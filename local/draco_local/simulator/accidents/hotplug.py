@@ -87,6 +87,7 @@ def fresh(gpu: GpuState) -> None:
     gpu.instances.clear()
     gpu.mig_current = gpu.mig_pending
     gpu.compute_mode = gpu.time_slice = 0
+    gpu.memory_limits.clear()
     gpu.ecc.corrected_volatile = gpu.ecc.uncorrected_volatile = 0
     gpu.remapped.pending = False
     gpu.links.clear()  # a reset trains them again, and counts from 0

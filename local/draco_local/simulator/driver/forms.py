@@ -37,6 +37,8 @@ class Signature(NamedTuple):
     symbol: str
     parameters: tuple[Parameter, ...]
     answer: Answer
+    unpacked: tuple[str, ...] = ()
+    """What the library sends for the function's second argument, a struct with a pointer in it, as C: `s` is the struct."""
 
 
 HANDLE: Final = Parameter("handle")
@@ -255,6 +257,22 @@ def nvidia_smi(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
     answer = run_nvidia_smi(nvml, given.split("\n"))
     text.append(answer.text.encode()[: length - 1] + b"\0")
     status.value = answer.exit_code
+
+
+def set_memory_limits(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+    """Set a cgroup's limits, from the fields of the struct."""
+    device, name, soft, hard = arguments
+    limits = pynvml.c_nvmlSetMemoryLimits_v1_t(there(name).encode(), soft, hard)
+    nvml.nvmlDeviceSetMemoryLimits_v1(device, limits)
+
+
+def memory_limits(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+    """A cgroup's limits, behind the fields of the struct."""
+    device, name, *targets = arguments
+    limits = pynvml.c_nvmlGetMemoryLimits_v1_t(there(name).encode())
+    nvml.nvmlDeviceGetMemoryLimits_v1(device, limits)
+    for target, found in zip(targets, (limits.softLimit, limits.hardLimit, limits.currentUsed), strict=True):
+        target.value = found
 
 
 def fabric(symbol: str) -> Callable[[SimulatedNvml, Sequence[Any]], None]:

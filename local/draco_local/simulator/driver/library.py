@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import pynvml
+
 from draco.resources.errors import DracoError
 from draco_local.simulator.driver.forms import Parameter, Signature
 from draco_local.simulator.driver.signatures import NVIDIA_SMI, SIGNATURES
@@ -97,6 +99,13 @@ def _entry(parameter: Parameter) -> str:
 
 
 def _function(index: int, signature: Signature) -> str:
+    if signature.unpacked:
+        sent = ", ".join(("a0", *signature.unpacked))
+        return (
+            f"int {signature.symbol}(uint64_t a0, uint64_t a1) {{ uint64_t *s = (uint64_t *)a1; "
+            f"if (!s) return {pynvml.NVML_ERROR_INVALID_ARGUMENT}; "
+            f"const uint64_t values[] = {{{sent}}}; return call(&table[{index}], values); }}"
+        )
     declared = [
         f"{'uint32_t' if each.kind == 'number' else 'uint64_t'} a{number}"
         for number, each in enumerate(signature.parameters)

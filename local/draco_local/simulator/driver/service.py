@@ -28,19 +28,22 @@ from draco_local.simulator.nvml.library import SimulatedNvml
 
 log = structlog.get_logger(__name__)
 
+_PEER = struct.Struct("3i")
+"""Process, user and group of a socket's other end."""
+
 
 class _Sessions:
     """The SimulatedNvml of each process, and how many connections it has."""
 
-    def __init__(self, make: Callable[[], SimulatedNvml]) -> None:
+    def __init__(self, make: Callable[[bool], SimulatedNvml]) -> None:
         self._make = make
         self._lock = threading.Lock()
         self._open: dict[int, tuple[SimulatedNvml, int]] = {}
 
-    def joined(self, process: int) -> SimulatedNvml:
+    def joined(self, process: int, *, is_root: bool) -> SimulatedNvml:
         """Count one more connection of a process, and return its SimulatedNvml."""
         with self._lock:
-            nvml, count = self._open.get(process) or (self._make(), 0)
+            nvml, count = self._open.get(process) or (self._make(is_root), 0)
             self._open[process] = (nvml, count + 1)
             return nvml
 
@@ -62,7 +65,7 @@ class DriverService(socketserver.ThreadingUnixStreamServer):
         path.unlink(missing_ok=True)
         super().__init__(str(path), _Connection)
         path.chmod(0o666)
-        self.sessions = _Sessions(lambda: SimulatedNvml(state_file))
+        self.sessions = _Sessions(lambda is_root: SimulatedNvml(state_file, is_root=is_root))
         self.connections: set[socket.socket] = set()
 
     def server_close(self) -> None:
@@ -76,6 +79,11 @@ class DriverService(socketserver.ThreadingUnixStreamServer):
 class _Connection(socketserver.StreamRequestHandler):
     server: DriverService
 
+    def _caller(self) -> int:
+        """The user of the calling process."""
+        given = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        return int(_PEER.unpack(given)[1])
+
     def handle(self) -> None:
         """Answer calls until the process ends or closes it."""
         self.server.connections.add(self.connection)
@@ -87,7 +95,7 @@ class _Connection(socketserver.StreamRequestHandler):
                     request = self.rfile.read(*struct.unpack("<I", head))
                     if nvml is None:
                         (process,) = struct.unpack_from("<Q", request)
-                        nvml = self.server.sessions.joined(process)
+                        nvml = self.server.sessions.joined(process, is_root=self._caller() == 0)
                     answer = answered(nvml, request[8:])
                     self.wfile.write(struct.pack("<I", len(answer)) + answer)
         finally:

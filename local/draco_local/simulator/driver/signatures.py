@@ -26,6 +26,7 @@ from draco_local.simulator.driver.forms import (
     fills,
     gives,
     lists,
+    memory_limits,
     memory_v2,
     next_event,
     nvidia_smi,
@@ -35,6 +36,7 @@ from draco_local.simulator.driver.forms import (
     profile,
     retired_pages,
     says,
+    set_memory_limits,
     temperature,
 )
 
@@ -95,6 +97,15 @@ SIGNATURES: Final[tuple[Signature, ...]] = (
     gives("nvmlDeviceGetMemoryInfo", pynvml.c_nvmlMemory_t),
     Signature("nvmlDeviceGetMemoryInfo_v2", (HANDLE, VERSIONED), memory_v2),
     does("nvmlDeviceSetComputeMode", "hn"),
+    Signature(
+        "nvmlDeviceSetMemoryLimits_v1", (HANDLE, TEXT, HANDLE, HANDLE), set_memory_limits, ("s[0]", "s[1]", "s[2]")
+    ),
+    Signature(
+        "nvmlDeviceGetMemoryLimits_v1",
+        (HANDLE, TEXT, *[Parameter("struct", 8, type=_ULONG)] * 3),
+        memory_limits,
+        ("s[0]", "(uint64_t)&s[1]", "(uint64_t)&s[2]", "(uint64_t)&s[3]"),
+    ),
     gives("nvmlDeviceGetBAR1MemoryInfo", pynvml.c_nvmlBAR1Memory_t),
     gives("nvmlDeviceGetPciInfo_v3", pynvml.nvmlPciInfo_t),
     fills("nvmlDeviceGetPciInfoExt", pynvml.nvmlPciInfoExt_v1_t),

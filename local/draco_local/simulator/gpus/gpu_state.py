@@ -7,6 +7,7 @@ import uuid
 from typing import Literal
 
 import msgspec
+import pynvml
 
 FORMAT = 2
 EVENTS_KEPT = 256  # NVML's own queue is bounded too
@@ -22,6 +23,7 @@ class Driver(msgspec.Struct, omit_defaults=False):
     generation: int = 1
     error: int = 0
     nvidia_smi: bool = True  # whether its program of that name is there
+    memory_accounting: int = 3  # its option RmMemacctMode: 0 is off
 
 
 class EccCounts(msgspec.Struct):
@@ -98,6 +100,13 @@ class GpuProcess(msgspec.Struct):
     variables: dict[str, str] = {}  # what else its environment has
 
 
+class MemoryLimit(msgspec.Struct):
+    """What a cgroup may have of a GPU's memory, in bytes; at first nothing is guaranteed and everything allowed."""
+
+    soft: int = 0
+    hard: int = pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
+
+
 class Failure(msgspec.Struct):
     """Calls that fail: of one function, on one GPU and instance, `times` times. Empty and None mean any, or always."""
 
@@ -127,6 +136,7 @@ class GpuState(msgspec.Struct, kw_only=True):
     mig_pending: int = 0
     compute_mode: int = 0  # NVML's number
     time_slice: int = 0  # 0 to 3: default, short, medium, long
+    memory_limits: dict[str, MemoryLimit] = {}  # by the cgroup's folder
     instances: list[GpuInstance] = []
     processes: list[GpuProcess] = []
     ecc: EccCounts = msgspec.field(default_factory=EccCounts)

@@ -11,6 +11,7 @@ import msgspec
 import pynvml
 
 from draco_local.simulator.gpus.doorbell import Doorbell
+from draco_local.simulator.gpus.drivers import EVENTS
 from draco_local.simulator.gpus.state import NvmlEvent, SimulatedNodeState
 from draco_local.simulator.nvml.session import Session, invalid_argument
 
@@ -45,14 +46,18 @@ class EventCalls:
         return ctypes.cast(ctypes.c_void_p(token), pynvml.c_nvmlEventSet_t)
 
     def nvmlDeviceGetSupportedEventTypes(self, handle: Any) -> int:
-        """Every type the simulator can send."""
+        """Every type that the driver's release has."""
         self._session.gpu(handle)
-        return int(pynvml.nvmlEventTypeAll)
+        return self._types()
+
+    def _types(self) -> int:
+        release = self._session.release()
+        return int(pynvml.nvmlEventTypeAll) & ~sum(kind for kind, first in EVENTS.items() if first > release)
 
     def nvmlDeviceRegisterEvents(self, handle: Any, eventTypes: int, eventSet: Any) -> None:
         """Listen to a GPU's events from now on; registering again adds types."""
         gpu = self._session.gpu(handle)
-        if eventTypes & ~pynvml.nvmlEventTypeAll:
+        if eventTypes & ~self._types():
             raise invalid_argument()
         events = self._set(eventSet)
         types, since = events.registered.get(gpu.uuid, (0, self._session.state().next_event))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pynvml
 
+from draco_local.simulator.gpus import drivers
 from draco_local.simulator.gpus.boards import Architecture
 from draco_local.simulator.gpus.state import GpuState
 from draco_local.simulator.gpus.wiring import links_of
@@ -208,7 +209,7 @@ class HealthCalls:
             except TypeError:
                 value.fieldId = wanted
             read = _read_of(value.fieldId, value.scopeId)
-            if read is None:
+            if read is None or drivers.FIELDS.get(value.fieldId, 0) > self._session.release():
                 value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
                 continue
             try:

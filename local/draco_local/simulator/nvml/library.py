@@ -13,11 +13,13 @@ from typing import Any
 
 import pynvml
 
+from draco_local.simulator.gpus.drivers import FIRST_WITH
 from draco_local.simulator.nvml.events import EventCalls
 from draco_local.simulator.nvml.health import HealthCalls
 from draco_local.simulator.nvml.identity import IdentityCalls
 from draco_local.simulator.nvml.instances import InstanceCalls
 from draco_local.simulator.nvml.links import LinkCalls
+from draco_local.simulator.nvml.memory_limits import MemoryLimitCalls
 from draco_local.simulator.nvml.mig import MigCalls
 from draco_local.simulator.nvml.processes import ProcessCalls
 from draco_local.simulator.nvml.session import NEVER_FAIL, NVIDIA_SMI, Session
@@ -35,15 +37,23 @@ def _no_step(_point: str) -> None:
 class SimulatedNvml:
     """An object with pynvml's module-level functions, over the state in `state_file`.
 
-    A function that pynvml has and the simulator does not raises NVMLError_FunctionNotFound, as pynvml does when the
-    driver's library is too old. StateError when the state file is missing or damaged. `sleep` takes injected latency.
+    A function that pynvml has and the simulator or its driver's release does not raises NVMLError_FunctionNotFound, as pynvml
+    does when the driver's library is too old. StateError when the state file is missing or damaged. `sleep` takes injected
+    latency. `is_root`: whether the process may do what only root may.
 
     `step` is called with "before nvmlX" and "after nvmlX" around every function, also one that fails; what it raises goes
     to the caller, as if the process had ended there: before, nothing has happened yet; after, everything has. A call that hangs
     says "hangs nvmlX" once.
     """
 
-    def __init__(self, state_file: Path, *, sleep: Callable[[float], None] = time.sleep, step: Step = _no_step) -> None:
+    def __init__(
+        self,
+        state_file: Path,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        step: Step = _no_step,
+        is_root: bool = True,
+    ) -> None:
         session = Session(state_file, sleep=sleep)
         self._session = session
         self._step = step
@@ -58,6 +68,7 @@ class SimulatedNvml:
                 HealthCalls(session),
                 ProcessCalls(session),
                 sharing,
+                MemoryLimitCalls(session, is_root=is_root),
                 MigCalls(session),
                 InstanceCalls(session),
                 EventCalls(session),
@@ -112,6 +123,8 @@ class SimulatedNvml:
             return function(*args, **options)
         if name not in _STARTS:
             self._session.live_state()
+        if FIRST_WITH.get(name, 0) > self._session.release():
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         self._session.delay(name)
         given = next(iter((*args, *options.values())), None)
         if any(each.effect == "hang" for each in self._session.state().failures):

@@ -7,6 +7,7 @@ from typing import Any
 import pynvml
 
 from draco_local.simulator.gpus.boards import Architecture, SimulatedBoard
+from draco_local.simulator.gpus.drivers import FABRIC_V3
 from draco_local.simulator.gpus.state import GpuState, NvLinkFaults, SimulatedNodeState
 from draco_local.simulator.gpus.wiring import links_of
 from draco_local.simulator.nvml.handles import pointed
@@ -143,7 +144,8 @@ class LinkCalls:
 
     def nvmlDeviceGetGpuFabricInfoV(self, device: Any, gpuFabricInfo: Any) -> int:
         """The same with health, into version 2 or 3 of the struct."""
-        return self._fabric(device, gpuFabricInfo, (pynvml.nvmlGpuFabricInfo_v2, pynvml.nvmlGpuFabricInfo_v3))
+        newer = (pynvml.nvmlGpuFabricInfo_v3,) if self._session.release() >= FABRIC_V3 else ()
+        return self._fabric(device, gpuFabricInfo, (pynvml.nvmlGpuFabricInfo_v2, *newer))
 
     def _fabric(self, device: Any, reference: Any, versions: tuple[int, ...]) -> int:
         gpu = self._session.gpu(device)

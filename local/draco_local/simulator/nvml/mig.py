@@ -11,6 +11,7 @@ import pynvml
 
 from draco.mig.board import Board, Placement, Profile
 from draco_local.simulator.gpus.boards import Architecture
+from draco_local.simulator.gpus.drivers import PROFILES_WITHOUT_MIG
 from draco_local.simulator.gpus.mig_profiles import GiProfileEnum, by_kind, compute_profile_of, room_for
 from draco_local.simulator.gpus.state import GpuState, SimulatedNodeState
 from draco_local.simulator.nvml.handles import pointed
@@ -65,7 +66,7 @@ class MigCalls:
 
     def nvmlDeviceGetGpuInstanceProfileInfo(self, device: Any, profile: int, version: int = 2) -> Any:
         """A profile by NVML's enumeration: NOT_SUPPORTED for one the board lacks, INVALID_ARGUMENT past the end."""
-        table = table_of(self._session.gpu(device))
+        table = table_of(self._divisible(device))
         if version not in (1, 2):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         if not 0 <= profile <= max(GiProfileEnum):
@@ -93,8 +94,15 @@ class MigCalls:
         self, device: Any, profileId: int, placementsRef: Any, countRef: Any
     ) -> int:
         """All legal placements of a profile, free or not, into the caller's array; None asks for their number only."""
-        profile = profile_of(self._session.gpu(device), profileId)
+        profile = profile_of(self._divisible(device), profileId)
         return filled_placements(profile.starts, profile.size, placementsRef, countRef)
+
+    def _divisible(self, device: Any) -> GpuState:
+        """The GPU; old drivers tell what it can be divided into only while its MIG mode is on."""
+        gpu = self._session.gpu(device)
+        if not gpu.mig_current and self._session.release() < PROFILES_WITHOUT_MIG:
+            raise not_supported()
+        return gpu
 
     def nvmlDeviceGetGpuInstanceRemainingCapacity(self, device: Any, profileId: int) -> int:
         """How many more instances of a profile fit beside those that exist; with MIG off, what a divided GPU would have."""

@@ -16,6 +16,7 @@ import pynvml
 
 from draco_local.simulator.gpus.boards import BOARDS, SimulatedBoard
 from draco_local.simulator.gpus.doorbell import Doorbell
+from draco_local.simulator.gpus.drivers import release_of
 from draco_local.simulator.gpus.state import (
     ComputeInstance,
     Failure,
@@ -133,6 +134,10 @@ class Session:
             if self._cached is None or not self._cached.is_current():
                 self._cached = _Snapshot(self.state_file)
             return self._cached.state
+
+    def release(self) -> int:
+        """The number of the driver's release."""
+        return release_of(self.state().driver.version)
 
     def change(self, function: Callable[[SimulatedNodeState], None]) -> None:
         """Change the state file under its lock; nothing is changed if the function raises.
