@@ -184,6 +184,8 @@ class SimulatedNode:
         else:
             found = state.create(self.gpus, board=self._nodes.board, gpus=self._nodes.gpus, node_name=self.name)
         sysfs.build(self.root / "sys", found)
+        (self.root / "cgroup").mkdir(exist_ok=True)
+        (self.root / "cgroup" / "cgroup.controllers").touch()
         procfs.build(self.gpus, found)
 
     async def keep_agent(self) -> None:
@@ -203,6 +205,7 @@ class SimulatedNode:
             kubelet_dir=self.root,
             cdi_dir=self.root / "cdi",
             sysfs_root=self.root / "sys",
+            own_cgroup=self.root / "cgroup",
             proc_root=procfs.tree(self.gpus),
             namespace=self._nodes.namespace,
         )

@@ -18,6 +18,7 @@ from draco.agent.files import Files
 from draco.agent.hardware.nvidia_smi import NvidiaSmi, Smi
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_library import NodeLibrary
+from draco.agent.hardware.nvml_memory import own_cgroup
 from draco.agent.parts import AgentParts
 from draco.agent.plugin.guard import ProcessLock, refuse_beside_others
 from draco.agent.plugin.handover import POLL_S, NextAgent, hand_over
@@ -63,11 +64,12 @@ async def run_agent(
 
 
 def _nvml(settings: AgentSettings, library: Any, clock: Clock) -> Nvml:
+    cgroup = settings.own_cgroup or own_cgroup()
     if library is not None:
-        return Nvml(library, monotonic=clock.monotonic)
+        return Nvml(library, own_cgroup=cgroup, monotonic=clock.monotonic)
     if settings.installed is None:
-        return Nvml(monotonic=clock.monotonic)
-    return Nvml(load=NodeLibrary(settings.installed).load, monotonic=clock.monotonic)
+        return Nvml(own_cgroup=cgroup, monotonic=clock.monotonic)
+    return Nvml(load=NodeLibrary(settings.installed).load, own_cgroup=cgroup, monotonic=clock.monotonic)
 
 
 class Agent:

@@ -36,6 +36,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     driver_root_view: Path | None = None
     sysfs_root: Path = Path("/sys")
     proc_root: Path = Path("/proc")
+    own_cgroup: Path | None = None
     listen: tuple[str, int] | None = None
     metrics: MetricsSettings | None = None
     rescan_s: float = 10.0

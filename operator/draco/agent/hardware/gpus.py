@@ -13,7 +13,7 @@ import msgspec
 from draco.health.judgement import JudgedFault, whole_blocking
 from draco.health.ledger import GpuReading
 from draco.mig.board import Board, PlacementId, unit_mask
-from draco.resources.api.draco import InstanceUse, MigState
+from draco.resources.api.draco import InstanceUse, MemoryLimitBy, MigState
 from draco.resources.names import GpuUuid
 
 Use = InstanceUse
@@ -174,6 +174,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     fabric: FabricPlace | None = None
     joining: bool = False
     links: LinkEnds | None = None
+    memory_limits: bool | None = None  # whether the driver holds those of containers while the GPU is not divided
     addressing_mode: str | None = None  # None: not reported; "None": the driver says that there is none
     faults: tuple[JudgedFault, ...] = ()
     seen: GpuReading | None = None
@@ -198,6 +199,12 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     def mig_needs_reset(self) -> bool:
         """Whether MIG mode changes only with a reset: before Hopper, or unknown. Source: NVIDIA's MIG user guide."""
         return self.compute_major is None or self.compute_major < _HOPPER
+
+    @property
+    def memory_limit(self) -> MemoryLimitBy | None:
+        """Who holds limits on its memory; None if unknown."""
+        held = self.memory_limits
+        return None if held is None else MemoryLimitBy.DRIVER if held else MemoryLimitBy.NONE
 
     @property
     def cuda_compute_capability(self) -> str:
@@ -240,6 +247,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "mig": ("mig_capable", "mig_enabled"),
         "fabric": ("fabric", "joining"),
         "links": ("links",),
+        "memoryLimit": ("memory_limits",),
     }
 )
 """The fields of a GPU by the name of the fact."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -50,7 +51,8 @@ class NvmlCall(NamedTuple):
 class Nvml:
     """A session with NVML. `library` is the module pynvml, or any object with its functions.
 
-    `load` is called before a session is opened: it may give pynvml the library; otherwise pynvml finds it.
+    `load` is called before a session is opened: it may give pynvml the library; otherwise pynvml finds it. `own_cgroup` is the
+    agent's, None if unknown.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Nvml:
         library: Any = pynvml,
         *,
         load: Callable[[], None] = lambda: None,
+        own_cgroup: Path | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = load
@@ -76,7 +79,7 @@ class Nvml:
         self._events: _Subscription | None = None
         self._unheard: dict[GpuUuid, UnreadFact] = {}
         self._driver: DriverInfo | None = None
-        self._reader = GpuReader(self.call)
+        self._reader = GpuReader(self.call, own_cgroup=own_cgroup)
 
     def open(self) -> None:
         """Start the session. Raises DriverMissing without a working driver."""

@@ -7,6 +7,7 @@ meaning of refusals.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from draco.agent.hardware.gpus import Gpu, GpuLocation, UnreadFact, as_told_befo
 from draco.agent.hardware.nvml_errors import ADDRESSING_MODES, ARCHITECTURES, BRANDS, CallError, NotSupported
 from draco.agent.hardware.nvml_health import HealthReader
 from draco.agent.hardware.nvml_links import FabricReading, LinkReader
+from draco.agent.hardware.nvml_memory import LimitReader
 from draco.health.ledger import GpuReading, Sign
 from draco.resources.api.health import FaultFamily
 from draco.resources.names import GpuUuid
@@ -26,10 +28,11 @@ Call = Callable[..., Any]
 
 
 class GpuReader:
-    """Reads one session's GPUs. `call` raises the errors of `nvml_errors`."""
+    """Reads one session's GPUs. `call` raises the errors of `nvml_errors`; `own_cgroup`: see `nvml_memory`."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, *, own_cgroup: Path | None) -> None:
         self._call = call
+        self._limits = LimitReader(call, own_cgroup)
         self._health = HealthReader(call)
         self._links = LinkReader(call)
 
@@ -59,6 +62,9 @@ class GpuReader:
         fabric = facts.if_any("fabric", lambda: self._links.fabric(uuid, handle, divided=divided)) or FabricReading()
         reading = self._reading(uuid, handle, facts, fabric, divided=divided)
         up = reading.links.up if reading is not None and reading.links is not None else None
+        limits = facts.if_any("memoryLimit", lambda: self._limits.holds(handle)) if not divided else None
+        if divided and before is not None:
+            limits = before.memory_limits  # as a whole it has them again
         brand = facts.told("brand", lambda: self._call("nvmlDeviceGetBrand", handle))
         architecture = facts.told("architecture", lambda: self._call("nvmlDeviceGetArchitecture", handle))
         gpu = Gpu(
@@ -80,6 +86,7 @@ class GpuReader:
             ),
             fabric=fabric.place,
             joining=fabric.pending and not divided,
+            memory_limits=limits,
             links=facts.if_any("links", lambda: self._links.ends(uuid, handle, up, fabric)),
             seen=reading,
             unread=tuple(facts.unread),
@@ -163,7 +170,7 @@ class _Facts:
             self.blame(error)
 
 
-_HARMLESS = frozenset({"links"})
+_HARMLESS = frozenset({"links", "memoryLimit"})
 """Facts that may be unknown for a working GPU."""
 _CAPABILITY = "nvmlDeviceGetCudaComputeCapability"
 _NO_MINOR = (

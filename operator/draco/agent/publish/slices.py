@@ -24,6 +24,7 @@ from draco.resources.api.slices import (
 from draco.resources.names import (
     ATTRIBUTE_CLIQUE_ID,
     ATTRIBUTE_CLUSTER_UUID,
+    ATTRIBUTE_MEMORY_LIMIT,
     LONGEST_NAME,
     STANDARD_NUMA_NODE,
     STANDARD_PCI_BUS_ID,
@@ -76,6 +77,7 @@ def device(gpu: Gpu, driver: DriverInfo) -> Device:
         "addressingMode": gpu.addressing_mode,
         STANDARD_PCI_BUS_ID: gpu.pci_bus_id,
         STANDARD_PCIE_ROOT: gpu.pcie_root,
+        ATTRIBUTE_MEMORY_LIMIT: gpu.memory_limit,
         ATTRIBUTE_CLUSTER_UUID: gpu.fabric and gpu.fabric.cluster,
     }
     versions = {

@@ -113,7 +113,8 @@ def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
 
 def _sharing(gpu: Gpu, facts: NodeFacts) -> GpuSharing | None:
     known = facts.time_slicing.get(gpu.uuid)
-    return None if known is None or known.supported is None else GpuSharing(time_slicing=known.supported)
+    sharing = GpuSharing(time_slicing=None if known is None else known.supported, memory_limit=gpu.memory_limit)
+    return None if sharing == GpuSharing() else sharing
 
 
 def notes(gpu: Gpu, facts: NodeFacts, division: GpuMigView | None) -> list[str]:

@@ -58,10 +58,18 @@ class InstanceStatus(ApiStruct, frozen=True, kw_only=True):
     holder: str = ""
 
 
+class MemoryLimitBy(StrEnum):
+    """Who holds a container's limit on the memory of a shared GPU, against all processes of the container together."""
+
+    DRIVER = "driver"
+    NONE = "none"
+
+
 class GpuSharing(ApiStruct, frozen=True, kw_only=True):
-    """How the agent can share a GPU among programs. `time_slicing`: whether its time slice can be set; None if unknown."""
+    """How the agent can share a GPU among programs; None if unknown. `time_slicing`: whether its time slice can be set."""
 
     time_slicing: bool | None = None
+    memory_limit: MemoryLimitBy | None = None
 
 
 class GpuMig(ApiStruct, frozen=True, kw_only=True):

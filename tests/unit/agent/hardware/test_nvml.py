@@ -80,6 +80,7 @@ def test_a_gpu_is_read_with_everything_that_is_published(nvml: Nvml, path: Path)
         pci_bus_id="0000:9d:00.0",
         numa_node=1,
         mig_capable=True,
+        memory_limits=False,
         addressing_mode="None",
         links=LinkEnds(switched=True),
         seen=GpuReading(gpu=_uuids(path)[4], links=LinkReading(up=(1 << 18) - 1)),
