@@ -1,7 +1,8 @@
 """Makes the simulated `libnvidia-ml.so.<version>` and `nvidia-smi`: C generated from the table of signatures, and compiled.
 
-Owns the C text and the compiler's command line. Needs a C compiler where they are made, and nothing where they are used: no
-Python, and of the C library only what is in every release of the last ten years; the program has it inside.
+Also compiles `nvidia-cuda-mps-control`, which needs nothing of either. Owns the C text and the compiler's command line. Needs a C
+compiler where they are made, and nothing where they are used: no Python, and of the C library only what is in every release of
+the last ten years; the program has it inside.
 """
 
 import hashlib
@@ -26,6 +27,7 @@ SOCKET_VARIABLE: Final = "DRACO_SIMULATED_DRIVER"
 SONAME: Final = "libnvidia-ml.so.1"
 _CLIENT: Final = Path(__file__).with_name("client.c")
 _SMI: Final = Path(__file__).with_name("nvidia_smi.c")
+_MPS_CONTROL: Final = Path(__file__).with_name("mps_control.c")
 
 
 class NotCompiled(DracoError):
@@ -41,6 +43,11 @@ def make_nvidia_smi(cache: Path) -> Path:
     """Return the simulated nvidia-smi, compiled into `cache` unless it is there. NotCompiled without a C compiler."""
     source = _client("\n".join([*_table([NVIDIA_SMI]), _SMI.read_text()]))
     return _compiled("nvidia-smi", source, cache, ["-static"])
+
+
+def make_mps_control(cache: Path) -> Path:
+    """Return the simulated nvidia-cuda-mps-control, compiled into `cache` unless it is there. NotCompiled without a compiler."""
+    return _compiled("nvidia-cuda-mps-control", _MPS_CONTROL.read_text(), cache, ["-static"])
 
 
 def make_other(soname: str, source: str, cache: Path) -> Path:

@@ -1,7 +1,7 @@
 """A driver as it is installed on a node: a folder with libraries, programs and firmware under NVIDIA's names.
 
-Owns which files there are. NVML and nvidia-smi are the simulated ones; libcuda can be loaded and finds no device; all others are
-empty, since nothing that runs on simulated GPUs opens them.
+Owns which files there are. NVML, nvidia-smi and nvidia-cuda-mps-control are the simulated ones; libcuda can be loaded and finds
+no device; all others are empty, since nothing that runs on simulated GPUs opens them.
 """
 
 import shutil
@@ -20,12 +20,8 @@ EMPTY: Final = (
 """Libraries of which only the names matter."""
 LINKS: Final = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1", "libnvidia-opencl.so.1")
 NVIDIA_SMI: Final = Path("usr/bin/nvidia-smi")
-PROGRAMS: Final = (
-    "nvidia-debugdump",
-    "nvidia-persistenced",
-    "nvidia-cuda-mps-control",
-    "nvidia-cuda-mps-server",
-)
+MPS_CONTROL: Final = Path("usr/bin/nvidia-cuda-mps-control")
+PROGRAMS: Final = ("nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-server")
 FIRMWARE: Final = ("gsp_ga10x.bin", "gsp_tu10x.bin")
 _SCRIPT: Final = "#!/bin/sh\necho 'NVIDIA {version}: these GPUs are simulated'\n"
 _CUDA: Final = """
@@ -44,6 +40,8 @@ def install(root: Path, version: str, *, cache: Path) -> None:
     for program in PROGRAMS:
         (root / "usr/bin" / program).chmod(0o755)
     install_nvidia_smi(root, cache=cache)
+    (root / MPS_CONTROL).unlink(missing_ok=True)  # daemons may be running it
+    shutil.copy(library.make_mps_control(cache), root / MPS_CONTROL)
     shutil.copy(library.make(cache), root / LIBRARIES / f"libnvidia-ml.so.{version}")
     shutil.copy(library.make_other("libcuda.so.1", _CUDA, cache), root / LIBRARIES / f"libcuda.so.{version}")
     for link in LINKS:
