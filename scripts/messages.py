@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 PARTS = {
     "Agent": ("operator/draco/agent",),
+    "Keeper of MPS daemons": ("operator/draco/mps",),
     "Operator": (
         "operator/draco/controller",
         "operator/draco/maintenance",
@@ -52,6 +53,7 @@ PARTS = {
         "operator/draco/allocation/pod_claims.py",
         "operator/draco/allocation/configurations.py",
         "operator/draco/allocation/configured_claims.py",
+        "operator/draco/allocation/mps.py",
     ),
 }
 """The folders and modules of each part of the program."""

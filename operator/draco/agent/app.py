@@ -187,6 +187,7 @@ class Agent:
             tasks.create_task(self.parts.startup.keep(), name="minors")
             tasks.create_task(self.parts.keeper.run(), name="partitions")
             tasks.create_task(self.parts.time_slices.run(), name="time slices")
+            tasks.create_task(self.parts.mps.run(), name="mps")
             tasks.create_task(self.parts.claim_reporter.run(), name="claim status")
             tasks.create_task(self.parts.plugin.run(), name="plugin")
             tasks.create_task(self.parts.leftovers.run(), name="leftovers")

@@ -8,12 +8,16 @@ from typing import Final
 
 from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.leftover_claims import LeftoverClaims
+from draco.agent.claims.mps import MpsDaemons
+from draco.agent.claims.mps_upkeep import MpsUpkeep
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.claims.time_slices import TimeSliceKeeper, TimeSlices
 from draco.agent.claims.work import ClaimWork
 from draco.agent.containers.common_edits import CommonEdits, EditsRefresh
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import Capabilities
+from draco.agent.hardware.compute_mode import ComputeModes
+from draco.agent.hardware.driver_program import DriverPrograms
 from draco.agent.hardware.fault_record import FAULTS, FaultRecord, driver_load
 from draco.agent.hardware.monitor import HardwareMonitor, SysfsPcieRoots
 from draco.agent.hardware.nvidia_smi import Smi
@@ -30,6 +34,8 @@ from draco.agent.mig.keeper import MigKeeper
 from draco.agent.mig.last_spec import LAST_SPEC, SpecMemory
 from draco.agent.mig.layout import LayoutApplier
 from draco.agent.mig.users import DeviceUsers
+from draco.agent.mps.control import MpsControl
+from draco.agent.mps.folder import MpsFolder
 from draco.agent.plugin.device_plugins import DevicePlugins
 from draco.agent.plugin.dra_service import DraService
 from draco.agent.plugin.health_service import HealthService
@@ -48,6 +54,7 @@ from draco.agent.report.node_status import NodeReporter
 from draco.agent.report.readiness import Readiness
 from draco.agent.settings import AgentSettings
 from draco.agent.startup import CHECKPOINT, Startup
+from draco.agent.state.facts import GpuMps
 from draco.agent.state.node import NodeState
 from draco.agent.threads import AgentThreads
 from draco.agent.usage.metrics import UsageMetrics
@@ -164,12 +171,25 @@ class AgentParts:
             clock=clock,
             check_s=settings.socket_check_s,
         )
+
+        def load() -> str:
+            return f"{boot_id}/{driver_load(settings.sysfs_root)}"
+
         time_slices = TimeSlices(
             self.checkpoint,
             TimeSliceSetter(nvml, smi),
             driver_version=lambda: self.state.facts.view.driver_version,
-            load=lambda: f"{boot_id}/{driver_load(settings.sysfs_root)}",
+            load=load,
         )
+        mps = MpsDaemons(
+            self.checkpoint,
+            MpsFolder(settings.mps_folder, files),
+            MpsControl(DriverPrograms(settings.installed)),
+            ComputeModes(nvml),
+            load=load,
+            aside=nvml.aside,
+        )
+        self.mps: Final = MpsUpkeep(mps, self.state, self.threads, clock=clock)
         self.time_slices: Final = TimeSliceKeeper(time_slices, self.state, self.threads, clock=clock)
         self.offers: Final = Offers(
             self.state,
@@ -222,10 +242,12 @@ class AgentParts:
             pool=settings.node_name,
             instances=self.instances,
             time_slices=time_slices,
+            mps=mps,
+            has_mps=lambda uuid: self.state.facts.mps.get(uuid, GpuMps()).supported,
             leftovers=lambda: {uid: one.clause for uid, one in self.state.facts.leftovers.items()},
         )
         self.work: Final = ClaimWork(
-            preparer, self.checkpoint, self.instances, self.threads, self.state, driver=settings.driver
+            preparer, self.checkpoint, self.instances, self.threads, self.state, driver=settings.driver, clock=clock
         )
         self.leftovers: Final = LeftoverClaims(
             client,

@@ -68,3 +68,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     def state_folder(self) -> Path:
         """Where the agent keeps its own files."""
         return self.state_dir or self.kubelet_dir / "plugins" / self.driver
+
+    @property
+    def mps_folder(self) -> Path:
+        """Where agent and keeper of MPS daemons meet."""
+        return self.state_folder / "mps"

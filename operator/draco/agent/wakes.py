@@ -24,7 +24,7 @@ def connect(parts: AgentParts) -> None:
     """Connect the parts of one agent to the changes they follow."""
     state, on, on_fact = parts.state, parts.state.on, parts.state.on_fact
     claims, keeper, offers, startup = parts.claim_reporter, parts.keeper, parts.offers, parts.startup
-    events, faults, slices = parts.node_events, parts.faults, parts.time_slices
+    events, faults, slices, mps = parts.node_events, parts.faults, parts.time_slices, parts.mps
     report, due = parts.node_reporter.touch, parts.node_reporter.report_now
 
     def health(_change: object) -> None:
@@ -42,10 +42,11 @@ def connect(parts: AgentParts) -> None:
         parts.hardware.judge_again()
 
     # Hardware
-    on_fact("view", health, events.gpus_read, lambda facts: parts.metrics.hardware(facts.view), offers.touch)
+    on_fact("view", mps.seen, health, events.gpus_read, lambda facts: parts.metrics.hardware(facts.view), offers.touch)
     on_fact("view", keeper.seen, startup.seen, parts.edits_refresh.gpus_read, report, slices.seen)
     on_fact("divisions", events.instances_seen, health, offers.touch, report)
     on_fact("time_slicing", offers.touch, report)
+    on_fact("mps", offers.touch, report)
     on(GpuWorkedOn, offers.touch, startup.worked_on, report)
     on_fact("device_plugins", events.device_plugins_seen, offers.touch, report)
     on_fact("edits_problem", report)
@@ -53,7 +54,13 @@ def connect(parts: AgentParts) -> None:
     on(RecordRead, health, claims.touch_all)
     on_fact("recovered", events.instances_seen, health, offers.touch, report)
     on(ClaimSettled, keeper.claim_settled, health, lambda change: claims.touch(change.claim))
-    on(ClaimSettled, slices.claim_settled, lambda change: parts.leftovers.claim_settled(change.claim), report)
+    on(
+        ClaimSettled,
+        slices.claim_settled,
+        mps.claim_settled,
+        lambda change: parts.leftovers.claim_settled(change.claim),
+        report,
+    )
     on(ClaimRewritten, lambda change: claims.touch(change.claim))
     on(ClaimInTheWay, lambda change: parts.leftovers.in_the_way(change.uid))
     on_fact("leftovers", report)

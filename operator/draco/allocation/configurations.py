@@ -2,7 +2,7 @@
 
 Owns the precedence (a DeviceClass's before the claim's own, later ones override earlier ones) and the strict decoding of NVIDIA's
 driver (an unknown field is an error). Judges only the configuration that applies to a device, not those it overrides. Pure: the
-caller says whether a device's time slice can be set.
+caller says how a device's GPU can be shared. `mps` has the fields of mpsConfig.
 Source of the kinds: api/nvidia.com/resource/v1beta1 of kubernetes-sigs/dra-driver-nvidia-gpu, 25.8 and later.
 """
 
@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from draco.allocation import mps
+from draco.allocation.mps import MpsSettings
 from draco.resources.api.claims import DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim
-from draco.resources.names import read_partition_name
+from draco.resources.names import ATTRIBUTE_MPS, ATTRIBUTE_TIME_SLICING, read_partition_name
 from draco.resources.texts import ALIKE, most_like, nearest, shown, slip_of
 
 VERSION: Final = "resource.nvidia.com/v1beta1"
@@ -24,6 +26,9 @@ SLICING: Final = "TimeSlicing"
 MPS: Final = "MPS"
 _STRATEGIES: Final = (SLICING, MPS)
 _QUOTED: Final = 60
+_NEEDS_OF_MPS: Final = (
+    "that takes a board since Volta, a driver with nvidia-cuda-mps-control, and mps.enabled of the chart"
+)
 
 
 class TimeSlice(IntEnum):
@@ -41,14 +46,7 @@ class TimeSlice(IntEnum):
 INTERVALS: Final = tuple(map(str, TimeSlice))
 
 _Fields: TypeAlias = "Mapping[str, _Fields | None]"
-_MPS: Final[_Fields] = dict.fromkeys(
-    (
-        "defaultActiveThreadPercentage",
-        "defaultPinnedDeviceMemoryLimit",
-        "defaultPerDevicePinnedMemoryLimit",
-        "multiUser",
-    )
-)
+_MPS: Final[_Fields] = dict.fromkeys(mps.FIELDS)
 _SLICING: Final[_Fields] = {"interval": None}
 _FIELDS: Final[Mapping[str, _Fields]] = {
     GPU_CONFIG: {
@@ -74,16 +72,18 @@ class RefusedConfiguration(NamedTuple):
     why: str
     remedy: str = REMOVE
     """What to do with it, "correct it", or "remove it" if Draco cannot do what it asks for."""
+    lacks: str = ""
+    """The attribute that is false on the device, and true on those that can have it; "" if it is refused on all."""
 
     def __str__(self) -> str:
         return f"{self.source}'s configuration for request {self.request} cannot be carried out, because {self.why}"
 
 
-Slices: TypeAlias = "Callable[[DeviceRequestAllocationResult], bool | None]"
-"""Whether the time slice of a device's GPU can be set; None if unknown."""
+Can: TypeAlias = "Callable[[DeviceRequestAllocationResult, str], bool | None]"
+"""Whether a device's GPU can be shared in the way of which this attribute tells; None if unknown."""
 
 
-def refused(claim: ResourceClaim, driver: str, can_slice: Slices = lambda _: None) -> RefusedConfiguration | None:
+def refused(claim: ResourceClaim, driver: str, can: Can = lambda *_: None) -> RefusedConfiguration | None:
     """The first configuration of an allocated claim that keeps the driver from preparing a device; None if there is none.
 
     A device without a pool stands for any of its kind, and is not named.
@@ -97,8 +97,9 @@ def refused(claim: ResourceClaim, driver: str, can_slice: Slices = lambda _: Non
         if why := refusal(applies.parameters, is_partition=is_partition):
             remedy = _remedy(applies.parameters, is_partition)
             return RefusedConfiguration(result.request, _source(claim, applies, result), why, remedy)
-        if why := _refused_there(applies, result, can_slice):
-            return RefusedConfiguration(result.request, _source(claim, applies, result), why, REMOVE)
+        why, lacks = _refused_there(applies, result, can)
+        if why:
+            return RefusedConfiguration(result.request, _source(claim, applies, result), why, REMOVE, lacks)
     for each in said if results else ():  # a configuration that applies to no device is still checked
         if not each.requests and not any(map(each.is_about, results)) and (why := refusal(each.parameters)):
             remedy = _remedy(each.parameters, None)
@@ -112,21 +113,43 @@ def time_slice(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> T
     return TimeSlice.DEFAULT if applies is None else _slice(applies.parameters)
 
 
-def _refused_there(applies: "_OpaqueConfiguration", result: DeviceRequestAllocationResult, can_slice: Slices) -> str:
-    wanted = _slice(applies.parameters)
-    if wanted is TimeSlice.DEFAULT:
-        return ""
+def mps_settings(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> tuple[int, MpsSettings] | None:
+    """What an accepted configuration asks of MPS for a device, and the number of that configuration; None without MPS.
+
+    Devices of one configuration share a daemon.
+    """
+    said = _said_to(claim, result.driver)
+    applies = _applying(said, result)
+    if applies is None or (found := _mps(applies.parameters)) is None:
+        return None
+    return said.index(applies), found
+
+
+def _refused_there(applies: "_OpaqueConfiguration", result: DeviceRequestAllocationResult, can: Can) -> tuple[str, str]:
+    """Why the device cannot have a configuration without faults, "" if it can, and the attribute that says so."""
+    wanted, device = _slice(applies.parameters), f"{result.pool}/{result.device}" if result.pool else ""
+    if _mps(applies.parameters) is not None:
+        asked, needed = "it asks for MPS", ATTRIBUTE_MPS
+        unable = f"{device or 'the device'} cannot have it: {_NEEDS_OF_MPS}"
+    elif wanted is not TimeSlice.DEFAULT:
+        asked, needed = f"it asks for time slices of {wanted}", ATTRIBUTE_TIME_SLICING
+        unable = f"the board or the driver{device and f' of {device}'} cannot set them"
+    else:
+        return "", ""
     if result.admin_access:
-        return f"it asks for time slices of {wanted}, and a request with adminAccess changes nothing on a GPU that others use"
-    if can_slice(result) is False:
-        device = f" of {result.pool}/{result.device}" if result.pool else ""
-        return f"it asks for time slices of {wanted}, and the board or the driver{device} cannot set them"
-    return ""
+        return f"{asked}, and a request with adminAccess changes nothing on a GPU that others use", ""
+    return (f"{asked}, and {unable}", needed) if can(result, needed) is False else ("", "")
 
 
 def _slice(parameters: Any) -> TimeSlice:
     """The time slice of a configuration without faults."""
     return TimeSlice(INTERVALS.index(_interval(parameters.get("sharing") or {})))
+
+
+def _mps(parameters: Any) -> MpsSettings | None:
+    """What a configuration without faults asks of MPS."""
+    sharing = parameters.get("sharing") or {}
+    return mps.settings(sharing.get("mpsConfig") or {}) if sharing.get("strategy") == MPS else None
 
 
 def _said_to(claim: ResourceClaim, driver: str) -> "list[_OpaqueConfiguration]":
@@ -233,6 +256,10 @@ def _badly_shared(sharing: Mapping[str, Any]) -> Iterator[str]:
         yield f"sharing.strategy is {SLICING}, so sharing.mpsConfig has no effect"
     elif strategy == SLICING and interval not in INTERVALS:
         yield f"there is no interval {_said(interval)}: there are {', '.join(INTERVALS)}"
+    elif strategy == MPS and sharing.get("timeSlicingConfig") is not None:
+        yield f"sharing.strategy is {MPS}, so sharing.timeSlicingConfig has no effect"
+    elif strategy == MPS:
+        yield from (f"sharing.mpsConfig.{each}" for each in mps.mistakes(sharing.get("mpsConfig") or {}))
 
 
 def _unsupported(parameters: Mapping[str, Any]) -> Iterator[str]:
@@ -240,8 +267,8 @@ def _unsupported(parameters: Mapping[str, Any]) -> Iterator[str]:
     kind, sharing = parameters["kind"], parameters.get("sharing") or {}
     if kind in _OF_OTHERS:
         yield _OF_OTHERS[kind]
-    elif sharing.get("strategy") == MPS:
-        yield f"{kind} asks for MPS, which Draco does not run"
+    elif kind == MIG_CONFIG and sharing.get("strategy") == MPS:
+        yield f"{kind} asks for MPS, which Draco runs on whole GPUs only"
 
 
 def _interval(sharing: Mapping[str, Any]) -> Any:

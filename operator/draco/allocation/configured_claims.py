@@ -20,16 +20,19 @@ from draco.resources.api.claims import (
     DeviceSelector,
     ResourceClaim,
 )
-from draco.resources.names import ATTRIBUTE_TIME_SLICING, DRACO_DOMAIN, NVIDIA_DRIVER, DeviceKey
+from draco.resources.names import DRACO_DOMAIN, NVIDIA_DRIVER, DeviceKey
 
-CAN_SLICE: Final = f'device.attributes["{DRACO_DOMAIN}"].?{ATTRIBUTE_TIME_SLICING.partition("/")[2]}.orValue(true)'
-"""The selector of devices whose time slice can be set, as far as known. MIG devices, on which it has no effect, included."""
 _TYPE: Final = f'device.attributes["{NVIDIA_DRIVER}"].?type.orValue("gpu")'
 _IS_PARTITION: Final = f'{_TYPE} == "mig"'
 _IS_WHOLE: Final = f'{_TYPE} != "mig"'
 _NOT_OURS: Final = f'device.driver != "{NVIDIA_DRIVER}"'
-_WHOLE, _PARTITION = DeviceKey(NVIDIA_DRIVER, "", "gpu-0"), DeviceKey(NVIDIA_DRIVER, "", "gpu-0-mig-1g10gb-19-0")
+WHOLE, _PARTITION = DeviceKey(NVIDIA_DRIVER, "", "gpu-0"), DeviceKey(NVIDIA_DRIVER, "", "gpu-0-mig-1g10gb-19-0")
 """They stand for any whole GPU and for any MIG device: a configuration is judged by the kind of device."""
+
+
+def able(attribute: str) -> str:
+    """The selector of devices that can be shared in the way of which an attribute tells, as far as known."""
+    return f'device.attributes["{DRACO_DOMAIN}"].?{attribute.partition("/")[2]}.orValue(true)'
 
 
 class ImpliedSelector(DeviceSelector, frozen=True, kw_only=True):
@@ -78,9 +81,9 @@ def is_configured(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> b
 
 
 def _implied(claim: ResourceClaim, classes: Mapping[str, DeviceClass], name: str) -> Iterator[ImpliedSelector]:
-    for device, others in ((_WHOLE, _IS_PARTITION), (_PARTITION, _IS_WHOLE)):
+    for device, others in ((WHOLE, _IS_PARTITION), (_PARTITION, _IS_WHOLE)):
         allocated = as_if_allocated(claim, classes, [(name, device)])
-        if (found := refused(allocated, NVIDIA_DRIVER, lambda _: False)) is not None:
-            able = CAN_SLICE if refused(allocated, NVIDIA_DRIVER) is None else others
+        if (found := refused(allocated, NVIDIA_DRIVER, lambda *_: False)) is not None:
+            suits = able(found.lacks) if found.lacks else others
             unable = f"unable to have {found.source}'s configuration, because {found.why}"
-            yield ImpliedSelector(cel=CelSelector(expression=f"{_NOT_OURS} || {able}"), unable=unable)
+            yield ImpliedSelector(cel=CelSelector(expression=f"{_NOT_OURS} || {suits}"), unable=unable)

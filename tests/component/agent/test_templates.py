@@ -13,7 +13,7 @@ from draco.mig_policy.decide import wanted_of
 from draco.resources.api.draco import GpuMig, MigMode, MigPolicy, WantedGpu
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import GPU_NODES
-from draco.resources.names import ATTRIBUTE_MEMORY_LIMIT, ATTRIBUTE_TIME_SLICING, FIELD_MANAGER_OPERATOR
+from draco.resources.names import ATTRIBUTE_MEMORY_LIMIT, ATTRIBUTE_MPS, ATTRIBUTE_TIME_SLICING, FIELD_MANAGER_OPERATOR
 from draco_local.simulator.gpus import state
 from tests.agents import SimulatedNode, eventually
 from tests.builders import a_mig_policy, a_static_policy
@@ -26,6 +26,7 @@ OF_THE_MACHINE = {
     "resource.kubernetes.io/pcieRoot",
     "resource.kubernetes.io/numaNode",
     ATTRIBUTE_MEMORY_LIMIT,
+    ATTRIBUTE_MPS,
     ATTRIBUTE_TIME_SLICING,
 }
 """Attributes that only a live node knows."""

@@ -12,7 +12,8 @@ import yaml
 from cryptography import x509
 
 from draco import __version__
-from draco.cli import agent, operator
+from draco.agent.settings import AgentSettings
+from draco.cli import agent, mps, operator
 from draco.controller.webhook.server import OWN_PATH, PATH, PODS_PATH
 from draco.resources.kinds import ALLOCATION_REGISTERS, GPU_NODES, GPU_USAGES, OWN_KINDS
 from scripts import image, render_manifests
@@ -198,6 +199,31 @@ def test_each_setting_of_a_container_is_one_its_program_knows(kind: str, program
     (container,) = only(render(), kind)["spec"]["template"]["spec"]["containers"]
     asked = {variable["name"] for variable in container["env"] if variable["name"].startswith("DRACO_")}
     assert asked <= {parameter.envvar for parameter in program.command.params}
+
+
+def test_the_keeper_of_mps_daemons_is_off_and_knows_its_settings_and_the_agents_folder() -> None:
+    assert "mps" not in {
+        each["metadata"]["name"].removeprefix("draco-") for each in render() if each["kind"] == "DaemonSet"
+    }
+    agents, keepers = (
+        next(
+            each["spec"]["template"]["spec"]
+            for each in render("--set", "mps.enabled=true,agent.kubeletDir=/k,driver=gpu.example.com")
+            if each["kind"] == "DaemonSet" and each["metadata"]["name"].endswith(name)
+        )
+        for name in ("-agent", "-mps")
+    )
+    [container] = keepers["containers"]
+    environment = {each["name"]: each["value"] for each in container["env"]}
+    assert environment.keys() <= {parameter.envvar for parameter in mps.command.params}
+    kubelet, driver = Path("/k"), "gpu.example.com"
+    folder = AgentSettings(node_name="", kubelet_dir=kubelet, driver=driver).mps_folder
+    assert environment["DRACO_MPS_FOLDER"] == str(folder)
+    assert {"name": "mps", "mountPath": str(folder)} in container["volumeMounts"]
+    assert {"name": "mps", "hostPath": {"path": str(folder), "type": "DirectoryOrCreate"}} in keepers["volumes"]
+    assert keepers["hostPID"] is True
+    assert keepers["automountServiceAccountToken"] is False
+    assert keepers["nodeSelector"] == agents["nodeSelector"]
 
 
 def with_webhook(*arguments: str) -> list[dict[str, Any]]:

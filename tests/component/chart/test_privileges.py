@@ -1,4 +1,4 @@
-"""The threat model's table of privileges matches the chart: only the agent's container has privileges."""
+"""The threat model's table of privileges matches the chart: only the agent's and the keeper's containers have privileges."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ PAGE = REPOSITORY / "docs" / "concepts" / "threat-model.md"
 WORKLOADS = {"Deployment", "DaemonSet", "StatefulSet", "Job", "CronJob", "Pod"}
 EVERYTHING = (
     "webhook.enabled=true,networkPolicy.enabled=true,operator.releaseIdleClaims=true,operator.runJobs=true,"
-    "operator.jobTemplates={reset}"
+    "operator.jobTemplates={reset},mps.enabled=true"
 )
 
 
@@ -66,9 +66,11 @@ def privileges(pod: dict[str, Any]) -> set[str]:
     return found | {f"{folders[each]}, not mounted" for each in folders.keys() - mounted}
 
 
-def explained() -> set[str]:
-    """The rows of the table."""
-    section = PAGE.read_text(encoding="utf-8").partition("## Privileges of the agent's container")[2]
+def explained(whose: str) -> set[str]:
+    """The rows of a container's table."""
+    section = (
+        PAGE.read_text(encoding="utf-8").partition(f"## Privileges of the {whose}'s container")[2].partition("\n## ")[0]
+    )
     rows = [line.split(" | ")[0].removeprefix("| ") for line in section.splitlines() if line.startswith("| `")]
     return {f"{name}{rest}" for row in rows for name, rest in re.findall(r"`([^`]+)`(, read-only)?", row)}
 
@@ -76,6 +78,8 @@ def explained() -> set[str]:
 @pytest.mark.parametrize("values", [[], ["--set", EVERYTHING]], ids=["defaults", "everything"])
 def test_each_privilege_is_explained_and_no_other_container_has_any(values: list[str]) -> None:
     made = {name: privileges(pod) for name, pod in pods(*values).items()}
-    assert made.pop("draco-agent") == explained()
+    assert made.pop("draco-agent") == explained("agent")
+    if "draco-mps" in made:
+        assert made.pop("draco-mps") == explained("keeper")
     assert len(made) >= 1
     assert {name: found for name, found in made.items() if found} == {}

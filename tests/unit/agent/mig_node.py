@@ -6,9 +6,12 @@ from typing import Any
 
 from draco.agent.claims import rebuilding, recovery
 from draco.agent.claims.cdi import CdiFolder
+from draco.agent.claims.mps import MpsDaemons
 from draco.agent.claims.time_slices import TimeSlices
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import Capabilities
+from draco.agent.hardware.compute_mode import ComputeModes
+from draco.agent.hardware.driver_program import DriverPrograms
 from draco.agent.hardware.gpus import Gpu, Use
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_instances import NvmlInstances
@@ -19,6 +22,8 @@ from draco.agent.mig.instance_manager import FindHolder, InstanceManager
 from draco.agent.mig.inventory import MigInventory
 from draco.agent.mig.layout import LayoutApplier
 from draco.agent.mig.users import DeviceUsers
+from draco.agent.mps.control import MpsControl
+from draco.agent.mps.folder import MpsFolder
 from draco.agent.record.checkpoint import Checkpoint, RecordState
 from draco.agent.record.contents import InstanceState, PreparedClaim
 from draco.mig.keeping import KeptInstances
@@ -30,6 +35,7 @@ from draco_local.simulator.nvml.library import SimulatedNvml
 from draco_local.simulator.nvml.nvidia_smi import SimulatedSmi
 from tests.builders import a_claim
 from tests.doubles.judged import at_first_sight
+from tests.doubles.mps import MpsNode
 from tests.doubles.undivided import a_preparer
 
 BOOT = "this boot"
@@ -63,6 +69,7 @@ class MigNode:
         holder: str = "",
         find: FindHolder | None = None,
         proc: Path | None = None,
+        mps: MpsNode | None = None,
     ) -> None:
         self.folder = folder
         self.path = folder / "gpus.json"
@@ -93,7 +100,15 @@ class MigNode:
             driver_version=lambda: self.nvml.driver().driver_version,
             load=lambda: f"{boot}/{state.load(self.path).driver.generation}",
         )
-        self.desk = a_preparer(self.record, self.cdi, instances=self.instances, slices=self.slices)
+        self.mps = MpsDaemons(
+            self.record,
+            MpsFolder(folder / "mps", self.files) if mps is None else mps.folder,
+            MpsControl(DriverPrograms(None)) if mps is None else mps.control,
+            ComputeModes(self.nvml),
+            load=lambda: f"{boot}/{state.load(self.path).driver.generation}",
+            aside=self.nvml.aside,
+        )
+        self.desk = a_preparer(self.record, self.cdi, instances=self.instances, slices=self.slices, mps=self.mps)
         self.layouts = LayoutApplier(self.record, self.mig, self.steps, self.instances)
         self.nvml.open()
         found = recovery.read_record(record, self.files)
@@ -115,6 +130,14 @@ class MigNode:
         for gpu in self.gpus:
             if not self.slices.is_settled(gpu):
                 self.slices.set(gpu.uuid, self.slices.wanted(gpu.uuid))
+
+    def settle_mps(self) -> None:
+        """What the reconciler of MPS does."""
+        for gpu in self.gpus:
+            if (claim := self.mps.user(gpu.uuid)) is not None:
+                self.mps.restore(claim)
+            else:
+                assert self.mps.take_back(gpu.uuid) == ""
 
     @property
     def uuid(self) -> GpuUuid:

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.allocation.configurations import VERSION, TimeSlice, refusal, refused, time_slice
+from draco.allocation.configurations import VERSION, TimeSlice, mps_settings, refusal, refused, time_slice
+from draco.allocation.mps import MpsLimitsError, MpsSettings
 from draco.resources.api.claims import (
     DeviceAllocationConfiguration,
     DeviceRequest,
@@ -14,7 +15,7 @@ from draco.resources.api.claims import (
     OpaqueConfiguration,
     ResourceClaim,
 )
-from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.names import ATTRIBUTE_MPS, NVIDIA_DRIVER
 from tests.builders import a_claim
 
 PARTITION = "gpu-0-mig-1g10gb-19-0"
@@ -28,7 +29,12 @@ def mig_config(**sharing: Any) -> dict[str, Any]:
     return {**gpu_config(**sharing), "kind": "MigDeviceConfig"}
 
 
-MPS, SLICES = gpu_config(strategy="MPS"), gpu_config(strategy="TimeSlicing")
+def mps(**config: Any) -> dict[str, Any]:
+    return gpu_config(strategy="MPS", mpsConfig=config)
+
+
+WRONG, SLICES = gpu_config(strategy="None"), gpu_config(strategy="TimeSlicing")
+MPS = gpu_config(strategy="MPS")
 LONG = gpu_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
 
 
@@ -45,18 +51,46 @@ LONG = gpu_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"}
         (mig_config(strategy="TimeSlicing"), True),
         (LONG, False),
         (LONG, None),
+        (MPS, False),
+        (MPS, None),
+        (gpu_config(strategy="MPS", mpsConfig=None, timeSlicingConfig=None), False),
+        (mps(defaultActiveThreadPercentage=0, defaultPinnedDeviceMemoryLimit=1 << 20, multiUser=False), False),
+        (mps(defaultPerDevicePinnedMemoryLimit={"0": "1Mi", "GPU-1": "2.5Gi"}), False),
+        (mps(defaultPinnedDeviceMemoryLimit=None, defaultPerDevicePinnedMemoryLimit=None, multiUser=None), False),
     ],
 )
-def test_time_slicing_may_be_asked_for(parameters: Any, is_partition: bool | None) -> None:
+def test_time_slicing_and_mps_may_be_asked_for(parameters: Any, is_partition: bool | None) -> None:
     assert refusal(parameters, is_partition=is_partition) == ""
 
 
 @pytest.mark.parametrize(
     ("parameters", "is_partition", "why"),
     [
-        (MPS, False, "GpuConfig asks for MPS, which Draco does not run"),
-        (gpu_config(strategy="MPS", mpsConfig={"defaultActiveThreadPercentage": 50}), None, "GpuConfig asks for MPS"),
-        (mig_config(strategy="MPS"), True, "MigDeviceConfig asks for MPS"),
+        (mig_config(strategy="MPS"), True, "MigDeviceConfig asks for MPS, which Draco runs on whole GPUs only"),
+        (gpu_config(strategy="MPS", timeSlicingConfig={}), False, "so sharing.timeSlicingConfig has no effect"),
+        (
+            mps(defaultActiveThreadPercentage=101),
+            False,
+            "defaultActiveThreadPercentage is 101: write a whole number from",
+        ),
+        (mps(defaultActiveThreadPercentage=-1), None, "defaultActiveThreadPercentage is -1: write"),
+        (mps(defaultActiveThreadPercentage=12.5), False, "defaultActiveThreadPercentage is 12.5: write"),
+        (mps(defaultActiveThreadPercentage=True), False, "defaultActiveThreadPercentage is True: write"),
+        (mps(defaultActiveThreadPercentage="50"), False, "defaultActiveThreadPercentage is 50: write"),
+        (
+            mps(defaultPinnedDeviceMemoryLimit="1023Ki"),
+            False,
+            "sharing.mpsConfig.defaultPinnedDeviceMemoryLimit is 1023Ki: MPS",
+        ),
+        (mps(defaultPinnedDeviceMemoryLimit="-1Gi"), False, "defaultPinnedDeviceMemoryLimit is -1Gi: MPS counts in Mi"),
+        (mps(defaultPinnedDeviceMemoryLimit=0), False, "defaultPinnedDeviceMemoryLimit is 0: MPS counts in Mi"),
+        (mps(defaultPinnedDeviceMemoryLimit="10GiB"), False, 'Limit is "10GiB" is not a quantity: write 10Gi'),
+        (mps(defaultPinnedDeviceMemoryLimit=["1Gi"]), False, 'Limit is "" is not a quantity'),
+        (mps(defaultPerDevicePinnedMemoryLimit=["1Gi"]), False, "defaultPerDevicePinnedMemoryLimit must be an object"),
+        (mps(defaultPerDevicePinnedMemoryLimit={"0": "1Ki"}), False, "PinnedMemoryLimit[0] is 1Ki: MPS counts in Mi"),
+        (mps(multiUser="yes"), False, "multiUser is yes: write true or false"),
+        (mps(multiuser=True), False, "GpuConfig has no field sharing.mpsConfig.multiuser; did you mean multiUser?"),
+        (gpu_config(strategy="MPS", mpsConfig=[]), False, "sharing.mpsConfig must be an object"),
         (MPS, True, "GpuConfig is not for a MIG device: write MigDeviceConfig"),
         (gpu_config(), True, "GpuConfig is not for a MIG device"),
         (mig_config(), False, "MigDeviceConfig is not for a whole GPU: write GpuConfig"),
@@ -121,19 +155,19 @@ def claim(
 @pytest.mark.parametrize(
     ("configs", "is_refused"),
     [
-        ([("FromClass", ["gpu"], MPS)], True),
-        ([("FromClass", ["gpu"], MPS), ("FromClaim", ["gpu"], SLICES)], False),
-        ([("FromClaim", ["gpu"], SLICES), ("FromClass", ["gpu"], MPS)], False),
-        ([("FromClass", ["gpu"], SLICES), ("FromClaim", [], MPS)], True),
-        ([("FromClaim", [], MPS), ("FromClaim", [], SLICES)], False),
-        ([("FromClaim", [], SLICES), ("FromClaim", [], MPS)], True),
-        ([("FromClass", ["gpu"], MPS), ("FromClaim", ["other"], SLICES)], True),
-        ([("FromClaim", ["other"], MPS)], False),
+        ([("FromClass", ["gpu"], WRONG)], True),
+        ([("FromClass", ["gpu"], WRONG), ("FromClaim", ["gpu"], SLICES)], False),
+        ([("FromClaim", ["gpu"], SLICES), ("FromClass", ["gpu"], WRONG)], False),
+        ([("FromClass", ["gpu"], SLICES), ("FromClaim", [], WRONG)], True),
+        ([("FromClaim", [], WRONG), ("FromClaim", [], SLICES)], False),
+        ([("FromClaim", [], SLICES), ("FromClaim", [], WRONG)], True),
+        ([("FromClass", ["gpu"], WRONG), ("FromClaim", ["other"], SLICES)], True),
+        ([("FromClaim", ["other"], WRONG)], False),
         ([("FromClaim", [], mig_config())], False),
-        ([("FromClaim", [], mig_config(strategy="MPS"))], True),
+        ([("FromClaim", [], mig_config(strategy="None"))], True),
         ([("FromClaim", [], {**gpu_config(), "kind": "VfioDeviceConfig"})], True),
         ([("FromClaim", ["gpu"], mig_config(strategy="TimeSlicing"))], True),
-        ([("FromClass", ["gpu"], MPS), ("FromClaim", [], mig_config())], True),
+        ([("FromClass", ["gpu"], WRONG), ("FromClaim", [], mig_config())], True),
     ],
 )
 def test_of_several_the_last_that_is_about_the_device_counts(configs: Any, is_refused: bool) -> None:
@@ -141,7 +175,7 @@ def test_of_several_the_last_that_is_about_the_device_counts(configs: Any, is_re
 
 
 def test_what_is_said_to_all_devices_is_for_those_of_its_kind() -> None:
-    both = claim(("FromClaim", [], SLICES), ("FromClaim", [], mig_config(strategy="MPS")), device="gpu-0")
+    both = claim(("FromClaim", [], SLICES), ("FromClaim", [], mig_config(strategy="None")), device="gpu-0")
     assert refused(both, NVIDIA_DRIVER) is not None, "it is for no device of the claim"
     assert both.status.allocation is not None
     partition = msgspec.structs.replace(both.results[0], request="part", device=PARTITION)
@@ -156,21 +190,21 @@ def test_what_is_said_to_all_devices_is_for_those_of_its_kind() -> None:
 
 def test_what_is_for_another_driver_is_nobodys_business() -> None:
     assert refused(claim(("FromClaim", [], [1]), driver="nic.example.com"), NVIDIA_DRIVER) is None
-    assert refused(claim(("FromClaim", [], MPS)), "nic.example.com") is None
-    assert refused(claim(("FromClaim", [], MPS), driver="nic.example.com"), "nic.example.com") is None, (
+    assert refused(claim(("FromClaim", [], WRONG)), "nic.example.com") is None
+    assert refused(claim(("FromClaim", [], WRONG), driver="nic.example.com"), "nic.example.com") is None, (
         "it has no device"
     )
 
 
 def test_a_configuration_for_a_request_is_for_its_alternatives_too() -> None:
     for named in ("gpu", "gpu/own"):
-        assert refused(claim(("FromClaim", [named], MPS), request="gpu/own"), NVIDIA_DRIVER) is not None
-    assert refused(claim(("FromClaim", ["gpu/other"], MPS), request="gpu/own"), NVIDIA_DRIVER) is None
+        assert refused(claim(("FromClaim", [named], WRONG), request="gpu/own"), NVIDIA_DRIVER) is not None
+    assert refused(claim(("FromClaim", ["gpu/other"], WRONG), request="gpu/own"), NVIDIA_DRIVER) is None
 
 
 @pytest.mark.parametrize("request_name", ["gpu", "gpu/own"])
 def test_the_class_is_named_that_says_it(request_name: str) -> None:
-    made = claim(("FromClass", [request_name], MPS), request=request_name)
+    made = claim(("FromClass", [request_name], WRONG), request=request_name)
     asked = (
         DeviceRequest(name="gpu", exactly=ExactDeviceRequest(device_class_name="shared-mps"))
         if request_name == "gpu"
@@ -210,13 +244,13 @@ def test_the_time_slice_is_that_of_the_configuration_that_applies(configs: Any, 
 
 def test_a_time_slice_is_refused_where_none_can_be_set() -> None:
     made = claim(("FromClaim", [], LONG))
-    assert refused(made, NVIDIA_DRIVER, lambda _: True) is None
-    assert refused(made, NVIDIA_DRIVER, lambda _: None) is None
-    assert str(refused(made, NVIDIA_DRIVER, lambda _: False)) == (
+    assert refused(made, NVIDIA_DRIVER, lambda *_: True) is None
+    assert refused(made, NVIDIA_DRIVER, lambda *_: None) is None
+    assert str(refused(made, NVIDIA_DRIVER, lambda *_: False)) == (
         "the claim's configuration for request gpu cannot be carried out, because it asks for time slices of Long, and the board "
         "or the driver of node-0/gpu-0 cannot set them"
     )
-    assert refused(claim(("FromClaim", [], SLICES)), NVIDIA_DRIVER, lambda _: False) is None
+    assert refused(claim(("FromClaim", [], SLICES)), NVIDIA_DRIVER, lambda *_: False) is None
 
 
 def test_administrative_access_sets_no_time_slice() -> None:
@@ -232,7 +266,32 @@ def test_administrative_access_sets_no_time_slice() -> None:
 
 def test_a_mistake_is_to_be_corrected_and_what_draco_does_not_do_to_be_removed() -> None:
     mistaken = refused(claim(("FromClaim", ["gpu"], {**SLICES, "sharring": {}})), NVIDIA_DRIVER)
-    unsupported = refused(claim(("FromClaim", ["gpu"], MPS)), NVIDIA_DRIVER)
+    unsupported = refused(claim(("FromClaim", ["gpu"], {**gpu_config(), "kind": "VfioDeviceConfig"})), NVIDIA_DRIVER)
     assert mistaken is not None
     assert unsupported is not None
     assert (mistaken.remedy, unsupported.remedy) == ("correct it", "remove it")
+
+
+def test_mps_is_refused_where_it_does_not_run() -> None:
+    made = claim(("FromClaim", [], MPS))
+    assert refused(made, NVIDIA_DRIVER, lambda _, way: way == ATTRIBUTE_MPS) is None
+    assert str(refused(made, NVIDIA_DRIVER, lambda _, way: way != ATTRIBUTE_MPS)) == (
+        "the claim's configuration for request gpu cannot be carried out, because it asks for MPS, and node-0/gpu-0 cannot have "
+        "it: that takes a board since Volta, a driver with nvidia-cuda-mps-control, and mps.enabled of the chart"
+    )
+
+
+def test_devices_of_one_configuration_are_told_together() -> None:
+    made = claim(("FromClaim", [], LONG), ("FromClaim", ["gpu"], mps(defaultActiveThreadPercentage=50, multiUser=True)))
+    found = mps_settings(made, made.results[0])
+    assert found == (1, MpsSettings(percentage=50, multi_user=True))
+    assert mps_settings(claim(("FromClaim", [], LONG)), made.results[0]) is None
+
+
+def test_a_limit_is_for_a_device_by_uuid_or_by_its_number_among_the_sorted() -> None:
+    asked = MpsSettings(limit_mib=10, limits_mib={"1": 20, "GPU-a": 30})
+    assert asked.limits(["GPU-c", "GPU-a", "GPU-b"]) == [10, 30, 20]
+    with pytest.raises(MpsLimitsError, match=r"Limit names 3, and the configuration is for one device \(GPU-a\)"):
+        MpsSettings(limits_mib={"3": 1}).limits(["GPU-a"])
+    with pytest.raises(MpsLimitsError, match=r"names GPU-x, and the configuration is for 2 devices \(GPU-a, GPU-b\)"):
+        MpsSettings(limits_mib={"GPU-x": 1}).limits(["GPU-b", "GPU-a"])

@@ -148,7 +148,7 @@ def test_a_claim_that_does_not_fit_has_its_explanation(tmp_path: Path) -> None:
 
 def test_a_claim_that_fits_and_that_the_agent_refuses_to_prepare_is_told_so(tmp_path: Path) -> None:
     asks = a_claim("shares")
-    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "MPS"}}
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "Mps"}}
     asks["spec"]["devices"]["config"] = [{"opaque": {"driver": DRIVER, "parameters": parameters}}]
     objects: list[Json] = json.loads(json.dumps([*CLUSTER, asks]).replace(DRIVER, "gpu.nvidia.com"))
     text = simulate(tmp_path, objects).stdout

@@ -24,7 +24,7 @@ from draco.resources.api.claims import (
     ResourceClaimSpec,
 )
 from draco.resources.api.slices import Device, DeviceAttribute
-from draco.resources.names import ATTRIBUTE_TIME_SLICING
+from draco.resources.names import ATTRIBUTE_MPS, ATTRIBUTE_TIME_SLICING
 from tests.builders import a_node, a_slice
 from tests.unit.explanation.clusters import A100, ATTRIBUTES, CAPACITY, GPU, H100, a_class, a_fleet, asking, selectors
 
@@ -368,13 +368,13 @@ def configured(claim: ResourceClaim, **sharing: Any) -> ResourceClaim:
 
 
 def test_a_configuration_that_a_node_would_refuse_is_told_before_anything_is_allocated() -> None:
-    wanted = configured(asking(), strategy="MPS")
+    wanted = configured(asking(), strategy="Mps")
     problem = the_problem(wanted)
     assert (problem.kind, problem.fatal) == (ProblemKind.CONFIGURATION_REFUSED, False)
     assert not problem.is_of_class
     assert problem.text == (
-        "the claim's configuration for request gpu cannot be carried out, because GpuConfig asks for MPS, which Draco does not "
-        "run"
+        "the claim's configuration for request gpu cannot be carried out, because sharing.strategy is Mps: there are TimeSlicing "
+        "and MPS"
     )
     told = explain(a_fleet(), [wanted])
     assert told.fits
@@ -386,9 +386,22 @@ def test_a_configuration_that_a_node_would_refuse_is_told_before_anything_is_all
     ("published", "refused"),
     [([False], True), ([False, True], False), ([True, False], False), ([False, None], False), ([None], False)],
 )
-def test_a_time_slice_is_refused_if_no_selected_gpu_can_have_it(published: list[bool | None], refused: bool) -> None:
+@pytest.mark.parametrize(
+    ("attribute", "sharing", "ending"),
+    [
+        (
+            ATTRIBUTE_TIME_SLICING,
+            {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}},
+            "and the board or the driver of n1/gpu-0 cannot set them",
+        ),
+        (ATTRIBUTE_MPS, {"strategy": "MPS"}, "and mps.enabled of the chart"),
+    ],
+)
+def test_a_way_of_sharing_is_refused_if_no_selected_gpu_can_have_it(
+    published: list[bool | None], refused: bool, attribute: str, sharing: Any, ending: str
+) -> None:
     devices = [
-        Device(name=f"gpu-{n}", attributes={} if can is None else {ATTRIBUTE_TIME_SLICING: DeviceAttribute(bool_=can)})
+        Device(name=f"gpu-{n}", attributes={} if can is None else {attribute: DeviceAttribute(bool_=can)})
         for n, can in enumerate(published)
     ]
     fleet = Fleet.of(
@@ -396,18 +409,17 @@ def test_a_time_slice_is_refused_if_no_selected_gpu_can_have_it(published: list[
         nodes=[a_node("n1")],
         classes=[a_class(GPU, f'device.driver == "{GPU}"')],
     )
-    long = configured(asking(), strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
-    problems = the_problems(long, fleet)
+    problems = the_problems(configured(asking(), **sharing), fleet)
     assert [each.kind for each in problems if each.kind is not ProblemKind.DEVICES_UNABLE] == [
         ProblemKind.CONFIGURATION_REFUSED
     ] * refused
     if refused:
-        assert problems[0].text.endswith("and the board or the driver of n1/gpu-0 cannot set them")
+        assert problems[0].text.endswith(ending)
     assert the_problems(configured(asking(), strategy="TimeSlicing"), fleet) == []
 
 
 def test_a_configuration_of_a_class_is_told_with_its_name_and_a_claim_may_replace_it() -> None:
-    parameters = {"apiVersion": VERSION, "kind": "GpuConfig", "sharing": {"strategy": "MPS"}}
+    parameters = {"apiVersion": VERSION, "kind": "GpuConfig", "sharing": {"strategy": "Mps"}}
     shared = a_class("shared", f'device.driver == "{GPU}"')
     config = DeviceClassConfiguration(opaque=OpaqueConfiguration(driver=GPU, parameters=parameters))
     fleet = a_fleet()

@@ -243,11 +243,11 @@ def test_a_taint_that_keeps_nobody_away_is_none() -> None:
 
 
 def test_a_configuration_that_kubelet_would_be_refused_is_named() -> None:
-    found = told(configured(a_claim(on=[HERE]), strategy="MPS"))
+    found = told(configured(a_claim(on=[HERE]), strategy="Mps"))
     assert found.reason is PendingReason.DEVICE_UNUSABLE
     assert found.summary == (
         "Claim default/claim is allocated, but the claim's configuration for request gpu cannot be carried out, because "
-        "GpuConfig asks for MPS, which Draco does not run. Make a new claim without it."
+        "sharing.strategy is Mps: there are TimeSlicing and MPS. Correct it in a new claim."
     )
 
 
@@ -261,7 +261,7 @@ def test_a_time_slice_that_the_allocated_gpu_cannot_have_is_named() -> None:
 
 
 def test_all_that_is_in_the_way_is_listed() -> None:
-    claims = [configured(a_claim(on=[HERE]), strategy="MPS"), a_claim("other", on=[HERE])]
+    claims = [configured(a_claim(on=[HERE]), strategy="Mps"), a_claim("other", on=[HERE])]
     lines = list(report(told(*claims)))
     at = lines.index("Also in the way")
     assert lines[at + 1].startswith("  The claim's configuration for request gpu cannot be carried out")
@@ -271,7 +271,7 @@ def test_a_pod_that_runs_has_its_devices_whatever_is_published() -> None:
     """It is told what has changed, but this is no reason to wait."""
     fleet = a_fleet()
     fleet.put_rule(tainting("NoSchedule"))
-    claim = configured(a_claim(on=[HERE, f"{GPU}/n1/gpu-7"]), strategy="MPS")
+    claim = configured(a_claim(on=[HERE, f"{GPU}/n1/gpu-7"]), strategy="Mps")
     found = told(claim, fleet=fleet, pod=a_pod_on(phase="Running"))
     assert found.reason is PendingReason.ALLOCATED
     assert [each.kind for each in found.obstacles] == [ObstacleKind.NOT_PUBLISHED]

@@ -104,7 +104,8 @@ SLICES = {
         ("gpu.nvidia.com", SLICES, [], ""),
         ("gpu.nvidia.com", SLICES, ["gpu"], ""),
         ("of.our.own", SLICES, ["gpu"], ""),
-        ("of.our.own", {**SLICES, "sharing": {"strategy": "MPS"}}, [], "error: GpuConfig asks for MPS"),
+        ("of.our.own", {**SLICES, "sharing": {"strategy": "Mps"}}, [], "error: sharing.strategy is Mps"),
+        ("of.our.own", {**SLICES, "sharing": {"strategy": "MPS"}}, [], ""),
         (
             "gpu.nvidia.com",
             {**SLICES, "sharring": {}},
@@ -120,7 +121,7 @@ SLICES = {
             [],
             "warning: MigDeviceConfig is for MIG devices, and the claim asks only for whole GPUs",
         ),
-        ("mig.nvidia.com", {**SLICES, "sharing": {"strategy": "MPS"}}, [], "error: GpuConfig asks for MPS"),
+        ("mig.nvidia.com", {**SLICES, "sharing": {"strategy": "Mps"}}, [], "error: sharing.strategy is Mps"),
     ],
 )
 def test_a_configuration_that_a_node_would_refuse_is_found_when_it_is_written(
@@ -137,7 +138,7 @@ def test_a_configuration_that_a_node_would_refuse_is_found_when_it_is_written(
 
 def test_a_configuration_of_a_class_is_looked_at_and_one_for_another_driver_is_not() -> None:
     def of_driver(driver: str) -> str:
-        config = {"opaque": {"driver": driver, "parameters": {**SLICES, "sharing": {"strategy": "MPS"}}}}
+        config = {"opaque": {"driver": driver, "parameters": {**SLICES, "sharing": {"strategy": "Mps"}}}}
         spec = {"selectors": [{"cel": {"expression": OF_NVIDIA}}], "config": [config]}
         head = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "shared"}}
         return yaml.safe_dump({**head, "spec": spec})

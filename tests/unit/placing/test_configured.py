@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from draco.allocation.configurations import VERSION
-from draco.allocation.configured_claims import CAN_SLICE, implied_selectors
+from draco.allocation.configured_claims import able, implied_selectors
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.claims import as_judged, as_searched
 from draco.explanation.explain import explain
@@ -32,7 +32,8 @@ from tests.unit.placing.test_place import CLASS, TAINT, devices
 
 LONG = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
 DEFAULT = {"strategy": "TimeSlicing"}
-MPS = {"strategy": "MPS"}
+MPS = {"strategy": "Mps"}
+CAN_SLICE = able(ATTRIBUTE_TIME_SLICING)
 
 
 def opaque(sharing: Any, kind: str = "GpuConfig", driver: str = NVIDIA_DRIVER) -> OpaqueConfiguration:

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import msgspec
 
 from draco.agent.containers.common_edits import VOID, CommonEdits, gives_cuda
-from draco.agent.containers.edits import ContainerEdits, DeviceNode
+from draco.agent.containers.driver_files import MPS_PIPE
+from draco.agent.containers.edits import SOCKET, ContainerEdits, DeviceNode, Mount
 from draco.agent.files import TEMPORARY, Files
 from draco.agent.hardware import capabilities
 from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
@@ -38,7 +39,7 @@ CHECKSUM = "draco.dev/checksum"
 """Annotations of a spec: the recorded claim, the boot in which it was recorded, and a checksum over both."""
 FORMAT = "draco.dev/format"
 """Annotation: the FORMAT_VERSION of the agent that wrote the spec."""
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Increase it when specs give anything that an agent of this version would not expect and would take away."""
 
 
@@ -98,10 +99,21 @@ def _device_edits(device: PreparedDevice, node: Capabilities) -> ContainerEdits:
     opening = [capabilities.path(number) for number in device.capabilities]
     for path in opening:
         node.ensure(path)
+    mps = _mps_edits(device)
     return ContainerEdits(
-        env=[f"{variable(device.device)}={device.gpu if part is None else part.uuid}"],
+        env=[f"{variable(device.device)}={device.gpu if part is None else part.uuid}", *mps.env],
         device_nodes=_device_nodes([node.nodes.gpu(device.minor), *opening], node.nodes),
+        mounts=mps.mounts,
     )
+
+
+def _mps_edits(device: PreparedDevice) -> ContainerEdits:
+    """The way to the device's MPS daemon. Its shared memory replaces the container's, as with NVIDIA's driver."""
+    if device.mps is None:
+        return ContainerEdits()
+    folders = {f"{device.mps.folder}/pipe": MPS_PIPE, f"{device.mps.folder}/shm": "/dev/shm"}  # noqa: S108 - in containers
+    mounts = [Mount(source, target, SOCKET) for source, target in folders.items()]
+    return ContainerEdits(env=[f"CUDA_MPS_PIPE_DIRECTORY={MPS_PIPE}"], mounts=mounts)
 
 
 def _device_nodes(paths: Iterable[str], nodes: DeviceNodes) -> list[DeviceNode]:
@@ -299,5 +311,6 @@ def _gives(spec: CdiSpec, wanted: CdiSpec) -> bool:
         (edits := given.get(each.name)) is not None
         and set(edits.env) >= set(each.container_edits.env)
         and all(node in edits.device_nodes for node in each.container_edits.device_nodes)
+        and all(mount in edits.mounts for mount in each.container_edits.mounts)
         for each in wanted.devices
     )

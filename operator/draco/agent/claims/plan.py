@@ -3,7 +3,7 @@
 Owns reading the allocation, and the rule that no device is given to two claims. Pure. `preparer` carries the plan out.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from types import MappingProxyType
 from typing import NamedTuple
@@ -13,8 +13,10 @@ import msgspec
 from draco.agent.claims.presence import gpus_of
 from draco.agent.errors import PrepareError, StillPrepared
 from draco.agent.hardware.gpus import Gpu
-from draco.agent.record.contents import ClaimPod, Partition, PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.mps.folder import DaemonName
+from draco.agent.record.contents import ClaimPod, DeviceMps, Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.allocation import configurations
+from draco.allocation.mps import MpsLimitsError
 from draco.health.judgement import blocking
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid, PartitionName, gpu_name, read_partition_name
@@ -42,8 +44,20 @@ class PartlyReleased(msgspec.Struct, frozen=True):
 ClaimPlan = FirstPrepare | RepeatedPrepare | PartlyReleased
 
 
-def _unknown(_: GpuUuid) -> bool | None:
+Abilities = Callable[[GpuUuid, str], bool | None]
+"""Whether a GPU can be shared in the way of which an attribute tells; None if unknown."""
+
+
+def _unknown(_: GpuUuid, _attribute: str) -> bool | None:
     return None
+
+
+MpsPlace = Callable[[Sequence[str]], tuple[DaemonName, str]]
+"""The name and folder of the MPS daemon of some GPUs."""
+
+
+def _nowhere(_: Sequence[str]) -> tuple[DaemonName, str]:
+    return DaemonName(""), ""
 
 
 def plan_prepare(
@@ -54,12 +68,13 @@ def plan_prepare(
     pool: str,
     gpus: Mapping[str, Gpu],
     leftovers: Mapping[ClaimUid, str] = MappingProxyType({}),
-    can_slice: Callable[[GpuUuid], bool | None] = _unknown,
+    can: Abilities = _unknown,
+    mps_place: MpsPlace = _nowhere,
 ) -> ClaimPlan:
     """The plan for an allocated claim. Raises StillPrepared if another claim has a device, PrepareError for any other refusal.
 
     `gpus`: this node's, by published name. `leftovers`: why recorded claims cannot be used any more, as the end of a sentence.
-    `can_slice`: whether a GPU's time slice can be set, None if unknown.
+    `can`: how a GPU can be shared. `mps_place`: see MpsPlace.
     """
     known = record.get(ClaimUid(claim.metadata.uid))
     if known is not None and known.state is PreparationState.PREPARED:
@@ -70,7 +85,7 @@ def plan_prepare(
     if known is not None and known.state is PreparationState.RELEASING:
         return PartlyReleased(known)
     # A leftover intent does not count.
-    intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus, can_slice=can_slice)
+    intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus, can=can, mps_place=mps_place)
     if (found := conflict(intent, record.values(), leftovers)) is not None:
         raise PrepareError(found.why) if found.holder is None else StillPrepared(found.why, holder=found.holder)
     if refusal := sick(intent, gpus) or joining(intent, gpus) or differing(intent, record.values()):
@@ -96,7 +111,8 @@ def intent_of(
     driver: str,
     pool: str,
     gpus: Mapping[str, Gpu],
-    can_slice: Callable[[GpuUuid], bool | None] = _unknown,
+    can: Abilities = _unknown,
+    mps_place: MpsPlace = _nowhere,
 ) -> PreparedClaim:
     """The claim as an intent, with `driver`'s devices. `gpus`: this node's, by published name. Raises PrepareError."""
     name = str(claim.metadata.key)
@@ -108,7 +124,7 @@ def intent_of(
         raise PrepareError(f"Claim {name} has no device of driver {driver}; another driver has to prepare it.")
     devices = [_device(claim, result, pool, gpus) for result in results]
     found = {one.device: one.gpu for one in devices}
-    refusal = configurations.refused(claim, driver, lambda result: can_slice(found[result.device]))
+    refusal = configurations.refused(claim, driver, lambda result, way: can(found[result.device], way))
     if refusal is not None:
         raise PrepareError(
             f"Claim {name} cannot be prepared: {sentence(str(refusal))} Remove that configuration, or override it in a new claim."
@@ -118,12 +134,45 @@ def intent_of(
         namespace=claim.metadata.namespace,
         name=claim.metadata.name,
         state=PreparationState.PREPARING,
-        devices=[
-            one if one.partition else msgspec.structs.replace(one, time_slice=configurations.time_slice(claim, result))
-            for one, result in zip(devices, results, strict=True)
-        ],
+        devices=_shared(claim, results, devices, mps_place),
         pods=tuple(ClaimPod(name=one.name, uid=one.uid) for one in claim.status.reserved_for if one.is_pod),
     )
+
+
+def _shared(
+    claim: ResourceClaim,
+    results: Sequence[DeviceRequestAllocationResult],
+    devices: Sequence[PreparedDevice],
+    mps_place: MpsPlace,
+) -> list[PreparedDevice]:
+    """The devices with what the claim's configurations ask of them. Raises PrepareError."""
+    asked = [configurations.mps_settings(claim, result) for result in results]
+    shared = []
+    for device, result, mps in zip(devices, results, asked, strict=True):
+        if device.partition is not None:
+            shared.append(device)
+        elif mps is None:
+            shared.append(msgspec.structs.replace(device, time_slice=configurations.time_slice(claim, result)))
+        else:
+            number, settings = mps
+            together = sorted({one.gpu for one, each in zip(devices, asked, strict=True) if each and each[0] == number})
+            try:
+                limits = dict(zip(together, settings.limits(together), strict=True))
+            except MpsLimitsError as error:
+                raise PrepareError(
+                    f"Claim {claim.metadata.key} cannot be prepared: {error}. Correct it in a new claim."
+                ) from error
+            name, folder = mps_place(together)
+            place = DeviceMps(
+                daemon=name,
+                folder=folder,
+                gpus=tuple(together),
+                percentage=settings.percentage,
+                limit_mib=limits[device.gpu],
+                multi_user=settings.multi_user,
+            )
+            shared.append(msgspec.structs.replace(device, mps=place))
+    return shared
 
 
 def _device(
@@ -254,7 +303,8 @@ def _sickness(gpu: Gpu, device: PreparedDevice) -> str:
 def differing(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
     """Why shares of the claim cannot be set up beside others of the same GPU, as a sentence; "" if they can.
 
-    A time slice is the GPU's, so all its shares must ask for the same. Sharers that ask for none have the default.
+    A time slice and an MPS daemon are the GPU's, so all its shares must ask for the same. Sharers that ask for none have the
+    default.
     """
     prepared = [each for each in others if each.state is PreparationState.PREPARED and each.uid != claim.uid]
     for other in (claim, *prepared):
@@ -263,9 +313,8 @@ def differing(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
             wanted, held = pair
             who = "the claim itself" if other is claim else f"claim {other}"
             return (
-                f"Claim {claim} cannot be prepared: it asks for time slices of {wanted.time_slice} on {wanted.device}, and "
-                f"{who} has another share of it with time slices of {held.time_slice}. Give all claims that share a GPU the "
-                "same configuration."
+                f"Claim {claim} cannot be prepared: it asks for {_way(wanted)} on {wanted.device}, and {who} has another share "
+                f"of it with {_way(held)}. Give all claims that share a GPU the same configuration."
             )
     return ""
 
@@ -273,7 +322,20 @@ def differing(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
 def _differs(wanted: PreparedDevice, held: PreparedDevice) -> bool:
     sharing = wanted.gpu == held.gpu and wanted.partition is None and held.partition is None
     alone = wanted.admin or held.admin or not (wanted.share_id and held.share_id)
-    return sharing and not alone and wanted.time_slice is not held.time_slice
+    return sharing and not alone and (wanted.time_slice, wanted.mps) != (held.time_slice, held.mps)
+
+
+def _way(device: PreparedDevice) -> str:
+    """How programs share a GPU, after "asks for"."""
+    if (mps := device.mps) is None:
+        return f"time slices of {device.time_slice}"
+    settings = (
+        ("" if mps.percentage is None else f"{mps.percentage} % of the threads"),
+        ("" if mps.limit_mib is None else f"{mps.limit_mib}Mi for each client"),
+        ("several users" if mps.multi_user else ""),
+        (f"{len(mps.gpus)} GPUs together" if len(mps.gpus) > 1 else ""),
+    )
+    return f"MPS ({', '.join(filter(None, settings)) or 'without limits'})"
 
 
 def _excludes(wanted: PreparedDevice, held: PreparedDevice) -> bool:

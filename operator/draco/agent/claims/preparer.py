@@ -7,8 +7,8 @@ made. `work` ensures that no two calls concern one claim, or prepare claims of o
 The order makes every crash harmless. Prepare: record the intent, write the spec, record the claim as prepared. An intent found at
 start is undone, since kubelet never got an answer. Unprepare: remove the spec, then the record. A recorded claim found without
 its spec gets it back, since kubelet will unprepare again. Instances of partitions are created between intent and spec and
-destroyed between spec and record, in recorded steps (`mig.claim_instances`). Time slices are set before the spec is written, and
-taken back after the record (`time_slices`).
+destroyed between spec and record, in recorded steps (`mig.claim_instances`). Time slices and MPS are given before the spec is
+written, and taken back after the record (`time_slices`, `mps`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from draco.agent.claims.cdi import CdiFolder
+from draco.agent.claims.mps import MpsDaemons
 from draco.agent.claims.plan import ClaimPlan, FirstPrepare, PartlyReleased, RepeatedPrepare, plan_prepare
 from draco.agent.claims.presence import NodeHardware, as_it_is, gpus_of, moved
 from draco.agent.claims.time_slices import TimeSlices
@@ -31,7 +32,7 @@ from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
+from draco.resources.names import ATTRIBUTE_MPS, ClaimUid, GpuUuid, read_partition_name
 
 
 def node_hardware(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances) -> NodeHardware:
@@ -44,11 +45,11 @@ def node_hardware(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances
 
 
 class GpuChecks(NamedTuple):
-    """How to check that a claim's GPUs have not moved, and that whole GPUs are undivided and have its time slices."""
+    """How to check that a claim's GPUs have not moved, and that whole GPUs are undivided and shared as it asks."""
 
     verify: Callable[[PreparedClaim, Mapping[GpuUuid, Gpu]], None]
     whole: Callable[[PreparedClaim], None]
-    slices: Callable[[PreparedClaim], None]
+    shared: Callable[[PreparedClaim], None]
 
 
 def _unchecked(_claim: PreparedClaim, _gpus: object = None) -> None:
@@ -67,12 +68,16 @@ class ClaimPreparer:
         pool: str,
         instances: ClaimInstances,
         time_slices: TimeSlices,
+        mps: MpsDaemons,
+        has_mps: Callable[[GpuUuid], bool | None] = lambda _: None,
         leftovers: Callable[[], Mapping[ClaimUid, str]] = dict,
     ) -> None:
         self._instances = instances
         self._time_slices = time_slices
-        self._asking = GpuChecks(instances.verify, instances.whole, time_slices.give)
-        self._not_asking = GpuChecks(_unchecked, instances.seen_whole, time_slices.given)
+        self._mps = mps
+        self._has_mps = has_mps
+        self._asking = GpuChecks(instances.verify, instances.whole, self._share_now)
+        self._not_asking = GpuChecks(_unchecked, instances.seen_whole, self._is_shared)
         self._checkpoint = checkpoint
         self._cdi = cdi
         self._driver = driver
@@ -86,19 +91,31 @@ class ClaimPreparer:
         with self._lock(read_partition_name(result.device) is not None for result in claim.results):
             return self._prepare(claim, gpus, self._asking)
 
-    def clear(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> None:
-        """End MIG mode on a claim's whole GPUs, and set their time slices, so that it can be prepared without NVML."""
+    def clear(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
+        """End MIG mode on a claim's whole GPUs, and share them as it asks, so that it can be prepared without NVML.
+
+        Returns the claim; it can be prepared when `lacking` finds nothing.
+        """
         plan = self._plan(claim, gpus)
         try:
             gpus_of(plan.claim, _by_uuid(gpus))
             self._asking.verify(plan.claim, _by_uuid(gpus))
             self._asking.whole(plan.claim)
             with _on_disk(plan.claim, "prepared"):
-                self._asking.slices(plan.claim)
+                self._share(plan.claim)
         except DeviceMissing:
             if isinstance(plan, RepeatedPrepare):
                 self._withdraw(plan.claim)
             raise
+        return plan.claim
+
+    def lacking(self, claim: PreparedClaim) -> str:
+        """What a cleared claim still waits for, as a sentence; "" for nothing. In any thread."""
+        return self._mps.look(claim)
+
+    def waits(self, claim: PreparedClaim) -> bool:
+        """Whether a cleared claim may have to wait."""
+        return self._mps.concerns(claim)
 
     def prepare_unasked(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
         """Prepare a claim of whole GPUs without NVML, relying on `clear` or the last reading."""
@@ -145,8 +162,12 @@ class ClaimPreparer:
             pool=self._pool,
             gpus=gpus,
             leftovers=self._leftovers(),
-            can_slice=self._time_slices.supported,
+            can=self._can,
+            mps_place=self._mps.place,
         )
+
+    def _can(self, gpu: GpuUuid, attribute: str) -> bool | None:
+        return self._has_mps(gpu) if attribute == ATTRIBUTE_MPS else self._time_slices.supported(gpu)
 
     def _first_time(self, intent: PreparedClaim, gpus: Mapping[str, Gpu], checks: GpuChecks) -> PreparedClaim:
         """Record the intent, make what it needs, check the hardware, write the spec, record the claim. Undo all on a refusal."""
@@ -156,7 +177,7 @@ class ClaimPreparer:
             with _on_disk(intent, "prepared"):
                 checks.verify(intent, _by_uuid(gpus))
                 checks.whole(intent)
-                checks.slices(intent)
+                checks.shared(intent)
                 prepared = self._opened(msgspec.structs.replace(intent, state=PreparationState.PREPARED), gpus)
                 self._checkpoint.put(prepared)
         except PrepareError:
@@ -174,7 +195,7 @@ class ClaimPreparer:
             hindrances = self._restore(known)
             checks.whole(known)
             with _on_disk(known, "prepared"):
-                checks.slices(known)
+                checks.shared(known)
             known = self._checkpoint.claims[known.uid]
             now = self._seen(known, gpus, hindrances)
             self._respec(known, now)
@@ -189,6 +210,19 @@ class ClaimPreparer:
         return now
 
     # Steps
+
+    def _share(self, claim: PreparedClaim) -> None:
+        self._time_slices.give(claim)
+        self._mps.give(claim)
+
+    def _share_now(self, claim: PreparedClaim) -> None:
+        self._share(claim)
+        if self._mps.concerns(claim) and (why := self._mps.look(claim)):
+            raise PrepareError(f"Claim {claim} cannot be prepared now: {why} Kubelet tries again.")
+
+    def _is_shared(self, claim: PreparedClaim) -> None:
+        self._time_slices.given(claim)
+        self._mps.given(claim)
 
     def _acquire(self, intent: PreparedClaim) -> list[PlacementKey]:
         if _divided(intent):

@@ -6,8 +6,10 @@ instances waits. Owns the choice of thread and the exclusion: one piece of work 
 Unprepare. `preparer` does the work.
 """
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from typing import Final
 
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.errors import PrepareError, StillPrepared
@@ -20,6 +22,7 @@ from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.agent.state.changes import ClaimInTheWay
 from draco.agent.state.node import NodeState
 from draco.agent.threads import AgentThreads
+from draco.kube.clock import Clock
 from draco.resources.api.claims import (
     AllocationResult,
     DeviceAllocationResult,
@@ -29,6 +32,10 @@ from draco.resources.api.claims import (
 )
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.names import ClaimUid, GpuUuid, gpu_name, read_partition_name
+
+DAEMON_S: Final = 20.0
+"""How long Prepare waits for an MPS daemon, well below kubelet's deadline."""
+DAEMON_LOOK_S: Final = 0.2
 
 
 class ClaimWork:
@@ -43,6 +50,7 @@ class ClaimWork:
         state: NodeState,
         *,
         driver: str,
+        clock: Clock,
     ) -> None:
         self._preparer = preparer
         self._record = record
@@ -50,6 +58,7 @@ class ClaimWork:
         self._threads = threads
         self._state = state
         self._driver = driver
+        self._clock = clock
 
     async def prepare(self, claim: ResourceClaim) -> PreparedClaim:
         """Prepare an allocated claim. Raises PrepareError."""
@@ -92,12 +101,31 @@ class ClaimWork:
         """Prepare whole GPUs: NVML ends their MIG mode if it answers; the rest does not need it."""
         await self._take(names, str(claim.metadata.key), "prepared")
         try:
-            if not await self._threads.ask(lambda: self._preparer.clear(claim, self._gpus(claim))):
+            if not await self._cleared(claim):
                 self._refuse_hanging(claim)
         except BaseException:
             self._threads.give_back(names)
             raise
         return await self._threads.on_record(lambda: self._preparer.prepare_unasked(claim, self._gpus(claim)), names)
+
+    async def _cleared(self, claim: ResourceClaim) -> bool:
+        """Whether NVML answered, and the claim's GPUs are ready. Waits for daemons. Raises PrepareError."""
+        deadline_s = self._clock.monotonic() + DAEMON_S
+        while True:
+            if (cleared := await self._clear(claim)) is None:
+                return False
+            if not self._preparer.waits(cleared):
+                return True
+            if not (why := await asyncio.to_thread(self._preparer.lacking, cleared)):
+                return True
+            if self._clock.monotonic() > deadline_s:
+                raise PrepareError(f"Claim {cleared} cannot be prepared now: {why} Kubelet tries again.")
+            await self._clock.sleep(DAEMON_LOOK_S)
+
+    async def _clear(self, claim: ResourceClaim) -> PreparedClaim | None:
+        found: list[PreparedClaim] = []
+        await self._threads.ask(lambda: found.append(self._preparer.clear(claim, self._gpus(claim))))
+        return found[0] if found else None
 
     async def unprepare(self, uid: ClaimUid) -> PreparedClaim | None:
         """Unprepare a claim; returns it, None if it was unknown. Raises PrepareError if it cannot be done now."""

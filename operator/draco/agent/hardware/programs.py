@@ -8,6 +8,7 @@ import selectors
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from draco.resources.errors import DracoError
@@ -27,12 +28,24 @@ class ProgramFailed(DracoError):
         self.said = said
 
 
-def run(command: Sequence[str], *, called: str, environment: Mapping[str, str] | None = None) -> bytes:
-    """The program's output. `called` names it in sentences. Raises ProgramFailed."""
+class ProgramSilent(ProgramFailed):
+    """A program did not end in time."""
+
+
+def run(
+    command: Sequence[str],
+    *,
+    called: str,
+    environment: Mapping[str, str] | None = None,
+    given: bytes | None = None,
+    within_s: float | None = None,
+) -> bytes:
+    """The program's output. `called` names it in sentences; it reads `given`, some bytes at most. Raises ProgramFailed."""
+    limit_s = DEADLINE_S if within_s is None else within_s
     try:
         process = subprocess.Popen(  # noqa: S603 - a program of the node's or of our image, its arguments are ours
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=None if environment is None else {**os.environ, **environment},
@@ -41,9 +54,13 @@ def run(command: Sequence[str], *, called: str, environment: Mapping[str, str] |
         raise ProgramFailed(f"{called} cannot be run ({error.strerror})") from error
     with process:
         try:
-            answer, complaint = _said_by(process, called)
+            if process.stdin is not None and given is not None:
+                with suppress(BrokenPipeError):  # it ended without reading, and says why
+                    process.stdin.write(given)
+                    process.stdin.close()
+            answer, complaint = _said_by(process, called, limit_s)
         except subprocess.TimeoutExpired as error:
-            raise ProgramFailed(f"{called} did not answer within {DEADLINE_S:.0f} s") from error
+            raise ProgramSilent(f"{called} did not answer within {limit_s:.0f} s") from error
         finally:
             process.kill()  # no effect on one that has ended
     if process.returncode != 0:
@@ -54,9 +71,9 @@ def run(command: Sequence[str], *, called: str, environment: Mapping[str, str] |
     return answer
 
 
-def _said_by(process: subprocess.Popen[bytes], called: str) -> tuple[bytes, bytes]:
+def _said_by(process: subprocess.Popen[bytes], called: str, within_s: float) -> tuple[bytes, bytes]:
     """A process's output and errors until it ends. Raises TimeoutExpired."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + within_s
     said = {stream.fileno(): bytearray() for stream in (process.stdout, process.stderr) if stream is not None}
     with selectors.DefaultSelector() as selector:
         for stream in said:

@@ -24,7 +24,7 @@ from draco.agent.publish.partitions import Divisible, Place
 from draco.agent.publish.publisher import SlicePublisher
 from draco.agent.publish.taints import as_many_as_fit, isolation_taints, joining_taints
 from draco.agent.publish.withdrawals import Withdrawals
-from draco.agent.state.facts import NodeFacts, TimeSlicing
+from draco.agent.state.facts import NodeFacts
 from draco.agent.state.node import NodeState
 from draco.health import judgement
 from draco.kube.clock import Clock, wait_for
@@ -38,7 +38,6 @@ from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import (
     ALLOCATED_BY_OPERATOR,
     ATTRIBUTE_ALLOCATOR,
-    ATTRIBUTE_TIME_SLICING,
     TAINT_DEVICE_PLUGIN,
     TAINT_FOREIGN_INSTANCE,
     TAINT_OPERATOR_ALLOCATED,
@@ -98,7 +97,7 @@ class Offering:
         isolated: Sequence[IsolatedGpu] = (),
         operator_allocated: Collection[str] = (),
         given_out: Callable[[bool], bool] = lambda _: False,
-        can_slice: Callable[[GpuUuid], bool | None] = lambda _: None,
+        abilities: Callable[[GpuUuid], Mapping[str, bool | None]] = lambda _: {},
         written: bool = True,
         now_s: float,
     ) -> DeviceOffer:
@@ -106,7 +105,7 @@ class Offering:
 
         `promised` are allocated devices that would no longer be offered, `shared` the GPUs that several claims may have,
         `isolated` those under maintenance, `operator_allocated` those that Draco allocates. `given_out` says whether another
-        allocator gives out divided GPUs, or undivided ones, `can_slice` whether a GPU's time slice can be set, None if unknown.
+        allocator gives out divided GPUs, or undivided ones, `abilities` the attributes of how a GPU can be shared.
         `written` says whether the API server has the last offer.
         """
         plain: list[Device] = []
@@ -136,8 +135,9 @@ class Offering:
         again += [pause_s] if (pause_s := self._reorder(divisible, now_s)) is not None else []
         of_whole = {name: each.attributes() for name, each in nvlinks(gpus).items()}  # no partition reaches another GPU
         for gpu in gpus:
-            if (can := can_slice(gpu.uuid)) is not None:
-                of_whole.setdefault(device_name(gpu), {})[ATTRIBUTE_TIME_SLICING] = DeviceAttribute(bool_=can)
+            for name, value in abilities(gpu.uuid).items():
+                if value is not None:
+                    of_whole.setdefault(device_name(gpu), {})[name] = DeviceAttribute(bool_=value)
         devices = [
             msgspec.structs.replace(one, attributes=one.attributes | of_whole[one.name])
             if one.name in of_whole
@@ -335,7 +335,7 @@ class Offers:
             isolated=wanted.isolated,
             operator_allocated=wanted.operator_allocated,
             given_out=lambda divided: others is not None and others.gives(divided=divided),
-            can_slice=lambda uuid: facts.time_slicing.get(uuid, TimeSlicing()).supported,
+            abilities=facts.abilities,
             written=self._publisher.is_written,
             now_s=self._clock.monotonic(),
         )

@@ -1,10 +1,11 @@
-"""The record of this node: claims promised to kubelet, our GPU instances, and the GPUs' names and time slices.
+"""The record of this node: claims promised to kubelet, our GPU instances, and the GPUs' names, time slices and compute modes.
 
 Every change is durable before it is acted on.
 
 Owns what is on record, and that the file has the last written state; `journal` owns the file's format. Knows nothing of CDI,
 kubelet or NVML. A claim is recorded as `preparing`, an intent, then as `prepared` when everything it needs exists, and as
-`releasing` while its instances are destroyed. An instance, or a time slice, is on record before it is made and until it is gone.
+`releasing` while its instances are destroyed. An instance, a time slice or a compute mode is on record before it is made and
+until it is gone.
 
 Optional fields can be added to a change without a new version: an older agent drops them when it next rewrites the file.
 """
@@ -23,6 +24,7 @@ from draco.agent.files import Files
 from draco.agent.hardware.gpus import Gpu, KnownGpu, PlacementKey
 from draco.agent.record import journal
 from draco.agent.record.contents import (
+    GpuComputeMode,
     GpuTimeSlice,
     InstanceState,
     OwnedInstance,
@@ -73,6 +75,7 @@ class _Change(msgspec.Struct, kw_only=True, omit_defaults=True):
     disown: list[PlacementKey] = []
     gpus: list[_KnownGpu] | None = None
     slices: list[GpuTimeSlice] = []
+    modes: list[GpuComputeMode] = []
 
 
 class RecordState(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +86,7 @@ class RecordState(msgspec.Struct, frozen=True, kw_only=True):
     instances: dict[PlacementKey, OwnedInstance] = {}
     gpus: dict[GpuUuid, KnownGpu] = {}
     slices: dict[GpuUuid, GpuTimeSlice] = {}
+    modes: dict[GpuUuid, GpuComputeMode] = {}
     position: Position | None = None
     """Where the journal continues, in a state read from the file; None if the next change rewrites it."""
 
@@ -92,13 +96,21 @@ class RecordState(msgspec.Struct, frozen=True, kw_only=True):
         claims = {**before.claims, **{claim.uid: claim for claim in change.put}}
         instances = {**before.instances, **{one.key: one for one in change.own}}
         slices = {**before.slices, **{one.gpu: one for one in change.slices}}
+        modes = {**before.modes, **{one.gpu: one for one in change.modes}}
         for uid in change.drop:
             claims.pop(uid, None)
         for key in change.disown:
             instances.pop(key, None)
         boot_id = before.boot_id if change.boot_id is None else change.boot_id
         gpus = before.gpus if change.gpus is None else {one.uuid: one.known() for one in change.gpus}
-        return RecordState(boot_id=boot_id, claims=claims, instances=instances, gpus=gpus, slices=slices)
+        return RecordState(
+            boot_id=boot_id,
+            claims=claims,
+            instances=instances,
+            gpus=gpus,
+            slices=slices,
+            modes={gpu: one for gpu, one in modes.items() if one.ours},
+        )
 
     def as_change(self) -> _Change:
         """The change that leads here from any state."""
@@ -109,6 +121,7 @@ class RecordState(msgspec.Struct, frozen=True, kw_only=True):
             own=list(self.instances.values()),
             gpus=[_as_written(one) for one in self.gpus.values()],
             slices=list(self.slices.values()),
+            modes=list(self.modes.values()),
         )
 
 
@@ -151,6 +164,11 @@ class Checkpoint:
         return MappingProxyType(self._state.slices)
 
     @property
+    def modes(self) -> Mapping[GpuUuid, GpuComputeMode]:
+        """The compute modes that we set. The returned mapping never changes."""
+        return MappingProxyType(self._state.modes)
+
+    @property
     def last_users(self) -> Mapping[GpuUuid | PlacementKey, PreparedClaim]:
         """The last claim of each whole GPU and placement since this process started. Not on disk."""
         return MappingProxyType(self._last_users)
@@ -175,9 +193,17 @@ class Checkpoint:
         own: Iterable[OwnedInstance] = (),
         disown: Iterable[PlacementKey] = (),
         slices: Iterable[GpuTimeSlice] = (),
+        modes: Iterable[GpuComputeMode] = (),
     ) -> None:
         """Record and forget in one write, without what is on record already. On an OSError nothing changes."""
-        change = _Change(put=list(put), drop=list(drop), own=list(own), disown=list(disown), slices=list(slices))
+        change = _Change(
+            put=list(put),
+            drop=list(drop),
+            own=list(own),
+            disown=list(disown),
+            slices=list(slices),
+            modes=list(modes),
+        )
         with self.lock:
             self._make(change, self._state.after(change))
 
@@ -247,12 +273,13 @@ def _takes_more(change: _Change) -> bool:
     """Whether a change adds something to release later. Room is reserved so that releases never fail on a full disk."""
     claims = any(claim.state is not PreparationState.RELEASING for claim in change.put)
     instances = any(one.state is not InstanceState.DESTROYING for one in change.own)
-    return claims or instances or change.gpus is not None or any(one.time_slice for one in change.slices)
+    settings = any(one.time_slice for one in change.slices) or any(one.ours for one in change.modes)
+    return claims or instances or change.gpus is not None or settings
 
 
 def _reserve(state: RecordState) -> int:
     """Most bytes that releasing everything takes: all of it is recorded once more, then claims and instances forgotten."""
-    held = [*state.claims.values(), *state.instances.values(), *state.slices.values()]
+    held = [*state.claims.values(), *state.instances.values(), *state.slices.values(), *state.modes.values()]
     return len(msgspec.json.encode(held)) + 512 * len(held)
 
 

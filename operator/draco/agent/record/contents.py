@@ -1,4 +1,7 @@
-"""The structs of this node's record: claims, their devices, our instances and time slices. `checkpoint` decides when to write."""
+"""The structs of this node's record: claims, their devices, our instances, time slices and compute modes.
+
+`checkpoint` decides when to write.
+"""
 
 from enum import StrEnum
 
@@ -63,6 +66,31 @@ class GpuTimeSlice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     load: str = ""
 
 
+class GpuComputeMode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """That we made a GPU exclusive for an MPS daemon, or were about to: `before` is the mode to give back.
+
+    On record before it is set, and until it is given back. `load` identifies the load of the driver in which it was set, and with
+    which it ends; "" before that is certain. `ours` False takes it off the record.
+    """
+
+    gpu: GpuUuid
+    daemon: str
+    before: int = 0
+    load: str = ""
+    ours: bool = True
+
+
+class DeviceMps(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The MPS daemon of a device: its name, its GPUs, and what it is asked for. `folder` has its pipe and shared memory."""
+
+    daemon: str
+    folder: str
+    gpus: tuple[GpuUuid, ...] = ()
+    percentage: int | None = None
+    limit_mib: int | None = None
+    multi_user: bool = False
+
+
 class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The partition of a GPU that a device stands for. `uuid`, `gi` and `ci` are the instance's, once it is made."""
 
@@ -98,6 +126,7 @@ class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     consumed: dict[str, str] = {}
     partition: Partition | None = None
     time_slice: TimeSlice = TimeSlice.DEFAULT
+    mps: DeviceMps | None = None
     pci_bus_id: str = ""
     capabilities: tuple[int, ...] = ()
 

@@ -27,6 +27,8 @@ from draco.resources.api.health import GpuFaultStatus
 from draco.resources.api.meta import Condition, ObjectKey, all_timed
 from draco.resources.kinds import GPU_NODES
 from draco.resources.names import (
+    ATTRIBUTE_MPS,
+    ATTRIBUTE_TIME_SLICING,
     CONDITION_CERTIFICATE,
     CONDITION_CLAIMS_THERE,
     CONDITION_COMPLETE,
@@ -112,8 +114,10 @@ def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
 
 
 def _sharing(gpu: Gpu, facts: NodeFacts) -> GpuSharing | None:
-    known = facts.time_slicing.get(gpu.uuid)
-    sharing = GpuSharing(time_slicing=None if known is None else known.supported, memory_limit=gpu.memory_limit)
+    can = facts.abilities(gpu.uuid)
+    sharing = GpuSharing(
+        time_slicing=can[ATTRIBUTE_TIME_SLICING], mps=can[ATTRIBUTE_MPS], memory_limit=gpu.memory_limit
+    )
     return None if sharing == GpuSharing() else sharing
 
 
@@ -123,6 +127,8 @@ def notes(gpu: Gpu, facts: NodeFacts, division: GpuMigView | None) -> list[str]:
     wanted = gpu.uuid in (facts.wanted.gpus or ())  # a MigPolicy has it
     if (slicing := facts.time_slicing.get(gpu.uuid)) is not None and slicing.problem:
         found.append(slicing.problem)
+    if (mps := facts.mps.get(gpu.uuid)) is not None and mps.problem:
+        found.append(f"its MPS is not as its claim asks, because {mps.problem}")
     if gpu.joining:
         found.append(JOINING)
     if division is not None and not wanted and _left_in_mig_mode(gpu, division):

@@ -12,7 +12,7 @@ from draco.kube.discovery import Features
 from draco.resources.api.draco import GpuNodeSpec, IsolatedGpu, PromisedDevice, RepairedGpu, WantedGpu
 from draco.resources.api.health import FaultOverride
 from draco.resources.api.sharing import SharedGpu
-from draco.resources.names import ClaimUid, GpuUuid
+from draco.resources.names import ATTRIBUTE_MPS, ATTRIBUTE_TIME_SLICING, ClaimUid, GpuUuid
 from draco.resources.texts import listed
 
 UNWRITTEN = "The slices have not been written yet."
@@ -60,6 +60,13 @@ class OtherAllocator(msgspec.Struct, frozen=True):
 
 class TimeSlicing(msgspec.Struct, frozen=True):
     """Whether a GPU's time slice can be set, None if unknown; and why it could not be set, to follow the GPU's name."""
+
+    supported: bool | None = None
+    problem: str = ""
+
+
+class GpuMps(msgspec.Struct, frozen=True):
+    """Whether claims can have MPS on a GPU, None if unknown; and what is wrong with its daemon, as the end of a sentence."""
 
     supported: bool | None = None
     problem: str = ""
@@ -155,6 +162,12 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     leftovers: Mapping[ClaimUid, Leftover] = {}
     """Prepared claims that nothing can use any more."""
     time_slicing: Mapping[GpuUuid, TimeSlicing] = {}
+    mps: Mapping[GpuUuid, GpuMps] = {}
+
+    def abilities(self, gpu: GpuUuid) -> dict[str, bool | None]:
+        """How a GPU can be shared, by the attributes that tell of it; None while unknown."""
+        slicing, mps = self.time_slicing.get(gpu, TimeSlicing()), self.mps.get(gpu, GpuMps())
+        return {ATTRIBUTE_TIME_SLICING: slicing.supported, ATTRIBUTE_MPS: mps.supported}
 
     @property
     def gives_way_to(self) -> str:
@@ -177,3 +190,4 @@ class NewFacts(TypedDict, total=False):
     edits_problem: str | None
     leftovers: Mapping[ClaimUid, Leftover]
     time_slicing: Mapping[GpuUuid, TimeSlicing]
+    mps: Mapping[GpuUuid, GpuMps]

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from draco.allocation.configurations import CLAIMS_OWN, REMOVE, refused
-from draco.allocation.configured_claims import CAN_SLICE
+from draco.allocation.configured_claims import able
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.pools import SliceState
 from draco.explanation.findings.lifting import lifting
 from draco.explanation.findings.node_rules import holds, selector_text
 from draco.explanation.findings.verdicts import Judge
 from draco.explanation.model import ObstacleKind, UseObstacle
-from draco.explanation.problems.configurations import can_slice
+from draco.explanation.problems.configurations import can
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import ObjectKey, ObjectMeta, find_condition
@@ -184,12 +184,12 @@ def _taints(fleet: Fleet, result: DeviceRequestAllocationResult, row: int) -> li
 
 def refused_configuration(fleet: Fleet, claim: ResourceClaim) -> UseObstacle | None:
     """The configuration of an allocated claim that Draco's agent refuses to prepare; None if there is none."""
-    found = refused(claim, NVIDIA_DRIVER, lambda result: can_slice(fleet, result.key))
+    found = refused(claim, NVIDIA_DRIVER, lambda result, attribute: can(fleet, result.key, attribute))
     if found is None:
         return None
     remedy = "make a new claim without it" if found.remedy == REMOVE else "correct it in a new claim"
-    if refused(claim, NVIDIA_DRIVER) is None:  # other devices could have it
-        remedy = f"make a new claim without it, or with the selector {CAN_SLICE}"
+    if found.lacks:  # other devices could have it
+        remedy = f"make a new claim without it, or with the selector {able(found.lacks)}"
     if found.source != CLAIMS_OWN:
         remedy = f"{found.remedy} there, or override it in a new claim"
     return UseObstacle(

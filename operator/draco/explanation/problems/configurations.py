@@ -1,15 +1,14 @@
 """Opaque configurations with which a claim is never prepared: devices that cannot have them, and what keeps a claim to others.
 
-Simulates an allocation: for each request a selected device, one whose time slice can be set if there is any, with the
+Simulates an allocation: for each request a selected device, one that can be shared as asked if there is any, with the
 configurations of its class and the claim. `allocation.configurations` decides what is supported. kube-scheduler does not know
 what a device can do, so its claims need a selector; Draco's allocator gives no claim a device that would be refused.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
 
 from draco.allocation.configurations import CLAIMS_OWN, RefusedConfiguration, refused
-from draco.allocation.configured_claims import CAN_SLICE, as_if_allocated, is_configured
+from draco.allocation.configured_claims import WHOLE, able, as_if_allocated, is_configured
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import nonzero, packed, unpacked
 from draco.allocation.ownership.claims import is_for_operator
@@ -17,9 +16,7 @@ from draco.cel.paths import AttributePath
 from draco.explanation.model import Problem, ProblemKind
 from draco.explanation.selection import count, first_rows, met
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.names import ATTRIBUTE_TIME_SLICING, NVIDIA_DRIVER, DeviceKey, read_partition_name
-
-_PATH: Final = AttributePath("attributes", *ATTRIBUTE_TIME_SLICING.split("/"))
+from draco.resources.names import NVIDIA_DRIVER, DeviceKey, read_partition_name
 
 
 def configuration_problems(fleet: Fleet, claim: ResourceClaim, selected: Mapping[str, bytes]) -> Iterator[Problem]:
@@ -43,9 +40,11 @@ def _refused(
     fleet: Fleet, claim: ResourceClaim, names: Sequence[str], selected: Mapping[str, bytes]
 ) -> RefusedConfiguration | None:
     """The configuration that is refused on the best devices that these requests select."""
-    devices = ((name, fleet.inventory.key(row)) for name in names for row in _best(fleet, selected.get(name, b"")))
-    imagined = as_if_allocated(claim, fleet.classes, devices)
-    return refused(imagined, NVIDIA_DRIVER, lambda result: can_slice(fleet, result.key))
+    rows = ((name, row) for name in names for row in first_rows(selected.get(name, b""), 1))
+    imagined = as_if_allocated(claim, fleet.classes, ((name, fleet.inventory.key(row)) for name, row in rows))
+    return refused(
+        imagined, NVIDIA_DRIVER, lambda result, attribute: _can_any(fleet, selected[result.request], attribute)
+    )
 
 
 def _refusal(claim: ResourceClaim, found: RefusedConfiguration, *, fatal: bool = False) -> Problem:
@@ -63,35 +62,38 @@ def _refusal(claim: ResourceClaim, found: RefusedConfiguration, *, fatal: bool =
 
 def _chances(fleet: Fleet, claim: ResourceClaim, name: str, marks: bytes) -> Iterator[Problem]:
     """The devices among those of a request that cannot have its configuration, where others can."""
-    unable = met(fleet, f"!{CAN_SLICE}", marks)
+    needed = refused(as_if_allocated(claim, fleet.classes, [(name, WHOLE)]), NVIDIA_DRIVER, lambda *_: False)
+    if needed is None or not needed.lacks:
+        return
+    unable = met(fleet, f"!{able(needed.lacks)}", marks)
     devices = [(name, fleet.inventory.key(row)) for row in first_rows(unable, 1)]
     imagined = as_if_allocated(claim, fleet.classes, devices)
-    if (found := refused(imagined, NVIDIA_DRIVER, lambda result: can_slice(fleet, result.key))) is not None:
+    if (found := refused(imagined, NVIDIA_DRIVER, lambda result, name: can(fleet, result.key, name))) is not None:
         yield Problem(
             kind=ProblemKind.DEVICES_UNABLE,
             text=f"of the {count(marks)} devices that request {name} selects, {count(unable)} cannot have {found.source}'s "
             f"configuration, because {found.why}",
             claim=str(claim.metadata.key),
             request=name,
-            remedy=f"add to request {name} the selector {CAN_SLICE}",
+            remedy=f"add to request {name} the selector {able(needed.lacks)}",
         )
 
 
-def can_slice(fleet: Fleet, device: DeviceKey) -> bool | None:
-    """Whether the time slice of a published device's GPU can be set; None if its driver does not say."""
+def can(fleet: Fleet, device: DeviceKey, attribute: str) -> bool | None:
+    """Whether the GPU of a published device can be shared in a way; None if its driver does not say."""
     rows = fleet.inventory.rows(device)
     published = fleet.inventory.columns.devices[rows[-1]] if rows else None
-    said = published.attributes.get(ATTRIBUTE_TIME_SLICING) if published is not None else None
+    said = published.attributes.get(attribute) if published is not None else None
     return None if said is None else said.bool_
 
 
-def _best(fleet: Fleet, marks: bytes) -> list[int]:
-    """A marked row, if there is any: one whose time slice can be set, else one that does not say, else the first."""
-    first = first_rows(marks, 1)
-    column = fleet.inventory.columns.get(_PATH)
-    if not first or column is None or can_slice(fleet, fleet.inventory.key(first[0])) is not False:
-        return first
-    able = [row for row in column.examples(marks, 2) if can_slice(fleet, fleet.inventory.key(row))]
+def _can_any(fleet: Fleet, marks: bytes, attribute: str) -> bool | None:
+    """Whether one of the marked devices can; None if none says that it can, and one does not say."""
+    column = fleet.inventory.columns.get(AttributePath("attributes", *attribute.split("/")))
+    if column is None:
+        return None
+    if any(can(fleet, fleet.inventory.key(row), attribute) for row in column.examples(marks, 2)):
+        return True
     unsaid = unpacked(packed(marks) & ~packed(nonzero(column.codes)), len(marks))
-    whole = [row for row in first_rows(unsaid, 1) if read_partition_name(fleet.inventory.key(row).device) is None]
-    return [*able, *whole, *first][:1]
+    silent = any(read_partition_name(fleet.inventory.key(row).device) is None for row in first_rows(unsaid, 1))
+    return None if silent else False

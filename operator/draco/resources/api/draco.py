@@ -66,9 +66,13 @@ class MemoryLimitBy(StrEnum):
 
 
 class GpuSharing(ApiStruct, frozen=True, kw_only=True):
-    """How the agent can share a GPU among programs; None if unknown. `time_slicing`: whether its time slice can be set."""
+    """How the agent can share a GPU among programs; None if unknown.
+
+    `time_slicing`: whether its time slice can be set. `mps`: whether claims can have MPS on it.
+    """
 
     time_slicing: bool | None = None
+    mps: bool | None = None
     memory_limit: MemoryLimitBy | None = None
 
 

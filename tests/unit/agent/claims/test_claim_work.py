@@ -54,12 +54,13 @@ class Node:
         self.when_taken: Callable[[], object] = str
         self.seen: list[list[Gpu]] = []
         self.work = ClaimWork(
-            cast("ClaimPreparer", SimpleNamespace(**{name: self._desk(name) for name in DESK})),
+            cast("ClaimPreparer", SimpleNamespace(waits=lambda _: False, **{name: self._desk(name) for name in DESK})),
             cast("Checkpoint", SimpleNamespace(claims=self.record)),
             cast("ClaimInstances", None),
             cast("AgentThreads", self),
             self.state,
             driver=NVIDIA_DRIVER,
+            clock=ManualClock(),
         )
 
     @property

@@ -249,12 +249,12 @@ def test_a_configuration_of_a_kind_that_there_is_not_is_refused_in_two_sentences
 
 
 def test_a_configuration_that_draco_does_not_do_is_refused_before_anything_is_done(desk: Desk) -> None:
-    config = {"apiVersion": VERSION, "kind": "GpuConfig", "sharing": {"strategy": "MPS"}}
+    config = {"apiVersion": VERSION, "kind": "GpuConfig", "sharing": {"strategy": "Mps"}}
     with pytest.raises(PrepareError) as refused:
         desk.prepare(configured(config))
     assert str(refused.value) == (
         "Claim default/one cannot be prepared: the claim's configuration for request gpu cannot be carried out, because "
-        "GpuConfig asks for MPS, which Draco does not run. Remove that configuration, or override it in a new claim."
+        "sharing.strategy is Mps: there are TimeSlicing and MPS. Remove that configuration, or override it in a new claim."
     )
     assert desk.record.claims == {}
     assert desk.prepare(configured({**config, "sharing": {"strategy": "TimeSlicing"}})) == ["gpu-0"]

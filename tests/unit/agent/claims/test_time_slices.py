@@ -1,13 +1,11 @@
 """Time slices: set before a claim is prepared, on record, and taken back whatever happens in between."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pynvml
 import pytest
 
 from draco.agent.errors import PrepareError
-from draco.agent.files import Files
 from draco.agent.hardware.time_slicing import InMigMode, TimeSliceRefused
 from draco.agent.record.contents import PreparationState
 from draco.allocation.configurations import VERSION, TimeSlice
@@ -15,6 +13,7 @@ from draco.resources.api.claims import ResourceClaim
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus import state
 from tests.builders import a_claim, configured
+from tests.doubles.dying import Fuse, Killed, KilledFiles
 from tests.unit.agent.mig_node import MigNode, build
 
 
@@ -152,44 +151,6 @@ def test_without_the_driver_a_claim_is_prepared_only_if_its_time_slice_is_set(no
     node.desk.clear(LONG, node.named)
     node.desk.prepare_unasked(LONG, node.named)
     assert node.record.claims
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-class KilledFiles(Files):
-    """Ends the process before or after a write."""
-
-    def __init__(self, point: Callable[[str], None]) -> None:
-        self._point = point
-
-    def write(self, path: Path, content: bytes) -> None:
-        self._point("before write")
-        super().write(path, content)
-        self._point("after write")
-
-    def overwrite(self, path: Path, offset: int, content: bytes) -> None:
-        self._point("before write")
-        super().overwrite(path, offset, content)
-        self._point("after write")
-
-    def overwrite_volatile(self, path: Path, offset: int, content: bytes) -> None:
-        self._point("before write")
-        super().overwrite_volatile(path, offset, content)
-        self._point("after write")
-
-
-class Fuse:
-    """Ends the process at the point of this number."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def __call__(self, _point: str) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise Killed
 
 
 def course(folder: Path, at: int) -> bool:

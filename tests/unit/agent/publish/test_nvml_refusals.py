@@ -210,7 +210,7 @@ def blocked(device: Device) -> bool:
 def test_the_table_has_every_call_that_the_agent_makes() -> None:
     made = {
         name
-        for file in (*HARDWARE.glob("nvml*.py"), HARDWARE / "time_slicing.py")
+        for file in (*HARDWARE.glob("nvml*.py"), HARDWARE / "time_slicing.py", HARDWARE / "compute_mode.py")
         for name in re.findall(r'["\.](nvml(?:Init|Shutdown|[A-Z]\w*[a-z]+\w*))\b["(]', file.read_text())
         if hasattr(pynvml, name)
     }

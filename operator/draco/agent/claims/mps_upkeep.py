@@ -1,0 +1,103 @@
+"""Keeps the MPS of a node's GPUs as its prepared claims ask, and reports it.
+
+Gives GPUs back that no claim uses any more, restores what a reboot or a load of the driver took, and asks running daemons whether
+they are well. Owns the reconciler, woken by readings of the GPUs and by settled claims, and what is told of it. `mps` acts.
+"""
+
+import asyncio
+
+import structlog
+
+from draco.agent.claims.mps import MpsDaemons, suits
+from draco.agent.hardware.compute_mode import ComputeModeRefused
+from draco.agent.state.changes import ClaimSettled
+from draco.agent.state.facts import GpuMps, NodeFacts
+from draco.agent.state.node import NodeState
+from draco.agent.threads import AgentThreads
+from draco.kube.clock import Clock
+from draco.kube.queue import WorkQueue, run_workers
+from draco.resources.names import GpuUuid
+
+log = structlog.get_logger()
+
+AGAIN_S = 1.0
+LOOK_S = 10.0
+"""How often the daemon of a claim is asked."""
+KEPT_S = 60.0
+"""How long a Prepare that failed keeps its daemon, which may only start slowly: kubelet tries again. Also how long no keeper
+may run, as while it is replaced, before GPUs are published without MPS."""
+
+
+class MpsUpkeep:
+    """The reconciler: one GPU at a time."""
+
+    def __init__(self, daemons: MpsDaemons, state: NodeState, threads: AgentThreads, *, clock: Clock) -> None:
+        self._daemons = daemons
+        self._state = state
+        self._threads = threads
+        self._clock = clock
+        self._problems: dict[GpuUuid, str] = {}
+        self._able: dict[GpuUuid, float] = {}  # when a GPU last could have MPS
+        self._unused: dict[GpuUuid, float] = {}  # since when something is left on a GPU that no claim uses
+        self._queue: WorkQueue[GpuUuid] = WorkQueue(clock=clock, base_s=AGAIN_S, cap_s=LOOK_S)
+
+    def seen(self, _facts: NodeFacts) -> None:
+        """The GPUs were read."""
+        self._show()
+        for gpu in self._state.facts.view.present:
+            if self._daemons.user(gpu.uuid) is not None or not self._daemons.is_settled(gpu.uuid):
+                self._queue.add(gpu.uuid)
+
+    def claim_settled(self, change: ClaimSettled) -> None:
+        """A claim was prepared or unprepared: what it had is of no use to a Prepare that failed."""
+        for device in change.claim.devices:
+            self._unused[device.gpu] = self._clock.monotonic() - KEPT_S
+            self._queue.add(device.gpu)
+
+    async def run(self) -> None:
+        """Reconcile until cancelled; the record has been read."""
+        self.seen(self._state.facts)
+        await run_workers(self._queue, self._reconcile, workers=1, log=log)
+
+    async def _reconcile(self, gpu: GpuUuid) -> float | None:
+        if all(one.uuid != gpu for one in self._state.facts.view.present):
+            return None
+        if self._daemons.user(gpu) is not None or self._daemons.is_settled(gpu):
+            self._unused.pop(gpu, None)
+        else:
+            since_s = self._unused.setdefault(gpu, self._clock.monotonic())
+            if (left_s := since_s + KEPT_S - self._clock.monotonic()) > 0:
+                return left_s
+        problem = ""
+        if not self._daemons.is_settled(gpu):
+            problem = await self._threads.with_driver(lambda: self._settle(gpu), {gpu})
+        if not problem and (claim := self._daemons.user(gpu)) is not None:
+            problem = await asyncio.to_thread(self._daemons.problem, claim)
+        if problem and problem != self._problems.get(gpu):
+            log.warning("mps.trouble", gpu=gpu, error=problem)
+        self._problems.pop(gpu, None)
+        if problem:
+            self._problems[gpu] = problem
+        self._show()
+        return AGAIN_S if problem else None
+
+    def _settle(self, gpu: GpuUuid) -> str:
+        """Give a GPU what its claim asks for, or take back what no claim does. Why that is not done; "" if it is."""
+        try:
+            if (claim := self._daemons.user(gpu)) is None:
+                return self._daemons.take_back(gpu)
+            self._daemons.restore(claim)
+        except ComputeModeRefused as error:
+            return str(error)
+        return ""
+
+    def _show(self) -> None:
+        now_s, shown, are_kept = self._clock.monotonic(), {}, self._daemons.are_kept()
+        for gpu in self._state.facts.view.gpus:
+            if can := suits(gpu) and are_kept:
+                self._able[gpu.uuid] = now_s
+            elif can is False and now_s - self._able.get(gpu.uuid, -KEPT_S) < KEPT_S:
+                can = True
+            shown[gpu.uuid] = GpuMps(can, self._problems.get(gpu.uuid, ""))
+        if shown != self._state.facts.mps:
+            self._state.learn(mps=shown)
