@@ -27,6 +27,7 @@ from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import ClaimPod, PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.settings import AgentSettings
 from draco.agent.state.node import NodeState
+from draco.agent.usage.held_hours import HeldHours
 from draco.agent.usage.metrics import UsageMetrics
 from draco.agent.usage.reading import UsageReader
 from draco.agent.usage.report import UsageReporter
@@ -84,7 +85,7 @@ async def measure(path: Path, rounds: int) -> tuple[list[float], int]:
     every_s = AgentSettings(node_name="node-0").usage_s
     reader = UsageReader(client, known, record, usage, holders, clock=clock, every_s=every_s)
     unused = UnusedDevices(after_s=7200.0, changed=lambda _claim: None)
-    reader.subscribe(UsageReporter(client, unused, node="node-0", clock=clock).read)
+    reader.subscribe(UsageReporter(client, unused, HeldHours(unused), node="node-0", clock=clock).read)
     registry = CollectorRegistry()
     metrics = UsageMetrics(registry, unused)
     took_s, text = [], b""

@@ -57,6 +57,7 @@ from draco.agent.startup import CHECKPOINT, Startup
 from draco.agent.state.facts import GpuMps
 from draco.agent.state.node import NodeState
 from draco.agent.threads import AgentThreads
+from draco.agent.usage.held_hours import HeldHours
 from draco.agent.usage.metrics import UsageMetrics
 from draco.agent.usage.reading import UsageReader
 from draco.agent.usage.report import UsageReporter
@@ -302,7 +303,9 @@ class AgentParts:
             client, self.state, self.checkpoint, usage, holders, clock=clock, every_s=settings.usage_s
         )
         self.usage_metrics: Final = UsageMetrics(self.metrics.registry, self.unused)
-        self.usage_reporter: Final = UsageReporter(client, self.unused, node=settings.node_name, clock=clock)
+        self.usage_reporter: Final = UsageReporter(
+            client, self.unused, HeldHours(self.unused), node=settings.node_name, clock=clock
+        )
         self.usage.subscribe(self.usage_reporter.read)
         self.lease: Final = (
             AgentLease(

@@ -47,6 +47,7 @@ COMMANDS: Final = MappingProxyType(
         ),
         "taint": ("draco.cli.taint.command", "List, preview, add and remove taints of single devices."),
         "top": ("draco.cli.top.command", "Show how much of the GPUs claims, pods and namespaces use."),
+        "waste": ("draco.cli.waste.command", "Show GPU hours that namespaces hold and do not use, and their cost."),
         "withdraw": ("draco.cli.withdraw.command", "Remove what Draco has written, before it is uninstalled."),
     }
 )

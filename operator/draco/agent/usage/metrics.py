@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from draco.agent.hardware.gpus import Gpu, device_name
 from draco.agent.hardware.nvml_usage import DeviceUse
 from draco.agent.mig.users import HeldDevice
+from draco.agent.usage.names import profile_name
 from draco.agent.usage.reading import UsageReading
 from draco.agent.usage.unused import UnusedDevices
 from draco.resources.names import GpuUuid
@@ -113,5 +114,4 @@ def _labels(device: DeviceUse, gpus: Mapping[GpuUuid, Gpu]) -> tuple[str, str, s
     gpu, instance = gpus[device.gpu], device.instance
     if instance is None:
         return device_name(gpu), device.gpu, "", ""
-    profile = gpu.board.by_id(instance.profile_id) if gpu.board else None
-    return device_name(gpu), device.gpu, str(instance.gi), profile.name if profile else ""
+    return device_name(gpu), device.gpu, str(instance.gi), profile_name(gpu, device)

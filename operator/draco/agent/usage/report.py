@@ -9,19 +9,19 @@ from contextlib import suppress
 import msgspec
 import structlog
 
-from draco.agent.hardware.gpus import Gpu, device_name
+from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.nvml_usage import DeviceUse
-from draco.agent.publish.partitions import partition_name
 from draco.agent.report.own_object import OwnObject
+from draco.agent.usage.held_hours import HeldHours
+from draco.agent.usage.names import profile_name, published_name
 from draco.agent.usage.reading import UsageReading
 from draco.agent.usage.unused import UnusedDevices
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import KubeError
 from draco.kube.queue import WorkQueue, run_workers
-from draco.mig.board import Placement
 from draco.resources.api.meta import ObjectKey
-from draco.resources.api.usage import DeviceUsage, DeviceUser, GpuUsageStatus, UnusedDevice
+from draco.resources.api.usage import DeviceUsage, DeviceUser, GpuUsageStatus, HeldTime, UnusedDevice
 from draco.resources.kinds import GPU_USAGES
 from draco.resources.names import FIELD_MANAGER_AGENT, GpuUuid
 
@@ -35,7 +35,7 @@ MOVED_PERCENT = 5
 """Smaller moves of a utilization, or of memory in percent of the device's, are not worth a write."""
 
 
-def status(reading: UsageReading, unused: list[UnusedDevice]) -> GpuUsageStatus:
+def status(reading: UsageReading, unused: list[UnusedDevice], held: list[HeldTime]) -> GpuUsageStatus:
     """What a reading says."""
     gpus = {gpu.uuid: gpu for gpu in reading.gpus}
     users = [
@@ -56,23 +56,19 @@ def status(reading: UsageReading, unused: list[UnusedDevice]) -> GpuUsageStatus:
         devices=[_device(one, gpus) for one in reading.devices],
         users=sorted(users, key=_identity),
         unused=unused,
+        held=held,
         unread=list(reading.unread),
     )
 
 
 def _device(one: DeviceUse, gpus: dict[GpuUuid, Gpu]) -> DeviceUsage:
     gpu = gpus[one.gpu]
-    name, profile = device_name(gpu), ""
-    if one.instance is not None:
-        found = gpu.board.by_id(one.instance.profile_id) if gpu.board else None
-        profile = found.name if found else f"profile {one.instance.profile_id}"
-        name = partition_name(name, Placement(found, one.instance.start)) if found else ""
     return DeviceUsage(
         uuid=one.uuid,
-        device=name,
+        device=published_name(gpu, one),
         gpu="" if one.instance is None else one.gpu,
         product_name=gpu.product_name,
-        profile=profile,
+        profile=profile_name(gpu, one),
         memory_total_bytes=one.total_bytes,
         memory_used_bytes=one.used_bytes,
         utilization_percent=one.utilization,
@@ -112,8 +108,9 @@ def _differ(one: int | None, other: int | None, whole: int) -> bool:
 class UsageReporter:
     """Writes the GpuUsage after readings that are worth it."""
 
-    def __init__(self, client: Client, unused: UnusedDevices, *, node: str, clock: Clock) -> None:
+    def __init__(self, client: Client, unused: UnusedDevices, held: HeldHours, *, node: str, clock: Clock) -> None:
         self._unused = unused
+        self._held = held
         self._client = client
         self._object = OwnObject(client, GPU_USAGES, node)
         self._node = node
@@ -122,11 +119,13 @@ class UsageReporter:
         self._wanted: GpuUsageStatus | None = None
         self._written: GpuUsageStatus | None = None
         self._written_s = 0.0
+        self._is_complete = False
 
     def read(self, reading: UsageReading) -> None:
         """Report a reading if it is worth it."""
         self._unused.read(reading)
-        self._wanted = status(reading, self._unused.reported(reading))
+        self._held.read(reading)
+        self._wanted = status(reading, self._unused.reported(reading), self._held.reported())
         if self._is_due(self._wanted):
             self._queue.add(self._node)
 
@@ -137,11 +136,17 @@ class UsageReporter:
         return ago_s >= FIGURES_S and has_moved(before, wanted)
 
     async def restore(self) -> None:
-        """Take over what the last agent reported as unused, if that can be read now."""
+        """Take over what the last agent reported as unused and as held, if that can be read now."""
         with suppress(KubeError):
             said = await self._object.read_or_create()
             if said is not None:
                 self._unused.restore(said.status, self._clock.now())
+                self._take_over(said.status)
+
+    def _take_over(self, said: GpuUsageStatus) -> None:
+        """Add what was counted before. Nothing is written without it: a write replaces it."""
+        self._held.restore(said.held)
+        self._is_complete = True
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -151,9 +156,13 @@ class UsageReporter:
         wanted = self._wanted
         if wanted is None or not self._is_due(wanted):
             return None
-        if await self._object.read_or_create() is None:
+        said = await self._object.read_or_create()
+        if said is None:
             self._written, self._written_s = wanted, self._clock.monotonic()  # asks again with the next change
             return None
+        if not self._is_complete:
+            self._take_over(said.status)
+            wanted = msgspec.structs.replace(wanted, held=self._held.reported())
         await self._client.apply(
             GPU_USAGES,
             ObjectKey("", node),

@@ -43,7 +43,7 @@ class UnusedDevices:
     def read(self, reading: UsageReading) -> None:
         """Compare with a reading. A device that could not be read stays as it was."""
         prepared = {one.uid: one for one in reading.claims if one.state is PreparationState.PREPARED}
-        held = {HeldDevice(uid, uuid) for uid, claim in prepared.items() for uuid in _held_by(claim)}
+        held = held_devices(reading.claims)
         seen = {one.uuid for one in reading.devices}
         used = set(_used(reading, held))
         self.since = MappingProxyType(
@@ -77,8 +77,15 @@ class UnusedDevices:
         return {one: since for one, since in self.since.items() if now - since >= shortest}
 
 
-def _held_by(claim: PreparedClaim) -> Iterable[str]:
-    return (device_uuid(device) for device in claim.devices if not device.admin)
+def held_devices(claims: Iterable[PreparedClaim]) -> set[HeldDevice]:
+    """The devices that prepared claims hold, without administrative access."""
+    return {
+        HeldDevice(claim.uid, device_uuid(device))
+        for claim in claims
+        if claim.state is PreparationState.PREPARED
+        for device in claim.devices
+        if not device.admin
+    }
 
 
 def _used(reading: UsageReading, held: Iterable[HeldDevice]) -> Iterable[HeldDevice]:

@@ -51,6 +51,19 @@ class UnusedDevice(ApiStruct, frozen=True, kw_only=True):
     since: datetime
 
 
+class HeldTime(ApiStruct, frozen=True, kw_only=True):
+    """How long the claims of a namespace held devices of one kind on one day (UTC), and used them.
+
+    `resource` is a product name, with the profile of MIG devices. Without it, the rest of a day with very many namespaces.
+    """
+
+    day: str
+    namespace: str = ""
+    resource: str = ""
+    held_seconds: int = 0
+    used_seconds: int = 0
+
+
 class GpuUsageStatus(ApiStruct, frozen=True, kw_only=True):
     """The last reading that differed from the one before. `unread` are UUIDs of GPUs that could not be read."""
 
@@ -58,6 +71,7 @@ class GpuUsageStatus(ApiStruct, frozen=True, kw_only=True):
     devices: list[DeviceUsage] = []
     users: list[DeviceUser] = []
     unused: list[UnusedDevice] = []
+    held: list[HeldTime] = []
     unread: list[str] = []
 
 

@@ -1,0 +1,1 @@
+"""`draco waste`: GPU hours held and not used, and what they cost."""
