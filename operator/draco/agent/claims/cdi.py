@@ -12,14 +12,15 @@ Source: Container Device Interface specification; NVIDIA's DRA driver uses the s
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from draco.agent.containers.common_edits import VOID, CommonEdits, gives_cuda
+from draco.agent.claims.memory_limits import limits_mib
+from draco.agent.containers.common_edits import VOID, CommonEdits, LimitImpossible, gives_cuda
 from draco.agent.containers.driver_files import MPS_PIPE
 from draco.agent.containers.edits import SOCKET, ContainerEdits, DeviceNode, Mount
 from draco.agent.files import TEMPORARY, Files
@@ -28,7 +29,7 @@ from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
 from draco.agent.hardware.device_nodes import OPTIONAL, REQUIRED, DeviceNodeMissing, DeviceNodes
 from draco.agent.record.contents import PreparedClaim, PreparedDevice
 from draco.resources.api.foreign import read
-from draco.resources.names import ClaimUid
+from draco.resources.names import ClaimUid, GpuUuid
 
 VERSION = "0.6.0"
 """The lowest version with annotations, which specs use. containerd supports it since 1.7.13."""
@@ -76,24 +77,34 @@ def kind(driver: str) -> str:
 
 
 def spec(
-    claim: PreparedClaim, driver: str, node: Capabilities, common: ContainerEdits, *, boot_id: str = ""
+    claim: PreparedClaim,
+    driver: str,
+    node: Capabilities,
+    common: ContainerEdits,
+    *,
+    limiting: Callable[[GpuUuid, int], ContainerEdits] = lambda *_: ContainerEdits(),
+    boot_id: str = "",
 ) -> CdiSpec:
     """A claim's spec, from its record and the node's common edits.
 
     Its annotations repeat the record, in case that is lost. A device that the claim got twice (administrative access) appears
-    once. Creates missing device nodes. Raises DeviceNodeMissing or CapabilityUnknown.
+    once. `limiting` gives the edits for a GPU's memory limit. Creates missing device nodes. Raises DeviceNodeMissing,
+    CapabilityUnknown or what `limiting` raises.
     """
     devices = {device_name(device.device, claim.uid, device.share_id): device for device in claim.devices}
+    limits = {gpu: limiting(gpu, mib) for gpu, mib in limits_mib(claim).items()}
     return CdiSpec(
         cdi_version=VERSION,
         kind=kind(driver),
         annotations=_annotations(claim, boot_id),
-        devices=[CdiDevice(name, _device_edits(device, node)) for name, device in devices.items()],
+        devices=[
+            CdiDevice(name, _device_edits(device, node, limits.get(device.gpu))) for name, device in devices.items()
+        ],
         container_edits=msgspec.structs.replace(common, device_nodes=_device_nodes(node.nodes.shared(), node.nodes)),
     )
 
 
-def _device_edits(device: PreparedDevice, node: Capabilities) -> ContainerEdits:
+def _device_edits(device: PreparedDevice, node: Capabilities, limit: ContainerEdits | None) -> ContainerEdits:
     """A partition also gets its instance's nodes; without the nodes of other instances a container sees no more of the GPU."""
     part = device.partition
     opening = [capabilities.path(number) for number in device.capabilities]
@@ -101,7 +112,12 @@ def _device_edits(device: PreparedDevice, node: Capabilities) -> ContainerEdits:
         node.ensure(path)
     mps = _mps_edits(device)
     return ContainerEdits(
-        env=[f"{variable(device.device)}={device.gpu if part is None else part.uuid}", *mps.env],
+        env=[
+            f"{variable(device.device)}={device.gpu if part is None else part.uuid}",
+            *mps.env,
+            *(limit.env if limit else []),
+        ],
+        hooks=limit.hooks if limit else [],
         device_nodes=_device_nodes([node.nodes.gpu(device.minor), *opening], node.nodes),
         mounts=mps.mounts,
     )
@@ -208,7 +224,7 @@ class CdiFolder:
         try:
             found = self._files.read(self.path(claim.uid))
             wanted = self._spec(claim)
-        except (OSError, CapabilityUnknown, DeviceNodeMissing):
+        except (OSError, CapabilityUnknown, DeviceNodeMissing, LimitImpossible):
             return False
         return found == _encoded(wanted) or self._good_still(found, wanted, complete=complete)
 
@@ -284,7 +300,8 @@ class CdiFolder:
         ]
 
     def _spec(self, claim: PreparedClaim) -> CdiSpec:
-        return spec(claim, self._driver, self.node, self.common.current(), boot_id=self._boot_id)
+        common = self.common
+        return spec(claim, self._driver, self.node, common.current(), limiting=common.limiting, boot_id=self._boot_id)
 
 
 def _encoded(one: CdiSpec) -> bytes:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from draco.agent.claims.memory_limits import unlimitable
 from draco.agent.claims.presence import gpus_of
 from draco.agent.errors import PrepareError, StillPrepared
 from draco.agent.hardware.gpus import Gpu
@@ -88,9 +89,16 @@ def plan_prepare(
     intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus, can=can, mps_place=mps_place)
     if (found := conflict(intent, record.values(), leftovers)) is not None:
         raise PrepareError(found.why) if found.holder is None else StillPrepared(found.why, holder=found.holder)
-    if refusal := sick(intent, gpus) or joining(intent, gpus) or differing(intent, record.values()):
+    by_uuid = {gpu.uuid: gpu for gpu in gpus.values()}
+    refusals = (
+        sick(intent, gpus),
+        joining(intent, gpus),
+        differing(intent, record.values()),
+        unlimitable(intent, by_uuid),
+    )
+    if refusal := next(filter(None, refusals), ""):
         raise PrepareError(refusal)
-    gpus_of(intent, {gpu.uuid: gpu for gpu in gpus.values()})
+    gpus_of(intent, by_uuid)
     return FirstPrepare(intent)
 
 

@@ -22,6 +22,7 @@ from draco.agent.claims.mps import MpsDaemons
 from draco.agent.claims.plan import ClaimPlan, FirstPrepare, PartlyReleased, RepeatedPrepare, plan_prepare
 from draco.agent.claims.presence import NodeHardware, as_it_is, gpus_of, moved
 from draco.agent.claims.time_slices import TimeSlices
+from draco.agent.containers.common_edits import LimitImpossible
 from draco.agent.errors import DeviceMissing, PrepareError
 from draco.agent.files import advice
 from draco.agent.hardware.capabilities import CapabilityUnknown
@@ -202,7 +203,7 @@ class ClaimPreparer:
         except (DeviceMissing, CapabilityUnknown):
             self._withdraw(known)
             raise
-        except DeviceNodeMissing as error:
+        except (DeviceNodeMissing, LimitImpossible) as error:
             self._withdraw(known)
             raise PrepareError(f"Claim {known} cannot be prepared: {error}") from error
         if has_moved := moved(known, now):

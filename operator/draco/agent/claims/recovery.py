@@ -17,6 +17,7 @@ import msgspec
 from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.preparer import node_hardware
 from draco.agent.claims.presence import as_it_is, gone
+from draco.agent.containers.common_edits import LimitImpossible
 from draco.agent.errors import DeviceMissing
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import CapabilityUnknown
@@ -124,7 +125,7 @@ def respec(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, *, gpu
                 cdi.write(now)
             except CapabilityUnknown:
                 judged.without_instance.append(uid)
-            except DeviceNodeMissing:
+            except (DeviceNodeMissing, LimitImpossible):
                 without_node.append(uid)
             else:
                 rewritten.append(uid)

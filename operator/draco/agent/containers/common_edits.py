@@ -16,10 +16,12 @@ import structlog
 from draco.agent.containers import driver_files, toolkit
 from draco.agent.containers.edits import ContainerEdits
 from draco.agent.containers.toolkit import Program, ToolkitFailed
+from draco.agent.errors import PrepareError
 from draco.agent.hardware.driver_root import DriverRoot, InstalledDriver
 from draco.agent.state.node import NodeState
 from draco.agent.threads import DaemonExecutor
 from draco.kube.clock import Clock
+from draco.resources.names import GpuUuid
 
 log = structlog.get_logger()
 
@@ -30,6 +32,10 @@ VOID: Final = "NVIDIA_VISIBLE_DEVICES=void"
 def gives_cuda(edits: ContainerEdits) -> bool:
     """Whether a container finds the driver's CUDA library."""
     return any(Path(each.host_path).name.startswith("libcuda.so.") for each in edits.mounts)
+
+
+class LimitImpossible(PrepareError):
+    """Nothing can hold a container to a memory limit, as the end of a sentence."""
 
 
 class _Found(NamedTuple):
@@ -65,6 +71,16 @@ class CommonEdits:
         hooks = [each for each in found.hooks if self._there(each.path)]
         mounts = [each for each in found.mounts if self._there(each.host_path)]
         return ContainerEdits(env=list(dict.fromkeys([*found.env, VOID])), hooks=hooks, mounts=mounts)
+
+    def limiting(self, gpu: GpuUuid, limit_mib: int) -> ContainerEdits:
+        """What limits a container's memory of a GPU. Raises LimitImpossible, or OSError if the hook cannot be copied."""
+        driver, why = self._driver(), "the node has no NVIDIA driver now"
+        if driver is not None:
+            try:
+                return toolkit.memory_limit(driver, gpu, limit_mib, keep_in=self._hook_folder)
+            except ToolkitFailed as error:
+                why = str(error)
+        raise LimitImpossible(f"its memory limit cannot be set: {why}. Kubelet tries again.")
 
     def all_there(self, edits: ContainerEdits) -> bool:
         """Whether the node has every file of these edits, which an earlier version may have written."""

@@ -63,6 +63,10 @@ def hook(root: DriverRoot, *, keep_in: Path) -> Path | None:
     for folder in FOLDERS:
         if (root.view / folder / HOOK).is_file():
             return root.host / folder / HOOK
+    return _carried_hook(keep_in)
+
+
+def _carried_hook(keep_in: Path) -> Path | None:
     carried = shutil.which(HOOK)
     if carried is None:
         return None
@@ -74,6 +78,22 @@ def hook(root: DriverRoot, *, keep_in: Path) -> Path | None:
         fresh.chmod(0o755)
         fresh.replace(kept)
     return kept
+
+
+def memory_limit(driver: InstalledDriver, gpu: str, limit_mib: int, *, keep_in: Path) -> ContainerEdits:
+    """What limits a container's memory of a GPU. The hook is the image's: an older one on the node does not know the command.
+
+    It needs both variables; a soft limit other than 0 would stay in the cgroups above when the container's is removed.
+    Source: `nvidia-cdi-hook apply-cuda-memory-limits` of NVIDIA's container toolkit 1.20. Raises ToolkitFailed or OSError.
+    """
+    hook = _carried_hook(keep_in)
+    if hook is None:
+        raise ToolkitFailed(f"there is no {HOOK} in the image, which sets memory limits")
+    arguments = [HOOK, "apply-cuda-memory-limits", "--driver-root", str(driver.host), "--gpu-id", gpu]
+    return ContainerEdits(
+        env=["NVIDIA_GPU_MEMORY_REQUEST=0", f"NVIDIA_GPU_MEMORY_LIMIT={limit_mib}"],
+        hooks=[Hook("createRuntime", str(hook), arguments)],
+    )
 
 
 def edits(root: DriverRoot, driver: InstalledDriver, *, hook: Path | None) -> ContainerEdits:

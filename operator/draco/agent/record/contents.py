@@ -111,9 +111,9 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One device of a claim. `gpu` identifies the hardware; `device` is its name at allocation.
 
-    `partition` is None for a whole GPU. `share_id` is "" unless the claim has a share, of which `consumed` are the amounts. The
-    claim's spec was written with `minor`, `pci_bus_id`, `capabilities` (the device numbers that open the instance) and the
-    instance's numbers.
+    `partition` is None for a whole GPU. `share_id` is "" unless the claim has a share, of which `consumed` are the amounts.
+    `memory_limit_mib` is what the driver is to hold its containers to, 0 for no limit. The claim's spec was written with `minor`,
+    `pci_bus_id`, `capabilities` (the device numbers that open the instance) and the instance's numbers.
     """
 
     request: str
@@ -127,6 +127,7 @@ class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     partition: Partition | None = None
     time_slice: TimeSlice = TimeSlice.DEFAULT
     mps: DeviceMps | None = None
+    memory_limit_mib: int = 0
     pci_bus_id: str = ""
     capabilities: tuple[int, ...] = ()
 
