@@ -69,6 +69,8 @@ class SimulatedNode:
         state.create(self.gpus, board=board, gpus=gpus, node_name=self.name)
         self.rebuild_sysfs()
         procfs.build(self.gpus, state.load(self.gpus))
+        (self.folder / "cgroup").mkdir()
+        (self.folder / "cgroup" / "cgroup.controllers").touch()
         self.library = SimulatedNvml(self.gpus)
         self.smi = SimulatedSmi(SimulatedNvml(self.gpus))
         self.namespace = "default"
@@ -93,6 +95,7 @@ class SimulatedNode:
             "state_dir": self.folder / "agent",
             "sysfs_root": self.folder / "sys",
             "proc_root": procfs.tree(self.gpus),
+            "own_cgroup": self.folder / "cgroup",
             "rescan_s": 0.2,
             "nvml_retry_s": 0.1,
             "event_wait_s": 0.1,

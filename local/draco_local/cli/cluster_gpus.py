@@ -270,7 +270,9 @@ def break_driver(path: Path, error: str) -> None:
 
 @command.command("reload-driver")
 @_node
-@click.option("--version", metavar="VERSION", help="The version to load.  [default: the same]")
+@click.option(
+    "--version", metavar="VERSION", help="The version to load, or a release: 535, 570, 580 or 615.  [default: the same]"
+)
 def reload_driver(path: Path, version: str | None) -> None:
     """Unload and load a node's driver.
 

@@ -193,6 +193,7 @@ class Agent:
             tasks.create_task(self.parts.leftovers.run(), name="leftovers")
             tasks.create_task(self._read_usage(), name="usage")
             tasks.create_task(self.parts.usage_reporter.run(), name="gpuusage")
+            tasks.create_task(self.parts.limit_keeper.run(), name="memory limits")
             self.parts.state.tell(RecordRead())
 
     async def _read_usage(self) -> None:

@@ -23,6 +23,7 @@ from draco.agent.hardware.monitor import HardwareMonitor, SysfsPcieRoots
 from draco.agent.hardware.nvidia_smi import Smi
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_instances import NvmlInstances
+from draco.agent.hardware.nvml_limits import NvmlMemory
 from draco.agent.hardware.nvml_usage import NvmlUsage
 from draco.agent.hardware.time_slicing import TimeSliceSetter
 from draco.agent.metrics import AgentMetrics
@@ -58,6 +59,7 @@ from draco.agent.state.facts import GpuMps
 from draco.agent.state.node import NodeState
 from draco.agent.threads import AgentThreads
 from draco.agent.usage.held_hours import HeldHours
+from draco.agent.usage.limit_keeper import LimitKeeper
 from draco.agent.usage.metrics import UsageMetrics
 from draco.agent.usage.reading import UsageReader
 from draco.agent.usage.report import UsageReporter
@@ -307,6 +309,8 @@ class AgentParts:
             client, self.unused, HeldHours(self.unused), node=settings.node_name, clock=clock
         )
         self.usage.subscribe(self.usage_reporter.read)
+        self.limit_keeper: Final = LimitKeeper(NvmlMemory(nvml), holders, tell=self.node_events.tell, clock=clock)
+        self.usage.subscribe(self.limit_keeper.read)
         self.lease: Final = (
             AgentLease(
                 client,

@@ -124,6 +124,11 @@ class Holders:
         """Where a process runs."""
         return place_of(_text(f"{self._proc}/{pid}/cgroup"))
 
+    def cgroup(self, pid: int) -> str:
+        """The path of a process's cgroup of version 2; "" if it has none, or it is unreadable."""
+        lines = _text(f"{self._proc}/{pid}/cgroup").splitlines()
+        return next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
+
     def container_name(self, pid: int, pod: str) -> str:
         """The name of a process's container, by what kubelet mounts there for its pod; "" if unknown."""
         mounts = _text(f"{self._proc}/{pid}/mountinfo")
