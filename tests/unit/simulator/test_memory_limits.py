@@ -146,6 +146,12 @@ def test_a_release_lacks_what_newer_ones_brought(path: Path, release: str, cuda:
     assert missing == lacking
 
 
+def test_a_version_that_is_no_number_counts_as_the_newest(path: Path) -> None:
+    faults.reload_driver(path, version="r590-beta")
+    assert load(path).driver.cuda_version == 13040
+    opened(path)
+
+
 def test_old_releases_tell_no_recovery_action_and_profiles_only_in_mig_mode(path: Path) -> None:
     faults.reload_driver(path, version="535")
     nvml = opened(path)

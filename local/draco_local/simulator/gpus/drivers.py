@@ -61,8 +61,9 @@ def whole_version(version: str) -> str:
 
 
 def release_of(version: str) -> int:
-    """The number of a version's release: 580 for 580.95.05."""
-    return int(version.partition(".")[0])
+    """The number of a version's release: 580 for 580.95.05; for a text that begins with no number, the newest that is known."""
+    number = version.partition(".")[0]
+    return int(number) if number.isdecimal() else max(_CUDA)
 
 
 def cuda_of(version: str) -> int:
