@@ -6,7 +6,6 @@ Owns reading that stream. The tests judge the versions.
 import json
 import subprocess
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -67,12 +66,16 @@ class ClaimHistory:
 
     def states(self) -> Iterator[dict[str, list[Device]]]:
         """The devices of each claim after each change."""
-        holders: dict[str, list[Device]] = defaultdict(list)
+        for held in self.results():
+            yield {claim: [(each["pool"], each["device"]) for each in results] for claim, results in held.items()}
+
+    def results(self) -> Iterator[dict[str, list[Json]]]:
+        """The results of each claim's allocation after each change."""
+        held: dict[str, list[Json]] = {}
         for kind, claim in list(self._versions):
             allocation = claim.get("status", {}).get("allocation") if kind != "DELETED" else None
-            results = allocation["devices"]["results"] if allocation else []
-            holders[name_of(claim)] = [(each["pool"], each["device"]) for each in results]
-            yield holders
+            held[name_of(claim)] = allocation["devices"]["results"] if allocation else []
+            yield held
 
     def _read(self, stream: TextIO) -> None:
         for line in stream:

@@ -4,8 +4,16 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
+from draco.resources.api.slices import Device
+from draco.resources.names import UNSETTLED_WITHDRAWN
+from draco.sharing.terms import terms_of
+from tests.commitments import overcommitted
+from tests.e2e import provider
+from tests.e2e.claim_history import ClaimHistory
+from tests.e2e.conftest import EXAMPLES
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.partitions import NODE
 
@@ -166,3 +174,121 @@ def test_a_claim_may_have_several_shares_of_a_gpu_and_one_that_knows_nothing_get
     ask(kube, "", "unaware")
     kube.running("unaware")
     assert results(kube, "unaware")[0]["consumedCapacity"] == {"memory": "79Gi"}
+
+
+def test_a_taint_keeps_shares_and_turns_new_ones_away(shared: Kubectl) -> None:
+    kube = shared
+    ask(kube, "10Gi", "before")
+    kube.running("before")
+    kube.run_with_input(provider.suited((EXAMPLES / "taint-one-gpu" / "rule.yaml").read_text()), "apply", "-f", "-")
+    try:
+        ask(kube, "10Gi", "after")
+        note = eventually(lambda: " ".join(kube.notes("after")), what="the claim that waits is explained")
+        assert "example.com/suspect" in note
+        assert kube.phase("before") == "Running"
+    finally:
+        kube.run("delete", "devicetaintrule", "suspect-gpu")
+    kube.running("after")
+
+
+def test_a_maintenance_waits_for_every_share(shared: Kubectl) -> None:
+    kube = shared
+    ask(kube, "10Gi", "one", "two")
+    kube.running("one", "two")
+
+    def status() -> dict[str, Any]:
+        return dict(kube.get("devicemaintenance", "mend").get("status", {}))
+
+    def used_by() -> list[str]:
+        return [claim for device in status().get("devices", []) for claim in device.get("claims", [])]
+
+    selector = {"driver": "gpu.nvidia.com", "pool": NODE, "device": "gpu-0"}
+    kube.apply_objects(
+        {
+            "apiVersion": "draco.dev/v1alpha1",
+            "kind": "DeviceMaintenance",
+            "metadata": {"name": "mend"},
+            "spec": {"deviceSelector": selector},
+        }
+    )
+    try:
+        eventually(lambda: len(used_by()) == 2, what="both claims are named")
+        kube.run("delete", "pod", "one", "--wait=true")
+        kube.run("delete", "resourceclaim", "one", "--wait=true")
+        eventually(lambda: len(used_by()) == 1, what="the claim that is left is named")
+        assert status()["inUse"] == 1
+        kube.run("delete", "pod", "two", "--wait=true")
+        kube.run("delete", "resourceclaim", "two", "--wait=true")
+        eventually(lambda: status().get("phase") == "InMaintenance", what="the GPU is free for maintenance")
+    finally:
+        kube.run("delete", "devicemaintenance", "mend", "--wait=true")
+
+
+def test_the_example_gives_two_claims_10_gib_each(kube: Kubectl, example: Example) -> None:
+    example("shares", "policy.yaml")
+    eventually(lambda: published(kube).get("allowMultipleAllocations"), what="gpu-0 is shared")
+    example("shares", "pods.yaml")
+    kube.running("small-model", "other-model")
+    assert [results(kube, claim)[0]["consumedCapacity"] for claim in ("small-model", "other-model")] == [
+        {"memory": "10Gi"}
+    ] * 2
+    kube.run("delete", "pods,resourceclaims", "--all", "--wait=true")
+    kube.run("delete", "sharingpolicy", "by-memory")
+    eventually(lambda: not published(kube).get("allowMultipleAllocations"), what="gpu-0 is published for one claim")
+
+
+FORMS: list[dict[str, Any] | None] = [
+    {"mode": "Memory", "step": "1Gi"},
+    {"mode": "Count", "count": 2},
+    None,
+    {"mode": "Memory", "step": "4Gi", "default": "8Gi"},
+    {"mode": "Unlimited"},
+    None,
+]
+
+
+def mode_of(device: dict[str, Any]) -> str:
+    """The mode in which a device is published; "" for one claim alone."""
+    terms = terms_of(msgspec.convert(device, Device))
+    return str(terms.mode) if terms is not None else ""
+
+
+def begins_to_change(device: dict[str, Any], mode: str) -> bool:
+    """Whether a device has the taint that goes before a change, or has changed already."""
+    return mode_of(device) == mode or any(each.get("value") == UNSETTLED_WITHDRAWN for each in device.get("taints", []))
+
+
+def test_at_no_moment_is_more_taken_of_a_gpu_than_it_has_while_its_policy_changes(kube: Kubectl) -> None:
+    """Claims arrive before the GPU changes, while it is about to, and after it has changed."""
+    gpu = eventually(lambda: published(kube), what="gpu-0 is published")
+    uuid = gpu["attributes"]["uuid"]["string"]
+    selector = f"device.attributes['gpu.nvidia.com'].uuid == '{uuid}'"
+    history = ClaimHistory(kube)
+    modes = set()
+    with history.followed():
+        for number, form in enumerate(FORMS * 2):
+            mode = str(form["mode"]) if form else ""
+            kube.run("delete", "sharingpolicy", POLICY, "--ignore-not-found")
+            if form is not None:
+                share(kube, uuid=uuid, **form)
+            if number % 3 == 1:
+                eventually(lambda mode=mode: begins_to_change(published(kube), mode), what=f"it becomes {mode}")
+            elif number % 3 == 2:
+                eventually(lambda mode=mode: mode_of(published(kube)) == mode, what=f"it is {mode}")
+            for memory in ("10Gi", "", "30Gi", "60Gi"):
+                name = f"c{number}-{memory.lower() or 'all'}"
+                made = a_claim(name, memory)
+                made["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [{"cel": {"expression": selector}}]
+                kube.apply_objects(made, a_pod(name))
+            eventually(
+                lambda: any(results(kube, each["metadata"]["name"]) for each in kube.objects("resourceclaims")),
+                what="a claim is allocated",
+            )
+            modes.add(mode_of(published(kube)))
+            kube.run("delete", "pods", "--all", "--wait=true")
+            kube.run("delete", "resourceclaims", "--all", "--wait=true")
+    kube.run("delete", "sharingpolicy", POLICY, "--ignore-not-found")
+    eventually(lambda: not mode_of(published(kube)), what="gpu-0 is published for one claim")
+    wrong = {each for state in history.results() for each in overcommitted(state, {"memory": "81559Mi", "shares": "2"})}
+    assert wrong == set()
+    assert {"", "Memory", "Count"} <= modes
