@@ -160,7 +160,7 @@ async def run(stream: Sequence[Arrival], order: Order) -> Outcome:
             changed = set()
             while leaving and leaving[0][0] <= claim.at:
                 _, name, where = heapq.heappop(leaving)
-                await _gone(client, name)
+                await gone(client, name)
                 del nodes[where].held[name]
                 changed.add(where)
             for where in sorted(changed):
@@ -168,7 +168,7 @@ async def run(stream: Sequence[Arrival], order: Order) -> Outcome:
             name = f"claim-{index:05}"
             found = await _scheduled(client, name, claim.profile.name)
             if found is None:
-                await _gone(client, name)
+                await gone(client, name)
                 continue
             where, device = found
             choice = nodes[where].place(device)
@@ -242,8 +242,8 @@ async def _scheduled(client: Client, name: str, profile: str) -> tuple[str, str]
     return found.spec.node_name, allocation.devices.results[0].device
 
 
-async def _gone(client: Client, name: str) -> None:
-    """Delete pod and claim; what kube-controller-manager would do in between is done here."""
+async def gone(client: Client, name: str) -> None:
+    """Delete pod and claim of this name; what kube-controller-manager would do in between is done here."""
     key = ObjectKey("default", name)
     await client.delete(PODS, key, grace_period_s=0)
     await client.patch(CLAIMS, key, {"status": {"reservedFor": None, "allocation": None}}, subresource="status")

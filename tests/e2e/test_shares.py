@@ -1,7 +1,7 @@
 """Shares of GPUs, from a SharingPolicy to pods and back: real scheduler, operator and agents; NVML is simulated."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ Example = Callable[..., None]
 pytestmark = pytest.mark.since(36)
 
 POLICY = "shared-gpu"
+UUID = "device.attributes['gpu.nvidia.com'].uuid"
 BY_COUNT = {"spec": {"mode": "Count", "count": 2, "step": None}}
 
 
@@ -31,7 +32,7 @@ def shared(kube: Kubectl) -> Iterator[Kubectl]:
     """Kubectl, with gpu-0 of one node shared by memory. The next test finds every GPU unshared."""
     gpu = eventually(lambda: published(kube), what="gpu-0 is published")
     uuid = gpu["attributes"]["uuid"]["string"]
-    share(kube, mode="Memory", step="1Gi", uuid=uuid)
+    share(kube, [uuid], mode="Memory", step="1Gi")
     eventually(lambda: published(kube).get("allowMultipleAllocations"), what="gpu-0 is published for several claims")
     yield kube
     kube.run("delete", "pods,resourceclaims", "--all", "--wait=true")
@@ -39,8 +40,8 @@ def shared(kube: Kubectl) -> Iterator[Kubectl]:
     eventually(lambda: not published(kube).get("allowMultipleAllocations"), what="gpu-0 is published for one claim")
 
 
-def share(kube: Kubectl, *, uuid: str, **spec: Any) -> None:
-    selector = f"device.attributes['gpu.nvidia.com'].uuid == {json.dumps(uuid)}"
+def share(kube: Kubectl, uuids: Sequence[str], **spec: Any) -> None:
+    selector = f"{UUID} in {json.dumps(list(uuids))}"
     kube.apply_objects(
         {
             "apiVersion": "draco.dev/v1alpha1",
@@ -62,11 +63,11 @@ def says(kube: Kubectl) -> str:
     return str(kube.get("sharingpolicy", POLICY).get("status", {}).get("message", ""))
 
 
-def a_claim(name: str, memory: str = "") -> dict[str, Any]:
+def a_claim(name: str, memory: str = "", selector: str = "device.allowMultipleAllocations") -> dict[str, Any]:
     """A claim for a share of a GPU, with this much memory or with the default."""
     wanted: dict[str, Any] = {
         "deviceClassName": "gpu.nvidia.com",
-        "selectors": [{"cel": {"expression": "device.allowMultipleAllocations"}}],
+        "selectors": [{"cel": {"expression": selector}}],
     }
     if memory:
         wanted["capacity"] = {"requests": {"memory": memory}}
@@ -237,6 +238,7 @@ def test_the_example_gives_two_claims_10_gib_each(kube: Kubectl, example: Exampl
     eventually(lambda: not published(kube).get("allowMultipleAllocations"), what="gpu-0 is published for one claim")
 
 
+MEMORY = ("10Gi", "", "30Gi", "60Gi")
 FORMS: list[dict[str, Any] | None] = [
     {"mode": "Memory", "step": "1Gi"},
     {"mode": "Count", "count": 2},
@@ -259,36 +261,46 @@ def begins_to_change(device: dict[str, Any], mode: str) -> bool:
 
 
 def test_at_no_moment_is_more_taken_of_a_gpu_than_it_has_while_its_policy_changes(kube: Kubectl) -> None:
-    """Claims arrive before the GPU changes, while it is about to, and after it has changed."""
-    gpu = eventually(lambda: published(kube), what="gpu-0 is published")
-    uuid = gpu["attributes"]["uuid"]["string"]
-    selector = f"device.attributes['gpu.nvidia.com'].uuid == '{uuid}'"
+    """Claims arrive before the GPU changes, while it is about to, and later; one of them stays over the next change.
+
+    gpu-1 belongs to the same policy and is free: once it has changed, gpu-0 would have, too.
+    """
+    eventually(lambda: published(kube) and published(kube, "gpu-1"), what="the GPUs are published")
+    uuids = [published(kube, name)["attributes"]["uuid"]["string"] for name in ("gpu-0", "gpu-1")]
     history = ClaimHistory(kube)
-    modes = set()
+    modes, staying = set(), ""
     with history.followed():
         for number, form in enumerate(FORMS * 2):
             mode = str(form["mode"]) if form else ""
             kube.run("delete", "sharingpolicy", POLICY, "--ignore-not-found")
             if form is not None:
-                share(kube, uuid=uuid, **form)
+                share(kube, uuids, **form)
             if number % 3 == 1:
-                eventually(lambda mode=mode: begins_to_change(published(kube), mode), what=f"it becomes {mode}")
+                eventually(
+                    lambda mode=mode: begins_to_change(published(kube, "gpu-1"), mode), what=f"it becomes {mode}"
+                )
             elif number % 3 == 2:
-                eventually(lambda mode=mode: mode_of(published(kube)) == mode, what=f"it is {mode}")
-            for memory in ("10Gi", "", "30Gi", "60Gi"):
-                name = f"c{number}-{memory.lower() or 'all'}"
-                made = a_claim(name, memory)
-                made["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [{"cel": {"expression": selector}}]
-                kube.apply_objects(made, a_pod(name))
-            eventually(
-                lambda: any(results(kube, each["metadata"]["name"]) for each in kube.objects("resourceclaims")),
-                what="a claim is allocated",
+                eventually(lambda mode=mode: mode_of(published(kube, "gpu-1")) == mode, what=f"it is {mode}")
+            names = [f"c{number}-{memory.lower() or 'all'}" for memory in MEMORY]
+            for name, memory in zip(names, MEMORY, strict=True):
+                kube.apply_objects(a_claim(name, memory, f"{UUID} == '{uuids[0]}'"), a_pod(name))
+            eventually(lambda mode=mode: mode_of(published(kube, "gpu-1")) == mode, what=f"gpu-1 is {mode}")
+            release(kube, staying)
+            allocated = eventually(
+                lambda names=tuple(names): [name for name in names if results(kube, name)], what="a claim is allocated"
             )
             modes.add(mode_of(published(kube)))
-            kube.run("delete", "pods", "--all", "--wait=true")
-            kube.run("delete", "resourceclaims", "--all", "--wait=true")
+            staying = allocated[0]
+            release(kube, *(name for name in names if name != staying))
+        release(kube, staying)
     kube.run("delete", "sharingpolicy", POLICY, "--ignore-not-found")
     eventually(lambda: not mode_of(published(kube)), what="gpu-0 is published for one claim")
     wrong = {each for state in history.results() for each in overcommitted(state, {"memory": "81559Mi", "shares": "2"})}
     assert wrong == set()
     assert {"", "Memory", "Count"} <= modes
+
+
+def release(kube: Kubectl, *claims: str) -> None:
+    if names := [each for each in claims if each]:
+        kube.run("delete", "pods", *names, "--wait=true")
+        kube.run("delete", "resourceclaims", *names, "--wait=true")

@@ -22,6 +22,7 @@ from draco.resources.api.maintenance import (
 )
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
+from draco.resources.api.sharing import SharingPolicy
 from draco.resources.texts import agreeing, counted, listed
 
 OUT_OF_SERVICE = frozenset(
@@ -196,7 +197,7 @@ PAUSE = "pause"
 """Name of the MaintenanceBudget that `draco maintain pause` creates."""
 
 
-def message_of(seen: MaintenanceBudget | MigPolicy | DeviceLimit | DeviceReservation) -> str:
+def message_of(seen: MaintenanceBudget | MigPolicy | SharingPolicy | DeviceLimit | DeviceReservation) -> str:
     """The operator's last message about it, or that the operator has not processed its current generation."""
     if seen.status.observed_generation < seen.metadata.generation:
         return _OUTDATED if seen.status.observed_generation else UNSEEN

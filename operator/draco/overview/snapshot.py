@@ -14,6 +14,7 @@ from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
+from draco.resources.api.sharing import SharingPolicy
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.names import Autoscaler
@@ -42,6 +43,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     maintenance_budgets: Sequence[MaintenanceBudget] = ()
     gpu_nodes: Sequence[GpuNode] = ()
     mig_policies: Sequence[MigPolicy] = ()
+    sharing_policies: Sequence[SharingPolicy] = ()
     limits: Sequence[DeviceLimit] = ()
     reservations: Sequence[DeviceReservation] = ()
     leaders: Sequence[Lease] = ()

@@ -19,8 +19,11 @@ from draco.resources.api.limits import DeviceLimit, LimitScope
 from draco.resources.api.maintenance import OVER, DeviceMaintenance
 from draco.resources.api.meta import ObjectKey, find_condition
 from draco.resources.api.reservations import DeviceReservation
+from draco.resources.api.sharing import SharingPolicy
 from draco.resources.api.slices import Device, DeviceAttribute, Publication, publications
 from draco.resources.names import CONDITION_READY, DeviceKey, PoolKey
+
+_GOING = "It is being deleted."
 
 
 def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> schema.ClusterStatus:
@@ -59,6 +62,9 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> s
             budget_view(each) for each in sorted(snapshot.maintenance_budgets, key=lambda each: each.metadata.name)
         ],
         mig_policies=[_policy(each) for each in sorted(snapshot.mig_policies, key=lambda each: each.metadata.name)],
+        sharing_policies=[
+            _sharing(each) for each in sorted(snapshot.sharing_policies, key=lambda each: each.metadata.name)
+        ],
         limits=[_limit(each) for each in sorted(snapshot.limits, key=lambda each: each.metadata.name)],
         reservations=[
             _reservation(each)
@@ -248,7 +254,6 @@ def _claim(claim: ResourceClaim, waiting: Mapping[ObjectKey, list[str]]) -> sche
 
 def _policy(policy: MigPolicy) -> schema.PolicyView:
     status = policy.status
-    is_going = policy.metadata.deletion_timestamp is not None
     return schema.PolicyView(
         name=policy.metadata.name,
         mode=policy.spec.mode.value,
@@ -257,7 +262,20 @@ def _policy(policy: MigPolicy) -> schema.PolicyView:
         applied=status.applied or 0,
         changing=status.changing or 0,
         failed=status.failed or 0,
-        message="It is being deleted." if is_going else message_of(policy),
+        message=_GOING if policy.metadata.deletion_timestamp is not None else message_of(policy),
+    )
+
+
+def _sharing(policy: SharingPolicy) -> schema.SharingView:
+    status = policy.status
+    return schema.SharingView(
+        name=policy.metadata.name,
+        mode=policy.spec.mode.value,
+        gpus=status.gpus or 0,
+        shared=status.shared or 0,
+        waiting=status.waiting or 0,
+        failed=status.failed or 0,
+        message=_GOING if policy.metadata.deletion_timestamp is not None else message_of(policy),
     )
 
 

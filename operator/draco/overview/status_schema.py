@@ -200,6 +200,18 @@ class PolicyView(OutputStruct, frozen=True, kw_only=True):
     message: str = ""
 
 
+class SharingView(OutputStruct, frozen=True, kw_only=True):
+    """One SharingPolicy, with the operator's counts of its GPUs by state."""
+
+    name: str
+    mode: str
+    gpus: int = 0
+    shared: int = 0
+    waiting: int = 0
+    failed: int = 0
+    message: str = ""
+
+
 class LimitView(OutputStruct, frozen=True, kw_only=True):
     """One DeviceLimit. `used` is the use of namespace `nearest`, or of all namespaces together if that is ""."""
 
@@ -248,6 +260,7 @@ class ClusterStatus(OutputStruct, frozen=True, kw_only=True):
     maintenance: list[MaintenanceView]
     budgets: list[BudgetView] = []
     mig_policies: list[PolicyView] = []
+    sharing_policies: list[SharingView] = []
     limits: list[LimitView] = []
     reservations: list[ReservationView] = []
     """Narrowed to `namespace`, like the claims."""

@@ -24,6 +24,7 @@ from draco.resources.api.maintenance import (
 )
 from draco.resources.api.meta import Condition, ObjectMeta
 from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec, DeviceReservationStatus
+from draco.resources.api.sharing import SharingPolicyStatus
 from draco.resources.api.slices import Counter, CounterSet, DeviceCounterConsumption
 from draco.resources.api.taints import DeviceTaint
 from tests.builders import (
@@ -37,6 +38,7 @@ from tests.builders import (
     a_node,
     a_pod,
     a_rule,
+    a_sharing_policy,
     a_slice,
     a_static_policy,
     called_lost,
@@ -253,6 +255,13 @@ def test_mig_policies_say_how_far_they_are() -> None:
         ["halves", "Static, layout", "5", "2", "1", "2", "Two."],
     ]
     assert "MIG POLICIES" not in screen(Snapshot(nodes=[a_node()]))
+
+
+def test_sharing_policies_say_for_whom_they_wait() -> None:
+    status = SharingPolicyStatus(observed_generation=1, gpus=3, shared=1, waiting=1, failed=1, message="For a.")
+    text = screen(Snapshot(sharing_policies=[msgspec.structs.replace(a_sharing_policy("by-memory"), status=status)]))
+    assert rows(text, "SHARING POLICIES")[:1] == [["by-memory", "Memory", "3", "1", "1", "1", "For a."]]
+    assert "SHARING POLICIES" not in screen(Snapshot(nodes=[a_node()]))
 
 
 def with_status(policy: MigPolicy, **status: Any) -> MigPolicy:

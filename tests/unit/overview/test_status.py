@@ -385,7 +385,7 @@ def test_the_json_document_names_its_schema_and_leaves_no_field_out() -> None:
     assert document["schema"] == "draco.dev/status/v1"
     assert set(document) == {
         "schema", "server", "namespace", "devices", "claims", "nodes", "deviceList", "claimList", "taintRules", "maintenance",
-        "budgets", "migPolicies", "limits", "reservations",
+        "budgets", "migPolicies", "sharingPolicies", "limits", "reservations",
         "missing", "warnings",
     }  # fmt: skip
     assert document["deviceList"] == [

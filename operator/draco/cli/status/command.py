@@ -35,6 +35,7 @@ from draco.resources.kinds import (
     MIG_POLICIES,
     NODES,
     PODS,
+    SHARING_POLICIES,
     SLICES,
     Kind,
 )
@@ -45,6 +46,7 @@ _OWN: Final[Mapping[Kind[Any], str]] = MappingProxyType(
         DEVICE_MAINTENANCES: "no maintenance requests are shown",
         MAINTENANCE_BUDGETS: "whether maintenance is paused is not shown",
         MIG_POLICIES: "no MIG policies are shown",
+        SHARING_POLICIES: "no sharing policies are shown",
         DEVICE_LIMITS: "limits of namespaces are not shown",
         DEVICE_RESERVATIONS: "reservations are not shown",
     }
@@ -57,7 +59,7 @@ _OWN: Final[Mapping[Kind[Any], str]] = MappingProxyType(
 @click.option("-n", "--namespace", default="", help="List only the claims and reservations of this namespace.")
 @output_option("text", "wide", "json", text="wide: every device and claim. json: one document of a stable schema.")
 def command(kubeconfig: Path | None, context: str | None, namespace: str, output: str) -> None:
-    """Show nodes, GPUs, claims, taints, maintenance, MIG policies, limits and reservations on one screen.
+    """Show nodes, GPUs, claims, taints, maintenance, MIG and sharing policies, limits and reservations on one screen.
 
     Works with the devices of every DRA driver. Reads only, and keeps nothing.
     """
@@ -118,6 +120,7 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
             gpu_nodes=own[GPU_NODES],
             maintenances=own[DEVICE_MAINTENANCES],
             mig_policies=own[MIG_POLICIES],
+            sharing_policies=own[SHARING_POLICIES],
             limits=own[DEVICE_LIMITS],
             reservations=own[DEVICE_RESERVATIONS],
             leaders=leading(leases.result(), datetime.now(UTC)),

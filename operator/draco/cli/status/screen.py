@@ -284,8 +284,22 @@ def _maintenance(status: ClusterStatus, console: Console) -> None:
 
 
 def _policies(status: ClusterStatus, console: Console) -> None:
-    if not status.mig_policies:
-        return
+    if status.mig_policies:
+        _mig_policies(status, console)
+    if status.sharing_policies:
+        table = _table("POLICY", "MODE", "GPUS", "SHARED", "WAITING", "FAILED", "DETAIL", numbers=range(2, 6))
+        for policy in status.sharing_policies:
+            counts = (
+                _counted(policy.shared, "green"),
+                _counted(policy.waiting, "yellow"),
+                _counted(policy.failed, "red"),
+            )
+            table.add_row(policy.name, policy.mode, _counted(policy.gpus), *counts, policy.message)
+        _section("SHARING POLICIES", console)
+        console.print(table)
+
+
+def _mig_policies(status: ClusterStatus, console: Console) -> None:
     table = _table("POLICY", "MODE", "GPUS", "APPLIED", "CHANGING", "FAILED", "DETAIL", numbers=range(2, 6))
     for policy in status.mig_policies:
         table.add_row(
