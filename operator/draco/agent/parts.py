@@ -308,9 +308,7 @@ class AgentParts:
         self.usage_reporter: Final = UsageReporter(
             client, self.unused, HeldHours(self.unused), node=settings.node_name, clock=clock
         )
-        self.usage.subscribe(self.usage_reporter.read)
         self.limit_keeper: Final = LimitKeeper(NvmlMemory(nvml), holders, tell=self.node_events.tell, clock=clock)
-        self.usage.subscribe(self.limit_keeper.read)
         self.lease: Final = (
             AgentLease(
                 client,
