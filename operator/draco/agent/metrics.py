@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from draco.agent.hardware.gpus import GpuMigView, Use, device_name
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.health_service import reports
+from draco.agent.state.facts import NodeFacts
 from draco.certificates import CertificateMetrics
 from draco.health.table import HealthState, metric_name
 
@@ -48,6 +49,11 @@ class AgentMetrics:
         self._unsettled = Gauge(
             "draco_agent_unsettled_gpus",
             "GPUs on which nothing new is placed: a change of their instances was not finished, or they cannot be listed.",
+            registry=self.registry,
+        )
+        self._mps_trouble = Gauge(
+            "draco_agent_mps_trouble_gpus",
+            "GPUs whose MPS is not as their claim asks: its daemon is dead, hangs, has a fault or is of another driver.",
             registry=self.registry,
         )
         self._claims = Gauge("draco_agent_prepared_claims", "Claims prepared on this node.", registry=self.registry)
@@ -93,6 +99,10 @@ class AgentMetrics:
                 said = one.status
                 labels = (device_name(gpu), said.family.value, metric_name(said.name))
                 self._faults.labels(*labels, said.effect.value).set(1)
+
+    def mps(self, facts: NodeFacts) -> None:
+        """Set the metrics of MPS."""
+        self._mps_trouble.set(sum(bool(one.problem) for one in facts.mps.values()))
 
     def divisions(self, divisions: Iterable[GpuMigView]) -> None:
         """Set the metrics of MIG division."""

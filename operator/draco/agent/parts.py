@@ -219,6 +219,7 @@ class AgentParts:
             claims=lambda: self.checkpoint.claims,
             health=lambda: self.health.reports,
             unused=lambda: self.unused.flagged,
+            mps=lambda: self.state.facts.mps,
             clock=clock,
         )
         self.unused: Final = UnusedDevices(after_s=settings.unused_after_s, changed=self.claim_reporter.touch)

@@ -46,7 +46,7 @@ def connect(parts: AgentParts) -> None:
     on_fact("view", keeper.seen, startup.seen, parts.edits_refresh.gpus_read, report, slices.seen)
     on_fact("divisions", events.instances_seen, health, offers.touch, report)
     on_fact("time_slicing", offers.touch, report)
-    on_fact("mps", offers.touch, report)
+    on_fact("mps", events.mps_seen, parts.metrics.mps, offers.touch, claims.touch_all, report)
     on(GpuWorkedOn, offers.touch, startup.worked_on, report)
     on_fact("device_plugins", events.device_plugins_seen, offers.touch, report)
     on_fact("edits_problem", report)

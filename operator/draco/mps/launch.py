@@ -73,7 +73,7 @@ def become(launch: Launch) -> None:
         Path(launch.cgroup).mkdir(parents=True, exist_ok=True)
         Path(launch.cgroup, "cgroup.procs").write_text("0")
     _enter(launch.mounts)
-    os.umask(0)
+    os.umask(0o022)  # whoever could write in the pipe's folder could take the daemon's place
     for each in (launch.pipe, launch.log, launch.shm):
         Path(each).mkdir(parents=True, exist_ok=True)
     if not os.path.ismount(launch.shm):

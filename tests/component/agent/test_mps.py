@@ -16,9 +16,9 @@ from draco.kube.clock import SystemClock
 from draco.mps.keeper import MpsKeeper
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuStatus
-from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import GPU_NODES
-from draco.resources.names import ATTRIBUTE_MPS
+from draco.resources.api.meta import Condition, ObjectKey, find_condition
+from draco.resources.kinds import CLAIMS, GPU_NODES
+from draco.resources.names import ATTRIBUTE_MPS, CONDITION_MPS
 from draco_local.simulator.gpus import state
 from tests.agents import SimulatedNode, eventually
 from tests.doubles.mps import MpsNode
@@ -143,3 +143,48 @@ async def test_agent_and_daemons_survive_each_other(node: SimulatedNode) -> None
             assert modes(node) == [EXCLUSIVE, EXCLUSIVE], "another would use the GPUs past MPS"
             await node.unprepare(claim)
             await eventually(lambda: modes(node) == [0, 0])
+
+
+async def test_a_daemon_that_does_not_start_again_is_told_on_its_claim_its_gpu_and_the_node(
+    node: SimulatedNode,
+) -> None:
+    claim = await asking(node, "gpu-0")
+    gpu = state.load(node.gpus).gpus[0].uuid
+    name = daemon_name([gpu])
+
+    async def condition() -> Condition | None:
+        found = await node.client.get(CLAIMS, claim.metadata.key)
+        return next((find_condition(one.conditions, CONDITION_MPS) for one in found.status.devices), None)
+
+    async with keeping(node) as mps, node.running(driver_root=mps.root.host):
+        await node.published(2)
+        assert (await node.prepare(claim))[claim.metadata.uid].error == ""
+        said = await eventually(condition)
+        assert (said.status, said.reason) == ("True", "Answers")
+        mps.daemons.broken = True
+        mps.processes.kill(name)
+
+        async def troubled() -> bool:
+            now, notes = await condition(), (await reported(node)).notes
+            return (
+                now is not None
+                and now.status == "False"
+                and "nvidia-cuda-mps-control failed" in now.message
+                and any(
+                    "its MPS is not as its claim asks, because nvidia-cuda-mps-control failed" in each for each in notes
+                )
+            )
+
+        await eventually(troubled)
+        [event] = await eventually(lambda: node.events("MpsTrouble"))
+        assert gpu in event.message
+        mps.daemons.broken = False
+
+        async def well() -> bool:
+            now = await condition()
+            return now is not None and now.status == "True" and not (await reported(node)).notes
+
+        await eventually(well)
+        assert await eventually(lambda: node.events("MpsTroubleEnded"))
+        await node.unprepare(claim)
+        await eventually(lambda: modes(node) == [0, 0])

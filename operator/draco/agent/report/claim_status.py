@@ -8,7 +8,7 @@ API server drops the entries when the claim is deallocated. Nothing is remembere
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -16,6 +16,7 @@ import structlog
 from draco.agent.mig.users import HeldDevice, device_uuid
 from draco.agent.plugin.health_service import DeviceReport
 from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.state.facts import GpuMps
 from draco.health.table import HealthState
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -24,7 +25,7 @@ from draco.kube.queue import WorkQueue, run_workers
 from draco.resources.api.claims import AllocatedDeviceStatus, ResourceClaim
 from draco.resources.api.meta import Condition, ObjectKey, all_timed, find_condition
 from draco.resources.kinds import CLAIMS
-from draco.resources.names import CONDITION_UNUSED, FIELD_MANAGER_AGENT, ClaimUid
+from draco.resources.names import CONDITION_MPS, CONDITION_UNUSED, FIELD_MANAGER_AGENT, ClaimUid, GpuUuid
 
 log = structlog.get_logger()
 
@@ -60,8 +61,9 @@ def wanted(
     driver: str,
     health: Iterable[DeviceReport],
     unused: Mapping[HeldDevice, datetime] = MappingProxyType({}),
+    mps: Mapping[GpuUuid, GpuMps] = MappingProxyType({}),
 ) -> list[AllocatedDeviceStatus]:
-    """The entries for a prepared claim, without times. `unused`: since when devices are."""
+    """The entries for a prepared claim, without times. `unused`: since when devices are. `mps`: how that of GPUs is."""
     how = {(report.gpu, report.device if report.part else ""): report for report in health}
     by_device = {(device.device, device.share_id): device for device in claim.devices}
     return [
@@ -74,6 +76,7 @@ def wanted(
             conditions=[
                 Condition(type="Ready", status="True", reason="Prepared", message="The device is ready for the pod."),
                 _healthy(device, how.get((device.gpu, "" if device.partition is None else device.device))),
+                *_mps(device, mps.get(device.gpu, GpuMps()).problem),
                 *_unused(unused.get(HeldDevice(claim.uid, device_uuid(device)))),
             ],
         )
@@ -129,6 +132,17 @@ def _healthy(device: PreparedDevice, report: DeviceReport | None) -> Condition:
     return Condition(type="Healthy", status=status, reason=report.fault or report.state.value, message=report.message)
 
 
+def _mps(device: PreparedDevice, problem: str) -> list[Condition]:
+    """Nothing of a device without MPS."""
+    if device.mps is None:
+        return []
+    if problem:
+        message = f"The device's MPS is not as the claim asks, because {problem}."
+        return [Condition(type=CONDITION_MPS, status="False", reason="Trouble", message=message)]
+    message = "The MPS daemon answers. Its limits are for each client process, not for all of the claim together."
+    return [Condition(type=CONDITION_MPS, status="True", reason="Answers", message=message)]
+
+
 def _unused(since: datetime | None) -> list[Condition]:
     """Nothing of a device that is in use, or that nobody has used for a short time."""
     if since is None:
@@ -137,15 +151,17 @@ def _unused(since: datetime | None) -> list[Condition]:
     return [Condition(type=CONDITION_UNUSED, status="True", reason="NoUse", message=message)]
 
 
+_OF_PODS: Final = ("Ready", CONDITION_MPS, CONDITION_UNUSED)
+"""Conditions of a device while a pod has it."""
+
+
 def left_behind(before: Iterable[AllocatedDeviceStatus]) -> list[AllocatedDeviceStatus]:
     """Entries to keep when the pod has ended: those with faults. Kubelet reports no devices of a pod that has ended."""
     over = Condition(
         type="Ready", status="False", reason="Unprepared", message="The pod that had the device has ended."
     )
     return [
-        msgspec.structs.replace(
-            one, conditions=[over, *(each for each in one.conditions if each.type not in ("Ready", CONDITION_UNUSED))]
-        )
+        msgspec.structs.replace(one, conditions=[over, *(each for each in one.conditions if each.type not in _OF_PODS)])
         for one in before
         if any(each.type == "Healthy" and _of_fault(each) for each in one.conditions)
     ]
@@ -170,6 +186,7 @@ class ClaimReporter:
         claims: Callable[[], Mapping[ClaimUid, PreparedClaim]],
         health: Callable[[], Iterable[DeviceReport]],
         unused: Callable[[], Mapping[HeldDevice, datetime] | None],
+        mps: Callable[[], Mapping[GpuUuid, GpuMps]] = dict,
         clock: Clock,
     ) -> None:
         self._client = client
@@ -178,6 +195,7 @@ class ClaimReporter:
         self._claims = claims
         self._health = health
         self._unused = unused
+        self._mps = mps
         self._clock = clock
         self._refused: dict[ClaimUid, str] = {}  # messages about claims on record
         self._queue: WorkQueue[ClaimRef] = WorkQueue(clock=clock, base_s=0.5, cap_s=120.0)
@@ -234,7 +252,7 @@ class ClaimReporter:
     def _wanted(self, claim: PreparedClaim, before: Iterable[AllocatedDeviceStatus]) -> list[AllocatedDeviceStatus]:
         """The entries; what was reported as unused stays so while that is unknown."""
         unused = self._unused()
-        entries = wanted(claim, self._driver, self._health(), unused or {})
+        entries = wanted(claim, self._driver, self._health(), unused or {}, self._mps())
         if unused is not None:
             return entries
         said = {(one.device, one.share_id): find_condition(one.conditions, CONDITION_UNUSED) for one in before}

@@ -33,6 +33,7 @@ class NodeEvents:
         self._log = log.bind(node=node)
         self._notified: Mapping[GpuUuid, GpuMigView] = {}
         self._blamed: dict[PlacementKey, str] = {}
+        self._in_trouble: dict[GpuUuid, str] = {}
 
     def tell(self, reason: str, action: str, note: str, about: str = "", kind: EventType = "Warning") -> None:
         """Record an Event on the Node, whose uid in Events is its name, as kubelet does it. `about` distinguishes series."""
@@ -74,6 +75,26 @@ class NodeEvents:
             kind: EventType = "Warning" if news.grave and not news.over else "Normal"
             self.tell("GpuFaultEnded" if news.over else "GpuFault", "Watch", note, f"{news.gpu}/{news.name}", kind)
 
+    def mps_seen(self, facts: NodeFacts) -> None:
+        """The MPS of a GPU is not as its claim asks, or is again; one series per GPU."""
+        names = {gpu.uuid: device_name(gpu) for gpu in facts.view.gpus}
+        for uuid, one in facts.mps.items():
+            before, self._in_trouble[uuid] = self._in_trouble.get(uuid, ""), one.problem
+            if one.problem != before:
+                gpu = f"{names.get(uuid, 'GPU')} ({uuid})"
+                why = (
+                    f"its MPS is not as its claim asks, because {one.problem}."
+                    if one.problem
+                    else "its MPS is well again."
+                )
+                self.tell(
+                    "MpsTrouble" if one.problem else "MpsTroubleEnded",
+                    "Watch",
+                    f"{gpu}: {why}",
+                    uuid,
+                    _grave(one.problem),
+                )
+
     def instances_seen(self, _change: object) -> None:
         """Instances changed, or became known."""
         facts, refused = self._state.facts, self._inventory.refused
@@ -105,6 +126,10 @@ class NodeEvents:
         """Whether people should know. Steps in progress need no Event, and instances in use have one already."""
         refused = any(one.instance.key in self._inventory.refused for one in division.held)
         return division.dirty and division.message != UNFINISHED and not refused
+
+
+def _grave(problem: str) -> EventType:
+    return "Warning" if problem else "Normal"
 
 
 def _newly_foreign(known: GpuMigView, division: GpuMigView) -> list[HeldInstance]:

@@ -200,7 +200,7 @@ def test_a_gpu_in_mig_mode_has_no_mode_to_give_back(node: MigNode, mps: MpsNode,
 def course(folder: Path, at: int) -> bool:
     """Prepare, use and release with an agent that dies at a point; whether it has died. Another agent then takes over."""
     path = build(folder, gpus=2, mig=False)
-    fuse = Fuse(at)
+    fuse = Fuse(0)
     died = False
     with MpsNode(folder) as mps:
         try:
@@ -208,6 +208,7 @@ def course(folder: Path, at: int) -> bool:
             dying = MpsFolder(mps.folder.root, files)
             mps.folder, kept = dying, mps.folder
             node = MigNode(folder, step=fuse, files=files, mps=mps)
+            fuse.left = at
             given(node, mps, HALF)
             node.unprepare(HALF)
             node.settle_mps()
