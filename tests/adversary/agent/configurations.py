@@ -9,13 +9,15 @@ from typing import Any
 from hypothesis import strategies as st
 
 INTERVALS = ("Default", "Short", "Medium", "Long")
-CONTRADICTIONS = ("MPS, too", "Forever", "no field")
+CONTRADICTIONS = ("MPS, too", "Forever", "no field", "MPS in turns", "MPS of 200 %")
 """Configurations that must be refused."""
+MPS = "MPS"
+"""Nobody keeps MPS daemons on this node, so it must be refused on whole GPUs, on which alone it would have an effect."""
 Said = tuple[tuple[str, str], ...]
 """Configurations with their sources, least important first."""
 SOURCES = ("FromClass", "FromClaim")
 CONFIGURED = st.just(()) | st.lists(
-    st.tuples(st.sampled_from(SOURCES), st.sampled_from(("Long", "Long", "Short", *INTERVALS, *CONTRADICTIONS))),
+    st.tuples(st.sampled_from(SOURCES), st.sampled_from(("Long", "Long", "Short", *INTERVALS, *CONTRADICTIONS, MPS))),
     min_size=1,
     max_size=2,
     unique_by=lambda one: one[0],
@@ -34,6 +36,12 @@ def _parameters(one: str) -> Any:
         sharing = {"strategy": "TimeSlicing", "mpsConfig": {"defaultActiveThreadPercentage": 50}}
     elif one == "no field":
         sharing = {"strategy": "TimeSlicing", "shares": 2}
+    elif one == "MPS in turns":
+        sharing = {"strategy": "MPS", "timeSlicingConfig": {}}
+    elif one == "MPS of 200 %":
+        sharing = {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 200}}
+    elif one == MPS:
+        sharing = {"strategy": "MPS"}
     return {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing}
 
 
@@ -48,4 +56,5 @@ def must_be_refused(said: Said, *, whole: bool, admin: bool) -> bool:
     The last one applies to whole GPUs. Those that apply to no device must be right all the same.
     """
     judged: Sequence[tuple[str, str]] = said[-1:] if whole else said
-    return any(one in CONTRADICTIONS for _, one in judged) or (admin and time_slice(said) > 0)
+    unable = whole and bool(said) and said[-1][1] == MPS
+    return unable or any(one in CONTRADICTIONS for _, one in judged) or (admin and time_slice(said) > 0)

@@ -82,6 +82,8 @@ def test_a_refusal_that_changes_the_compute_mode_is_seen(monkeypatch: pytest.Mon
         ((("FromClaim", "MPS, too"),), False),
         ((("FromClass", "Long"), ("FromClaim", "no field")), False),
         ((("FromClass", "Forever"),), False),
+        ((("FromClaim", "MPS in turns"),), False),
+        ((("FromClaim", "MPS"),), False),
         ((("FromClass", "Short"),), True),
     ],
 )
@@ -90,6 +92,7 @@ def test_a_configuration_that_is_not_refused_is_seen(said: Any, admin: bool, mon
     play(steps)
     monkeypatch.setattr(configurations, "refused", lambda *_: None)
     monkeypatch.setattr(configurations, "_slice", lambda _: TimeSlice.DEFAULT)
+    monkeypatch.setattr(configurations, "mps_settings", lambda *_: None)
     with pytest.raises(AssertionError, match="c1 is prepared, and was to be refused"):
         play(steps)
 

@@ -68,33 +68,38 @@ class MpsUpkeep:
             since_s = self._unused.setdefault(gpu, self._clock.monotonic())
             if (left_s := since_s + KEPT_S - self._clock.monotonic()) > 0:
                 return left_s
-        problem = ""
-        if not self._daemons.is_settled(gpu):
-            problem = await self._threads.with_driver(lambda: self._settle(gpu), {gpu})
-        if not problem and (claim := self._daemons.user(gpu)) is not None:
+        problem, again_s = "", AGAIN_S
+        try:
+            if not self._daemons.is_settled(gpu):
+                problem = await self._threads.with_driver(lambda: self._settle(gpu), {gpu})
+        except ComputeModeRefused as error:
+            problem, again_s = str(error), LOOK_S
+        claim = self._daemons.user(gpu)
+        if not problem and claim is not None:
             problem = await asyncio.to_thread(self._daemons.problem, claim)
+        if problem:
+            what = "it is still exclusive for MPS" if claim is None else "its MPS is not as its claim asks"
+            problem = f"{what}, because {problem}"
         if problem and problem != self._problems.get(gpu):
             log.warning("mps.trouble", gpu=gpu, error=problem)
         self._problems.pop(gpu, None)
         if problem:
             self._problems[gpu] = problem
         self._show()
-        return AGAIN_S if problem else None
+        return again_s if problem else None
 
     def _settle(self, gpu: GpuUuid) -> str:
-        """Give a GPU what its claim asks for, or take back what no claim does. Why that is not done; "" if it is."""
-        try:
-            if (claim := self._daemons.user(gpu)) is None:
-                return self._daemons.take_back(gpu)
-            self._daemons.restore(claim)
-        except ComputeModeRefused as error:
-            return str(error)
+        """Give a GPU what its claim asks for, or take back what none does; why that has to wait. Raises ComputeModeRefused."""
+        if (claim := self._daemons.user(gpu)) is None:
+            return self._daemons.take_back(gpu)
+        self._daemons.restore(claim)
         return ""
 
     def _show(self) -> None:
         now_s, shown, are_kept = self._clock.monotonic(), {}, self._daemons.are_kept()
         for gpu in self._state.facts.view.gpus:
-            if can := suits(gpu) and are_kept:
+            can = suits(gpu) if are_kept else False
+            if can:
                 self._able[gpu.uuid] = now_s
             elif can is False and now_s - self._able.get(gpu.uuid, -KEPT_S) < KEPT_S:
                 can = True

@@ -137,7 +137,7 @@ def _mps(device: PreparedDevice, problem: str) -> list[Condition]:
     if device.mps is None:
         return []
     if problem:
-        message = f"The device's MPS is not as the claim asks, because {problem}."
+        message = f"GPU {device.gpu}: {problem}."
         return [Condition(type=CONDITION_MPS, status="False", reason="Trouble", message=message)]
     message = "The MPS daemon answers. Its limits are for each client process, not for all of the claim together."
     return [Condition(type=CONDITION_MPS, status="True", reason="Answers", message=message)]

@@ -82,11 +82,7 @@ class NodeEvents:
             before, self._in_trouble[uuid] = self._in_trouble.get(uuid, ""), one.problem
             if one.problem != before:
                 gpu = f"{names.get(uuid, 'GPU')} ({uuid})"
-                why = (
-                    f"its MPS is not as its claim asks, because {one.problem}."
-                    if one.problem
-                    else "its MPS is well again."
-                )
+                why = f"{one.problem}." if one.problem else "its MPS is well again."
                 self.tell(
                     "MpsTrouble" if one.problem else "MpsTroubleEnded",
                     "Watch",

@@ -128,7 +128,7 @@ def notes(gpu: Gpu, facts: NodeFacts, division: GpuMigView | None) -> list[str]:
     if (slicing := facts.time_slicing.get(gpu.uuid)) is not None and slicing.problem:
         found.append(slicing.problem)
     if (mps := facts.mps.get(gpu.uuid)) is not None and mps.problem:
-        found.append(f"its MPS is not as its claim asks, because {mps.problem}")
+        found.append(mps.problem)
     if gpu.joining:
         found.append(JOINING)
     if division is not None and not wanted and _left_in_mig_mode(gpu, division):

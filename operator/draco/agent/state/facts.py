@@ -66,7 +66,7 @@ class TimeSlicing(msgspec.Struct, frozen=True):
 
 
 class GpuMps(msgspec.Struct, frozen=True):
-    """Whether claims can have MPS on a GPU, None if unknown; and what is wrong with its daemon, as the end of a sentence."""
+    """Whether claims can have MPS on a GPU, None if unknown; and what is wrong with it, to follow the GPU's name."""
 
     supported: bool | None = None
     problem: str = ""
