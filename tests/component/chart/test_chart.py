@@ -130,6 +130,7 @@ def test_nothing_that_is_installed_names_an_image_of_somebody_else() -> None:
         ("operator.podAnnotations.port=8080", "got number, want string"),
         ("webhook.mode=warn", "value must be one of 'Warn', 'Enforce'"),
         ("webhook.enabled=true,operator.enabled=false", "webhook.enabled needs operator.enabled"),
+        ("mps.enabled=true,agent.enabled=false", "mps.enabled needs the agents"),
         ("webhook.enabled=true,webhook.port=8080", "webhook.port and metrics.port are both 8080"),
         ("metrics.secure.port=8080", "metrics.secure.port and metrics.port are both 8080"),
         ("webhook.enabled=true,webhook.port=8443", "metrics.secure.port and webhook.port are both 8443"),

@@ -7,6 +7,7 @@ service account; `join` writes the token there. Must not start anything.
 import sys
 from pathlib import Path
 
+from draco.agent.settings import AgentSettings
 from draco_local.cluster.programs import binaries
 from draco_local.cluster.realnode.config import AGENT_MOUNT, DRIVER_ROOT
 from draco_local.cluster.realnode.init import Service
@@ -64,6 +65,13 @@ def driver_service() -> Service:
     """Return the service that answers the simulated driver's library."""
     command = [sys.executable, "-m", "draco_local.simulator.driver.service", "--state", str(state.ON_A_NODE)]
     return Service(name="driver", argv=command, environment={"PYTHONUNBUFFERED": "1"})
+
+
+def mps_service() -> Service:
+    """Return the keeper of MPS daemons."""
+    folder = AgentSettings(node_name="").mps_folder
+    command = [sys.executable, "-m", "draco", "mps", "--mps-folder", str(folder), "--driver-root", DRIVER_ROOT]
+    return Service(name="mps", argv=command, environment={"PYTHONUNBUFFERED": "1"})
 
 
 def agent_service(node: str, *, api_host: str, api_port: int) -> Service:

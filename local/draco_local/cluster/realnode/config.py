@@ -56,6 +56,7 @@ class RealNodeFacts:
     gpus: int
     driver: Service | None
     agent: Service | None
+    mps: Service | None
     may_lower_oom_score: bool
     snapshotter: str = "overlayfs"
 
@@ -98,7 +99,7 @@ def plan_node(facts: RealNodeFacts) -> NodePlan:
         },
         devices=gpu_devices(facts.gpus),
         runtime=runtime,
-        services=[each for each in (facts.driver, kubelet, proxy, facts.agent) if each],
+        services=[each for each in (facts.driver, kubelet, proxy, facts.agent, facts.mps) if each],
         ready_argv=[*ctr, "version"],
         images=str(facts.images),
         import_argv=[*ctr, "--namespace", "k8s.io", "images", "import"],

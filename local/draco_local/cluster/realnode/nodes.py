@@ -27,7 +27,14 @@ from draco_local.cluster.files import write_atomically
 from draco_local.cluster.process import Processes
 from draco_local.cluster.programs import versions
 from draco_local.cluster.realnode import cgroup, image, network
-from draco_local.cluster.realnode.agent import agent_service, boot_gpus, create_gpus, driver_service, install_driver
+from draco_local.cluster.realnode.agent import (
+    agent_service,
+    boot_gpus,
+    create_gpus,
+    driver_service,
+    install_driver,
+    mps_service,
+)
 from draco_local.cluster.realnode.check import CNI_BIN, may_lower_oom_score, require
 from draco_local.cluster.realnode.config import AGENT_MOUNT, RealNodeFacts, plan_json, plan_node
 from draco_local.cluster.realnode.network import AddressPlan, names_of
@@ -270,6 +277,7 @@ class RealNodes:
             gpus=settings.gpus,
             driver=driver_service(),
             agent=agent_service(node.name, api_host=str(plan.control), api_port=API_PORT) if settings.agent else None,
+            mps=mps_service() if settings.agent else None,
             may_lower_oom_score=may_lower_oom_score(Path("/proc/self/status").read_text()),
         )
         self._plan_file(node.name).write_text(plan_json(plan_node(facts)))

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from draco.agent.errors import PrepareError
-from draco.agent.hardware.compute_mode import EXCLUSIVE_PROCESS, ComputeModeRefused, ComputeModes
+from draco.agent.hardware.compute_mode import DEFAULT, EXCLUSIVE_PROCESS, ComputeModeRefused, ComputeModes
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.programs import ProgramFailed, ProgramSilent
 from draco.agent.mps.control import MpsControl
@@ -192,7 +192,10 @@ class MpsDaemons:
         if known is not None and known.load == load and known.daemon == daemon:
             return
         if known is None or known.load not in ("", load):
-            known = GpuComputeMode(gpu=gpu, daemon=daemon, before=self._modes.read(gpu))
+            before = self._modes.read(gpu)
+            if before == EXCLUSIVE_PROCESS and self._folder.wanted(daemon) is not None:
+                before = DEFAULT  # it is ours: the record was lost
+            known = GpuComputeMode(gpu=gpu, daemon=daemon, before=before)
         known = msgspec.structs.replace(known, daemon=daemon, load="")
         self._record.change(modes=[known])
         self._modes.set(gpu, EXCLUSIVE_PROCESS)

@@ -177,6 +177,21 @@ def test_what_a_lost_record_left_is_taken_back(node: MigNode, mps: MpsNode, path
     assert modes(path) == [0, 0]
 
 
+def test_a_claim_whose_record_was_rebuilt_takes_its_own_mode_for_nobody_elses(
+    node: MigNode, mps: MpsNode, path: Path
+) -> None:
+    given(node, mps, HALF)
+    [claim] = node.cdi.claims()
+    (path.parent / "state" / "checkpoint.json").unlink()
+    again = MigNode(path.parent, mps=mps)
+    again.record.put(claim)
+    again.settle_mps()
+    assert modes(path) == [EXCLUSIVE, 0]
+    again.unprepare(HALF)
+    again.settle_mps()
+    assert modes(path) == [0, 0]
+
+
 def test_without_the_driver_a_claim_is_prepared_only_if_its_daemon_has_answered(node: MigNode, mps: MpsNode) -> None:
     with pytest.raises(PrepareError, match="the MPS daemon of gpu-0 does not answer"):
         node.desk.prepare_unasked(HALF, node.named)

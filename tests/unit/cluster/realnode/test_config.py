@@ -38,6 +38,7 @@ FACTS = RealNodeFacts(
     gpus=2,
     driver=Service(name="driver", argv=["driver"]),
     agent=Service(name="agent", argv=["agent"], after="/run/token"),
+    mps=None,
     may_lower_oom_score=False,
 )
 

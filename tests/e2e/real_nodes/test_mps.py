@@ -1,0 +1,71 @@
+"""MPS on a real node: clients in containers, and what is restarted beneath them."""
+
+from typing import Any
+
+import pytest
+
+from draco_local.cluster.realnode.agent import gpu_state_file
+from draco_local.cluster.realnode.nodes import disk_of
+from draco_local.simulator.gpus import state
+from tests.e2e.kubectl import eventually
+from tests.e2e.real_nodes.machines import service_pid
+from tests.e2e.real_nodes.pods import DRIVER, STARTS_WITHIN_S, Bench, claim, pod
+
+pytestmark = [pytest.mark.real_node, pytest.mark.local_provider]
+
+CONTROL = "nvidia-cuda-mps-control"
+
+
+def asking(name: str) -> dict[str, Any]:
+    """A claim for half of a GPU's threads for each client."""
+    made = claim(name)
+    sharing = {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}}
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing}
+    made["spec"]["devices"]["config"] = [{"opaque": {"driver": DRIVER, "parameters": parameters}}]
+    return made
+
+
+def modes(bench: Bench) -> list[int]:
+    return [gpu.compute_mode for gpu in state.load(gpu_state_file(disk_of(bench.nodes.folder, bench.node))).gpus]
+
+
+def said(bench: Bench, name: str, command: str) -> str:
+    """What the daemon answers to a pod's container."""
+    return bench.inside(name, "sh", "-c", f"echo {command} | {CONTROL} || true").strip()
+
+
+def daemon(bench: Bench) -> str:
+    """The daemon's process on the node; "" while there is none."""
+    return bench.on_node("sh", "-c", "pgrep -f 'mps-contro[l] -d' || true").strip()
+
+
+def test_two_pods_are_clients_of_a_daemon_that_outlives_agent_and_keeper(bench: Bench) -> None:
+    bench.apply([asking("one"), *(pod(name, node=bench.node, claims="one") for name in ("first", "second"))])
+    bench.wait("first", "second")
+    for name in ("first", "second"):
+        assert bench.environment(name)["CUDA_MPS_PIPE_DIRECTORY"] == "/tmp/nvidia-mps"
+        assert said(bench, name, "get_default_active_thread_percentage") == "50.0"
+    assert sum(modes(bench)) == 3, "one GPU is exclusive"
+    before = daemon(bench)
+    for service in ("agent", "mps"):
+        pid = service_pid(bench.nodes, bench.node, service)
+        assert pid is not None
+        bench.on_node("kill", "-9", str(pid))
+        eventually(
+            lambda service=service, pid=pid: service_pid(bench.nodes, bench.node, service) not in (None, pid),
+            within_s=STARTS_WITHIN_S,
+            what=f"{service} is started again",
+        )
+    assert daemon(bench) == before
+    assert said(bench, "first", "get_default_active_thread_percentage") == "50.0"
+
+    bench.on_node("kill", "-9", before)
+    eventually(
+        lambda: said(bench, "second", "get_default_active_thread_percentage") == "50.0",
+        within_s=STARTS_WITHIN_S,
+        what="the daemon is started again for the same containers",
+    )
+    bench.delete("first")
+    assert daemon(bench)
+    bench.delete("second")
+    eventually(lambda: not daemon(bench) and sum(modes(bench)) == 0, within_s=STARTS_WITHIN_S, what="all is given back")
