@@ -270,7 +270,7 @@ def test_at_no_moment_is_more_taken_of_a_gpu_than_it_has_while_its_policy_change
     history = ClaimHistory(kube)
     modes, staying = set(), ""
     with history.followed():
-        for number, form in enumerate(FORMS * 2):
+        for number, form in enumerate(FORMS):
             mode = str(form["mode"]) if form else ""
             kube.run("delete", "sharingpolicy", POLICY, "--ignore-not-found")
             if form is not None:

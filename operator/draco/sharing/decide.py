@@ -58,12 +58,16 @@ class SharingState(Enum):
 
 
 class GpuForm(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One GPU. `policy` has it ("" for none); `form` is how its agent is to publish it, None for one claim alone."""
+    """One GPU. `policy` has it ("" for none); `form` is how its agent is to publish it, None for one claim alone.
+
+    `changes`: another form is wanted, which waits for claims.
+    """
 
     uuid: str
     device: str
     policy: str = ""
     form: SharedGpu | None = None
+    changes: bool = False
     state: SharingState = SharingState.SHARED
     message: str = ""
     verdicts: Mapping[str, MatchVerdict] = {}
@@ -79,6 +83,11 @@ class NodeForms(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def shared(self) -> list[SharedGpu]:
         """The shared GPUs for the node's spec, by UUID."""
         return sorted((each.form for each in self.gpus if each.form), key=lambda each: each.uuid)
+
+    @property
+    def changing(self) -> list[str]:
+        """The UUIDs of GPUs that claims keep from the form that is wanted."""
+        return sorted(each.uuid for each in self.gpus if each.changes)
 
 
 class SharableNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +145,6 @@ def _form(
     has_it = now.policy if now is not None else ""
     verdicts = {each.name: _verdict(each, seen.labels, whole, driver) for each in rules}
     owner = next((each for each in rules if _takes(verdicts[each.name], each.name == has_it)), None)
-    plain = GpuForm(uuid=gpu.uuid, device=gpu.device, verdicts=verdicts)
     problem, wanted = "", None
     if owner is not None and verdicts[owner.name].answer is PolicyMatch.UNKNOWN:
         wanted = now
@@ -147,10 +155,11 @@ def _form(
     there = shared_gpu_of(gpu.uuid, devices, driver) if devices else now
     holds = _holds(seen, gpu.device)
     form, waits_for = _kept(wanted, now, there, holds, driver)
+    plain = GpuForm(uuid=gpu.uuid, device=gpu.device, form=form, changes=bool(waits_for), verdicts=verdicts)
     if owner is None:
-        return msgspec.structs.replace(plain, form=form)
+        return plain
     state, message = _state(wanted, problem, waits_for, devices, driver)
-    return msgspec.structs.replace(plain, policy=owner.name, form=form, state=state, message=message)
+    return msgspec.structs.replace(plain, policy=owner.name, state=state, message=message)
 
 
 def _verdict(rules: SharingRules, labels: Mapping[str, str], whole: Device | None, driver: str) -> MatchVerdict:

@@ -534,7 +534,14 @@ def test_random_selectors_are_explained_without_fail_and_never_wrongly() -> None
                 "on its node"
             ),
         ),
-        ("Withdrawn", ": within seconds its agent publishes what its MigPolicy, or none, wants instead"),
+        (
+            "Withdrawn",
+            ": within seconds its agent publishes what its MigPolicy or SharingPolicy, or none, wants instead",
+        ),
+        (
+            "Sharing",
+            ": Draco does when its claims are gone, and it is shared as its SharingPolicy, or none, asks",
+        ),
     ],
 )
 def test_a_gpu_that_is_not_settled_says_how_that_ends(value: str, remedy: str) -> None:

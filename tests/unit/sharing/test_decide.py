@@ -74,7 +74,7 @@ def test_without_policies_nothing_is_decided() -> None:
 
 def test_a_gpu_that_a_claim_has_alone_is_not_shared_before_it_is_gone() -> None:
     gpu = decided(BY_MEMORY, claims=[ALONE])
-    assert gpu.form is None
+    assert (gpu.form, gpu.changes) == (None, True)
     assert (gpu.state, gpu.message) == (
         SharingState.WAITING,
         "in use by default/alone, so it changes when that ends",
@@ -87,8 +87,10 @@ def test_a_claim_that_got_the_gpu_alone_while_it_was_about_to_be_shared_keeps_it
 
 
 def test_shares_outlive_their_policy() -> None:
-    assert decided(devices=[published(MEMORY)], claims=[SHARE], before=MEMORY).form == MEMORY
-    assert decided(devices=[published(MEMORY)], before=MEMORY).form is None
+    held = decided(devices=[published(MEMORY)], claims=[SHARE], before=MEMORY)
+    assert (held.form, held.changes) == (MEMORY, True)
+    free = decided(devices=[published(MEMORY)], before=MEMORY)
+    assert (free.form, free.changes) == (None, False)
 
 
 def test_a_share_that_was_taken_while_the_gpu_was_about_to_be_taken_back_keeps_its_form() -> None:
@@ -114,7 +116,7 @@ def test_amounts_change_under_running_shares() -> None:
     changed = a_sharing_policy(step="2Gi", default="4Gi")
     gpu = decided(changed, devices=[published(MEMORY)], claims=[SHARE], before=MEMORY)
     assert gpu.form is not None
-    assert (gpu.form.step, gpu.form.default) == ("2Gi", "4Gi")
+    assert (gpu.form.step, gpu.form.default, gpu.changes) == ("2Gi", "4Gi", False)
 
 
 @pytest.mark.parametrize(("count", "changes"), [(8, True), (3, True), (2, False)])

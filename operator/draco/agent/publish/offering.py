@@ -43,6 +43,7 @@ from draco.resources.names import (
     TAINT_OPERATOR_ALLOCATED,
     TAINT_UNSETTLED,
     UNSETTLED_MIG_MODE,
+    UNSETTLED_SHARING,
     UNSETTLED_WITHDRAWN,
     GpuUuid,
     gpu_name,
@@ -94,6 +95,7 @@ class Offering:
         wanted: Mapping[GpuUuid, WantedGpu],
         promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = _NOTHING,
         shared: Mapping[GpuUuid, SharedGpu] = _UNSHARED,
+        changing: Collection[str] = (),
         isolated: Sequence[IsolatedGpu] = (),
         operator_allocated: Collection[str] = (),
         given_out: Callable[[bool], bool] = lambda _: False,
@@ -104,9 +106,9 @@ class Offering:
         """What to publish now. `migs` and `wanted` are by UUID; a GPU without either is offered whole. `now_s` is monotonic.
 
         `promised` are allocated devices that would no longer be offered, `shared` the GPUs that several claims may have,
-        `isolated` those under maintenance, `operator_allocated` those that Draco allocates. `given_out` says whether another
-        allocator gives out divided GPUs, or undivided ones, `abilities` the attributes of how a GPU can be shared.
-        `written` says whether the API server has the last offer.
+        `changing` those to be shared otherwise when they are free, `isolated` those under maintenance, `operator_allocated` those
+        that Draco allocates. `given_out` says whether another allocator gives out divided GPUs, or undivided ones, `abilities`
+        the attributes of how a GPU can be shared. `written` says whether the API server has the last offer.
         """
         plain: list[Device] = []
         divisible: list[Divisible] = []
@@ -145,6 +147,12 @@ class Offering:
             for one in plain + partitions.devices(divisible, driver, self._order)
         ]
         devices = [_as_shared(one, forms.get(gpu_name(one.name))) for one in devices] if forms else devices
+        if changing:
+            names = {device_name(each) for each in gpus if each.uuid in changing}
+            devices = [
+                _tainted(one, TAINT_UNSETTLED, UNSETTLED_SHARING) if gpu_name(one.name) in names else one
+                for one in devices
+            ]
         if operator_allocated:
             names = {device_name(each) for each in gpus if each.uuid in operator_allocated}
             devices = [_kept_from_scheduler(one) if gpu_name(one.name) in names else one for one in devices]
@@ -332,6 +340,7 @@ class Offers:
             wanted=wanted.gpus or {},
             promised=wanted.promised,
             shared=wanted.shared,
+            changing=wanted.changing,
             isolated=wanted.isolated,
             operator_allocated=wanted.operator_allocated,
             given_out=lambda divided: others is not None and others.gives(divided=divided),

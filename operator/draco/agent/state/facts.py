@@ -99,6 +99,7 @@ class WantedNode(msgspec.Struct, frozen=True, kw_only=True):
     gpus: Mapping[GpuUuid, WantedGpu] | None = None
     promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = {}
     shared: Mapping[GpuUuid, SharedGpu] = {}
+    changing: Sequence[str] = []
     isolated: Sequence[IsolatedGpu] = []
     operator_allocated: Sequence[str] = []
     health: Sequence[FaultOverride] = []
@@ -119,6 +120,7 @@ class WantedNode(msgspec.Struct, frozen=True, kw_only=True):
             gpus={GpuUuid(each.uuid): each for each in spec.gpus},
             promised=promised,
             shared={GpuUuid(each.uuid): each for each in spec.shared},
+            changing=spec.changing,
             isolated=spec.isolated,
             operator_allocated=spec.operator_allocated,
             health=spec.health,
@@ -137,7 +139,7 @@ class WantedNode(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def policies(self) -> tuple[object, ...]:
         """What decides taints, judges faults, and says which GPUs are shared."""
-        return self.shared, self.isolated, self.operator_allocated, self.health, self.repaired
+        return self.shared, self.changing, self.isolated, self.operator_allocated, self.health, self.repaired
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):

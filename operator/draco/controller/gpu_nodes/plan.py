@@ -15,8 +15,8 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu, PromisedDevice, RepairedGpu, WantedGpu
 from draco.resources.api.health import FaultOverride
 from draco.resources.api.maintenance import DeviceMaintenance
-from draco.resources.api.sharing import SharedGpu
 from draco.resources.api.taints import DeviceTaintRule
+from draco.sharing.decide import NodeForms
 
 MOST_ISOLATED = 1024
 """The schema's maximum. Further requests do not become ready for work."""
@@ -27,7 +27,7 @@ def plan_spec(
     *,
     layout: Sequence[WantedGpu],
     promised: Sequence[PromisedDevice],
-    shared: Sequence[SharedGpu],
+    forms: NodeForms,
     isolation: Sequence[IsolatedGpu],
     overrides: Sequence[FaultOverride],
     repaired: Sequence[RepairedGpu],
@@ -38,7 +38,8 @@ def plan_spec(
     spec = GpuNodeSpec(
         gpus=list(layout),
         promised=list(promised),
-        shared=list(shared),
+        shared=forms.shared,
+        changing=forms.changing,
         isolated=sorted(isolation, key=_request_and_gpu)[:MOST_ISOLATED],
         health=in_order(overrides)[:MOST_OVERRIDES],
         repaired=list(repaired),
@@ -90,6 +91,7 @@ def sorted_spec(spec: GpuNodeSpec) -> GpuNodeSpec:
         gpus=sorted(spec.gpus, key=lambda each: each.uuid),
         promised=sorted(spec.promised, key=lambda each: each.device),
         shared=sorted(spec.shared, key=lambda each: each.uuid),
+        changing=sorted(spec.changing),
         isolated=sorted(spec.isolated, key=_request_and_gpu),
         health=in_order(spec.health),
         repaired=sorted(spec.repaired, key=lambda each: each.uuid),

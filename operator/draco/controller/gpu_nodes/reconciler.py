@@ -102,7 +102,7 @@ class GpuNodeReconciler:
             gpu_node,
             layout=decision.wanted,
             promised=promised_devices(gpu_node, decision.wanted, self._view.claims.store.by_index(BY_POOL, pool)),
-            shared=forms.shared,
+            forms=forms,
             isolation=isolation_of(
                 gpu_node,
                 [(each, self._view.rules_for(each.metadata.uid)) for each in requests],
@@ -201,6 +201,7 @@ def _as_logged(spec: GpuNodeSpec) -> dict[str, list[str]]:
     return {
         "promised": [f"{each.device} for claim {each.claim}" for each in spec.promised],
         "shared": [f"{each.uuid} by {each.policy}" for each in spec.shared],
+        "changing": spec.changing,
         "isolated": [f"{each.device or 'all'} for {each.request}" for each in spec.isolated],
         "overridden": [f"{each.fault} of {each.uuid} by {each.policy}" for each in spec.health],
         "repaired": [f"{each.uuid} for {each.request}" for each in spec.repaired],

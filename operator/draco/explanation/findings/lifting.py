@@ -20,6 +20,7 @@ from draco.resources.names import (
     TAINT_UNSETTLED,
     UNSETTLED_FABRIC,
     UNSETTLED_MIG_MODE,
+    UNSETTLED_SHARING,
     UNSETTLED_WITHDRAWN,
 )
 from draco.resources.texts import agreeing, are
@@ -40,7 +41,8 @@ _WHEN: Final[Mapping[str, str]] = {
 _SETTLED: Final[Mapping[str, str]] = {
     UNSETTLED_FABRIC: "its agent does as soon as the GPU has joined its NVLink fabric; if that takes minutes, see the fabric "
     "manager on its node",
-    UNSETTLED_WITHDRAWN: "within seconds its agent publishes what its MigPolicy, or none, wants instead",
+    UNSETTLED_WITHDRAWN: "within seconds its agent publishes what its MigPolicy or SharingPolicy, or none, wants instead",
+    UNSETTLED_SHARING: "Draco does when its claims are gone, and it is shared as its SharingPolicy, or none, asks",
 }
 """The same, by the value of the taint of a GPU that is not settled."""
 

@@ -215,7 +215,8 @@ class RepairedGpu(ApiStruct, frozen=True, kw_only=True):
 class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
     """What the operator wants of the node. A GPU that is not listed belongs to no policy: nothing new is created on it.
 
-    `promised` devices stay published and free for their claims. `shared` GPUs are published for several claims.
+    `promised` devices stay published and free for their claims. `shared` GPUs are published for several claims; those in
+    `changing` (UUIDs) are to be published otherwise when their claims are gone, and are tainted until then.
     `operator_allocated` are UUIDs of GPUs that Draco allocates, which are tainted against kube-scheduler. `decided` are the UUIDs
     of all GPUs covered by this spec; for others the agent keeps its last instructions. Empty: the operator has decided nothing
     yet. `repaired` is kept only while the agent reports such a fault.
@@ -224,6 +225,7 @@ class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
     gpus: list[WantedGpu] = []
     promised: list[PromisedDevice] = []
     shared: list[SharedGpu] = []
+    changing: list[str] = []
     isolated: list[IsolatedGpu] = []
     health: list[FaultOverride] = []
     repaired: list[RepairedGpu] = []

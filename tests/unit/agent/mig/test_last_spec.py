@@ -29,6 +29,7 @@ def everything(uuid: str, number: int) -> GpuNodeSpec:
     return GpuNodeSpec(
         gpus=[WantedGpu(uuid=uuid, policy="p", mode=MigMode.DYNAMIC)],
         promised=[PromisedDevice(device=f"gpu-{number}", uuid=uuid)],
+        changing=[uuid],
         shared=[SharedGpu(uuid=uuid, policy="s", mode=SharingMode.MEMORY)],
         isolated=[isolated(uuid)],
         health=[FaultOverride(uuid=uuid, fault="Xid43", policy="h", effect=HealthEffect.NO_SCHEDULE)],
@@ -41,7 +42,7 @@ def both() -> GpuNodeSpec:
     return GpuNodeSpec(
         **{
             name: getattr(one, name) + getattr(two, name)
-            for name in ("gpus", "promised", "shared", "isolated", "health", "operator_allocated")
+            for name in ("gpus", "promised", "shared", "changing", "isolated", "health", "operator_allocated")
         }
     )
 

@@ -459,3 +459,12 @@ async def test_a_gpu_that_a_previous_agent_has_published_for_one_claim_is_not_sh
             await lab.clock.advance(0.5)
             await settle()
         assert lab.offered[0].allow_multiple_allocations
+
+
+def test_a_gpu_that_waits_to_be_shared_otherwise_takes_no_new_claims() -> None:
+    gpu = a_gpu(0)
+    offered = Offering().offer([gpu, a_gpu(1)], DRIVER, migs={}, wanted={}, changing=[gpu.uuid], now_s=0.0)
+    assert [(one.name, [taint.value for taint in one.taints]) for one in offered.devices] == [
+        ("gpu-0", ["Sharing"]),
+        ("gpu-1", []),
+    ]

@@ -7,6 +7,7 @@ import msgspec
 from draco.controller.gpu_nodes.plan import MOST_ISOLATED, overrides_of, plan_spec, promised_devices, sorted_spec
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, GpuNodeStatus, IsolatedGpu, MigMode, WantedGpu
 from draco.resources.api.health import FaultOverride
+from draco.sharing.decide import NodeForms
 from tests.builders import a_claim, a_mig_node
 
 NODE = a_mig_node()
@@ -17,7 +18,7 @@ def planned(node: GpuNode = NODE, **given: Any) -> GpuNodeSpec:
     nothing: dict[str, Any] = {
         "layout": [],
         "promised": [],
-        "shared": [],
+        "forms": NodeForms(node="node-0"),
         "isolation": [],
         "overrides": [],
         "repaired": [],
