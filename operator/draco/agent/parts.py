@@ -199,6 +199,7 @@ class AgentParts:
             self.publisher,
             self.keeper,
             KnownDivisions(self.checkpoint),
+            claims=lambda: self.checkpoint.claims,
             slicing_known=self.time_slices.known,
             clock=clock,
         )

@@ -58,6 +58,7 @@ def connect(parts: AgentParts) -> None:
         ClaimSettled,
         slices.claim_settled,
         mps.claim_settled,
+        offers.claim_settled,
         lambda change: parts.leftovers.claim_settled(change.claim),
         report,
     )

@@ -126,12 +126,17 @@ def shared_gpu_of(uuid: str, devices: Iterable[Device], driver: str = "") -> Sha
     return msgspec.structs.replace(bare, default=in_words(terms.default))
 
 
-def continues(before: SharedGpu | None, after: SharedGpu | None) -> bool:
+def alike(before: SharedGpu | None, after: SharedGpu | None) -> bool:
     """Whether claims that hold a GPU in one form are counted in the other."""
     if before is None or after is None:
         return before is after
-    fewer = before.mode is SharingMode.COUNT and (after.count or 1) < (before.count or 1)
-    return before.mode is after.mode and before.mig_devices is after.mig_devices and not fewer
+    return before.mode is after.mode and before.mig_devices is after.mig_devices
+
+
+def continues(before: SharedGpu | None, after: SharedGpu | None) -> bool:
+    """Whether the form may change without notice: what is allocated meanwhile is counted, and there is room for it."""
+    fewer = before is not None and after is not None and (after.count or 1) < (before.count or 1)
+    return alike(before, after) and not fewer
 
 
 def form_of(form: SharedGpu | None, device: str) -> SharedGpu | None:

@@ -8,7 +8,7 @@ used units by the devices in the slices, so dropping one too early would free it
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +24,8 @@ from draco.agent.publish.partitions import Divisible, Place
 from draco.agent.publish.publisher import SlicePublisher
 from draco.agent.publish.taints import as_many_as_fit, isolation_taints, joining_taints
 from draco.agent.publish.withdrawals import Withdrawals
+from draco.agent.record.contents import PreparedClaim
+from draco.agent.state.changes import ClaimSettled
 from draco.agent.state.facts import NodeFacts
 from draco.agent.state.node import NodeState
 from draco.health import judgement
@@ -45,11 +47,12 @@ from draco.resources.names import (
     UNSETTLED_MIG_MODE,
     UNSETTLED_SHARING,
     UNSETTLED_WITHDRAWN,
+    ClaimUid,
     GpuUuid,
     gpu_name,
 )
 from draco.sharing.enforcement import enforceable
-from draco.sharing.terms import TermsError, as_shareable, form_of, published_forms, terms_for
+from draco.sharing.terms import TermsError, alike, as_shareable, form_of, published_forms, terms_for
 
 PACE_S = 2.0
 """Minimum time between publications that differ only in their order. A stale order is legal, only worse."""
@@ -83,7 +86,7 @@ class Offering:
 
     @property
     def forms(self) -> Mapping[GpuUuid, SharedGpu | None]:
-        """How the offered GPUs are shared."""
+        """How published GPUs are shared."""
         return self._withdrawals.forms
 
     def offer(
@@ -232,6 +235,26 @@ def _as_shared(device: Device, form: SharedGpu | None) -> Device:
         return device  # the operator says why in the policy's status
 
 
+def held_forms(
+    wanted: Mapping[GpuUuid, SharedGpu], shown: Mapping[GpuUuid, SharedGpu | None], claims: Iterable[PreparedClaim]
+) -> dict[GpuUuid, SharedGpu]:
+    """The wanted forms, but the shown one of a GPU on which claims are prepared in that form.
+
+    The operator asks for another form only when no claim holds the GPU; this is for one that does not know of shares, or of all
+    claims.
+    """
+    forms = dict(wanted)
+    for device in (device for claim in claims for device in claim.devices if not device.admin):
+        form = shown.get(device.gpu)
+        if device.gpu not in shown or alike(form, wanted.get(device.gpu)):
+            continue
+        if form is not None and device.share_id:
+            forms[device.gpu] = form
+        elif form is None and not device.share_id:
+            forms.pop(device.gpu, None)
+    return forms
+
+
 def _kept_from_scheduler(device: Device) -> Device:
     """The device as one that Draco allocates: selectors see it, and kube-scheduler skips it."""
     allocator = {ATTRIBUTE_ALLOCATOR: DeviceAttribute(string=ALLOCATED_BY_OPERATOR)}
@@ -286,6 +309,7 @@ class Offers:
         keeper: MigKeeper,
         divisions: KnownDivisions,
         *,
+        claims: Callable[[], Mapping[ClaimUid, PreparedClaim]],
         slicing_known: asyncio.Event,
         clock: Clock,
         patience_s: float = PATIENCE_S,
@@ -294,6 +318,8 @@ class Offers:
         self._publisher = publisher
         self._keeper = keeper
         self._divisions = divisions
+        self._claims = claims
+        self._kept: frozenset[GpuUuid] = frozenset()  # GPUs in the form in which claims are prepared
         self._slicing_known = slicing_known
         self._clock = clock
         self._patience_s = patience_s
@@ -303,6 +329,11 @@ class Offers:
     def touch(self, _change: object = None) -> None:
         """Compute the offer again."""
         self._queue.add("")
+
+    def claim_settled(self, change: ClaimSettled) -> None:
+        """A claim was prepared or unprepared: a GPU may be free to be shared otherwise."""
+        if any(device.gpu in self._kept for device in change.claim.devices):
+            self.touch()
 
     def features_seen(self, facts: NodeFacts) -> None:
         """The cluster now keeps, or does not keep, the counters of partitions."""
@@ -333,14 +364,20 @@ class Offers:
         view, wanted, others = facts.view, facts.wanted, facts.device_plugins
         if view.driver is None:
             return None
+        shared = held_forms(wanted.shared, self._offering.forms, self._claims().values())
+        self._kept = frozenset(
+            uuid
+            for uuid in shared.keys() | wanted.shared.keys()
+            if not alike(shared.get(uuid), wanted.shared.get(uuid))
+        )
         offer = self._offering.offer(
             view.gpus,
             view.driver,
             migs=self._divisions.of(view.gpus, facts.divisions),
             wanted=wanted.gpus or {},
             promised=wanted.promised,
-            shared=wanted.shared,
-            changing=wanted.changing,
+            shared=shared,
+            changing={*wanted.changing, *self._kept},
             isolated=wanted.isolated,
             operator_allocated=wanted.operator_allocated,
             given_out=lambda divided: others is not None and others.gives(divided=divided),

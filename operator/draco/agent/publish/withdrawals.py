@@ -56,8 +56,8 @@ class Withdrawals:
 
     @property
     def forms(self) -> Mapping[GpuUuid, SharedGpu | None]:
-        """How the offered GPUs are shared."""
-        return {uuid: each.shared for uuid, each in self._shown.items()}
+        """How published GPUs are shared."""
+        return self._recalled | {uuid: each.shared for uuid, each in self._shown.items()}
 
     def keep_only(self, uuids: Collection[GpuUuid]) -> None:
         """Forget GPUs that are gone."""

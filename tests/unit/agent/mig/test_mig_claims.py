@@ -23,7 +23,7 @@ from draco.resources.names import ClaimUid, GpuUuid
 from draco_local.simulator.accidents import by_hand, faults, hotplug
 from draco_local.simulator.gpus import state
 from draco_local.simulator.gpus.gpu_state import GpuProcess
-from tests.builders import a_claim, as_shares
+from tests.builders import a_claim
 from tests.doubles.files import FullCopyOnWriteDisk
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
@@ -500,26 +500,6 @@ def test_administrative_access_shares_a_partition_that_goes_with_the_last_claim(
     assert node.real() == [(9, 4, 1)]
     node.unprepare(watch)
     assert node.real() == []
-
-
-def test_claims_share_a_partition_that_goes_with_the_last_of_them(node: MigNode) -> None:
-    one, two = (as_shares(a_mig_claim(name, *names([(9, 4)])), name, memory="10Gi") for name in ("first", "second"))
-    [made] = node.prepare(one).devices
-    [again] = node.prepare(two).devices
-    assert again.partition == made.partition
-    with pytest.raises(PrepareError, match="still prepared for claim default/"):
-        node.prepare(ONE)
-    node.unprepare(one)
-    assert node.real() == [(9, 4, 1)]
-    node.unprepare(two)
-    assert node.real() == []
-
-
-def test_shares_of_a_whole_gpu_and_its_partitions_exclude_each_other(node: MigNode) -> None:
-    share = as_shares(WHOLE, "s1", memory="10Gi")
-    node.prepare(ONE)
-    with pytest.raises(PrepareError, match="but gpu-0-mig-3g40gb-9-4 is still prepared"):
-        node.prepare(share)
 
 
 def test_administrative_access_to_a_whole_gpu_leaves_it_divided(node: MigNode) -> None:

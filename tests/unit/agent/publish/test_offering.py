@@ -13,8 +13,10 @@ from structlog.testing import capture_logs
 from draco.agent.hardware.faults import with_fault
 from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, HeldInstance, Instance, Use
 from draco.agent.hardware.monitor import HardwareView
-from draco.agent.publish.offering import PATIENCE_S, TRIED_S, DeviceOffer, Offering, Offers
+from draco.agent.publish.offering import PATIENCE_S, TRIED_S, DeviceOffer, Offering, Offers, held_forms
 from draco.agent.publish.partitions import partition_name
+from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.state.changes import ClaimSettled
 from draco.agent.state.facts import WantedNode
 from draco.agent.state.node import NodeState
 from draco.allocation.fleet.hardware import PoolHardware
@@ -23,6 +25,8 @@ from draco.mig.known_boards import BOARDS
 from draco.resources.api.draco import IsolatedGpu, MigMode, MigState, PromisedDevice, WantedGpu, WantedInstance
 from draco.resources.api.sharing import SharedGpu, SharingMode
 from draco.resources.api.slices import Device
+from draco.resources.names import ClaimUid
+from draco.sharing.terms import as_shareable, terms_for
 from tests.builders import a_gpu, a_slice
 from tests.doubles.clock import ManualClock
 
@@ -358,7 +362,16 @@ class Lab:
         divisions: Any = SimpleNamespace(of=lambda _gpus, _divisions: {})
         self.state = state = NodeState(ManualClock())
         state.learn(view=HardwareView(driver=DRIVER, gpus=(a_gpu(0),)))
-        self.offers = Offers(state, publisher, keeper, divisions, slicing_known=self.slicing_known, clock=self.clock)
+        self.claims: dict[ClaimUid, PreparedClaim] = {}
+        self.offers = Offers(
+            state,
+            publisher,
+            keeper,
+            divisions,
+            claims=lambda: self.claims,
+            slicing_known=self.slicing_known,
+            clock=self.clock,
+        )
 
     @asynccontextmanager
     async def running(self, *, follows: bool = True) -> AsyncIterator[None]:
@@ -468,3 +481,41 @@ def test_a_gpu_that_waits_to_be_shared_otherwise_takes_no_new_claims() -> None:
         ("gpu-0", ["Sharing"]),
         ("gpu-1", []),
     ]
+
+
+async def test_a_gpu_keeps_the_form_in_which_claims_are_prepared_whatever_is_wanted(lab: Lab) -> None:
+    """An operator of an earlier version writes a spec without shares."""
+    gpu = a_gpu(0)
+    form = SharedGpu(uuid=gpu.uuid, policy="p", mode=SharingMode.MEMORY)
+    lab.published = [as_shareable(one, terms_for(form, one)) for one in offer(gpu, None).devices]
+    device = PreparedDevice(request="r", pool="node-0", device="gpu-0", gpu=gpu.uuid, minor=0, share_id="s")
+    claim = PreparedClaim(uid=ClaimUid("1"), namespace="n", name="c", state=PreparationState.PREPARED, devices=[device])
+    lab.claims = {claim.uid: claim}
+    for each in (lab.recovered, lab.recalled, lab.known):
+        each.set()
+    async with lab.running():
+        for _ in range(20):
+            await lab.clock.advance(0.5)
+            await settle()
+        (kept,) = lab.offered
+        assert kept.allow_multiple_allocations
+        assert ("draco.dev/unsettled", "Sharing") in {(one.key, one.value) for one in kept.taints}
+        del lab.claims[claim.uid]
+        lab.offers.claim_settled(ClaimSettled(claim))
+        for _ in range(20):
+            await lab.clock.advance(0.5)
+            await settle()
+        assert not lab.offered[0].allow_multiple_allocations
+        assert lab.offered[0].taints == []
+
+
+def test_a_claim_that_has_a_gpu_alone_keeps_it_from_being_shared() -> None:
+    gpu = a_gpu(0)
+    wanted = {gpu.uuid: SharedGpu(uuid=gpu.uuid, policy="p", mode=SharingMode.MEMORY)}
+    device = PreparedDevice(request="r", pool="node-0", device="gpu-0", gpu=gpu.uuid, minor=0)
+    claim = PreparedClaim(uid=ClaimUid("1"), namespace="n", name="c", state=PreparationState.PREPARED, devices=[device])
+    assert held_forms(wanted, {gpu.uuid: None}, [claim]) == {}
+    assert held_forms(wanted, {gpu.uuid: None}, []) == wanted
+    watching = msgspec.structs.replace(claim, devices=[msgspec.structs.replace(device, admin=True)])
+    assert held_forms(wanted, {gpu.uuid: None}, [watching]) == wanted
+    assert held_forms(wanted, wanted, [claim]) == wanted
