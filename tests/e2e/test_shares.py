@@ -13,7 +13,7 @@ from draco.sharing.terms import terms_of
 from tests.commitments import overcommitted
 from tests.e2e import provider
 from tests.e2e.claim_history import ClaimHistory
-from tests.e2e.conftest import EXAMPLES
+from tests.e2e.conftest import EXAMPLES, draco
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.partitions import NODE
 
@@ -304,3 +304,33 @@ def release(kube: Kubectl, *claims: str) -> None:
     if names := [each for each in claims if each]:
         kube.run("delete", "pods", *names, "--wait=true")
         kube.run("delete", "resourceclaims", *names, "--wait=true")
+
+
+def test_the_driver_holds_shares_to_their_memory_where_it_can(kube: Kubectl) -> None:
+    """The pod does not start: simulated nodes have no driver root with NVIDIA's hook."""
+    eventually(lambda: published(kube), what="gpu-0 is published")
+    uuid = published(kube)["attributes"]["uuid"]["string"]
+
+    def held_by() -> str:
+        return str(published(kube)["attributes"].get("draco.dev/memoryLimit", {}).get("string"))
+
+    share(kube, [uuid], mode="Memory", step="1Gi", enforcement="DriverLimit")
+    eventually(lambda: "cannot enforce spec.enforcement DriverLimit" in says(kube), what="an old driver is told")
+    assert not mode_of(published(kube))
+    by_hand = draco("cluster", "gpu", "reload-driver", NODE, "--version", "615", "--name", provider.CLUSTER)
+    assert by_hand.returncode == 0, by_hand.stderr
+    try:
+        eventually(lambda: mode_of(published(kube)) == "Memory", what="gpu-0 is shared")
+        assert held_by() == "driver"
+        ask(kube, "10Gi", "limited")
+        eventually(lambda: results(kube, "limited"), what="the claim is allocated")
+        kube.run("patch", "sharingpolicy", POLICY, "--type=merge", "-p", '{"spec": {"enforcement": "None"}}')
+        eventually(lambda: "in use by" in says(kube), what="the policy says for whom it waits")
+        assert held_by() == "driver"
+        release(kube, "limited")
+        eventually(lambda: held_by() == "none", what="gpu-0 is shared without limits")
+    finally:
+        kube.run("delete", "pods,resourceclaims", "--all", "--wait=true")
+        kube.run("delete", "sharingpolicy", POLICY, "--ignore-not-found")
+        draco("cluster", "gpu", "reload-driver", NODE, "--version", "580", "--name", provider.CLUSTER)
+        eventually(lambda: published(kube) and not mode_of(published(kube)), what="gpu-0 is published for one claim")

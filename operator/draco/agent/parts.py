@@ -249,6 +249,7 @@ class AgentParts:
             time_slices=time_slices,
             mps=mps,
             has_mps=lambda uuid: self.state.facts.mps.get(uuid, GpuMps()).supported,
+            enforcement=self.offers.enforcement,
             leftovers=lambda: {uid: one.clause for uid, one in self.state.facts.leftovers.items()},
         )
         self.work: Final = ClaimWork(

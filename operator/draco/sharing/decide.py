@@ -8,7 +8,7 @@ last asked for, because a claim may have been allocated while the agent was abou
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -23,7 +23,8 @@ from draco.resources.api.sharing import Enforcement, SharedGpu, SharingMode, Sha
 from draco.resources.api.slices import Device
 from draco.resources.names import gpu_name
 from draco.resources.texts import listed
-from draco.sharing.terms import SHARES, TermsError, consumed, form_of, shared_gpu_of, terms_for, terms_of
+from draco.sharing.enforcement import enforceable
+from draco.sharing.terms import SHARES, TermsError, alike, consumed, form_of, shared_gpu_of, terms_for, terms_of
 
 _NAMED = 3
 
@@ -107,7 +108,7 @@ class _PublishedGpu(NamedTuple):
     devices: Sequence[Device]
 
 
-def decide(seen: SharableNode, rules: Sequence[SharingRules], enforceable: Collection[Enforcement]) -> NodeForms:
+def decide(seen: SharableNode, rules: Sequence[SharingRules]) -> NodeForms:
     """The form of each of the node's GPUs. `rules` are the policies, oldest first."""
     node = seen.gpu_node
     before = {each.uuid: each for each in node.spec.shared}
@@ -118,7 +119,7 @@ def decide(seen: SharableNode, rules: Sequence[SharingRules], enforceable: Colle
         devices.setdefault(gpu_name(device.name), []).append(device)
     whole = whole_gpus(seen.devices, node.status.gpus, driver=node.status.driver)
     gpus = [
-        _form(seen, _PublishedGpu(gpu, whole.get(gpu.uuid), devices.get(gpu.device, [])), rules, enforceable)
+        _form(seen, _PublishedGpu(gpu, whole.get(gpu.uuid), devices.get(gpu.device, [])), rules)
         for gpu in node.status.gpus
     ]
     return NodeForms(node=node.metadata.name, gpus=(*gpus, *_unreported(node, before)))
@@ -136,9 +137,7 @@ def _unreported(node: GpuNode, before: Mapping[str, SharedGpu]) -> Iterable[GpuF
             yield GpuForm(uuid=uuid, device="", policy=form.policy, form=form, state=SharingState.WAITING, message=why)
 
 
-def _form(
-    seen: SharableNode, seen_gpu: _PublishedGpu, rules: Sequence[SharingRules], enforceable: Collection[Enforcement]
-) -> GpuForm:
+def _form(seen: SharableNode, seen_gpu: _PublishedGpu, rules: Sequence[SharingRules]) -> GpuForm:
     node, (gpu, whole, devices) = seen.gpu_node, seen_gpu
     driver = node.status.driver
     now = next((each for each in node.spec.shared if each.uuid == gpu.uuid), None)
@@ -150,7 +149,7 @@ def _form(
         wanted = now
     elif owner is not None:
         wanted = _wanted(owner.policy, gpu.uuid)
-        if problem := _problem(node, gpu, wanted, devices, enforceable):
+        if problem := _unenforced(gpu, wanted, now) or _problem(node, gpu, wanted, devices):
             wanted = None
     there = shared_gpu_of(gpu.uuid, devices, driver) if devices else now
     holds = _holds(seen, gpu.device)
@@ -190,13 +189,22 @@ def _wanted(policy: SharingPolicy, uuid: str) -> SharedGpu:
     )
 
 
-def _problem(
-    node: GpuNode, gpu: GpuStatus, wanted: SharedGpu, devices: Sequence[Device], enforceable: Collection[Enforcement]
-) -> str:
+def _unenforced(gpu: GpuStatus, wanted: SharedGpu, now: SharedGpu | None) -> str:
+    """Why a GPU cannot hold shares to their memory as the policy asks, as the end of a sentence; "" if it can.
+
+    A GPU that has been shared so keeps that while its driver does not answer.
+    """
+    limit = gpu.sharing.memory_limit if gpu.sharing is not None else None
+    can = enforceable(limit)
+    if wanted.enforcement in can or (limit is None and now is not None and now.enforcement is wanted.enforcement):
+        return ""
+    by_driver = wanted.enforcement is Enforcement.DRIVER_LIMIT
+    needs = "; that takes NVIDIA's driver 615 or newer, and cgroup v2" if by_driver else ""
+    return f"its node cannot enforce spec.enforcement {wanted.enforcement}, only {listed(sorted(can))}{needs}"
+
+
+def _problem(node: GpuNode, gpu: GpuStatus, wanted: SharedGpu, devices: Sequence[Device]) -> str:
     """Why a GPU cannot be shared as the policy asks, as the end of a sentence; "" if it can."""
-    if wanted.enforcement not in enforceable:
-        can = listed(sorted(enforceable))
-        return f"its node cannot enforce spec.enforcement {wanted.enforcement}, only {can}"
     layout = next((each for each in node.spec.gpus if each.uuid == gpu.uuid), None)
     if layout is not None and layout.mode is MigMode.DYNAMIC:
         return (
@@ -257,11 +265,11 @@ def _kept(
     driver: str,
 ) -> tuple[SharedGpu | None, list[str]]:
     """The form to ask for, and the claims that keep the GPU from the wanted one. `there` is published, `now` was asked for."""
-    against = [each for each in holds if not _fits(wanted, each, driver) or not _same_mode(wanted, there, each)]
+    against = [each for each in holds if not _fits(wanted, each, driver) or not _same_terms(wanted, there, each)]
     against += [] if against or _is_enough(wanted, holds, driver) else holds
     if not against:
         return wanted, []
-    forms = (now, there)
+    forms = (now, there) if alike(now, there) else (there, now)
     form = next((form for form in forms if all(_fits(form, each, driver) for each in holds)), now)
     if form is not None and not form.policy:
         form = msgspec.structs.replace(form, policy=(now or wanted or form).policy)
@@ -278,9 +286,9 @@ def _fits(form: SharedGpu | None, hold: _Hold, driver: str) -> bool:
     return by_count is (of_device.mode is SharingMode.COUNT)
 
 
-def _same_mode(wanted: SharedGpu | None, there: SharedGpu | None, hold: _Hold) -> bool:
+def _same_terms(wanted: SharedGpu | None, there: SharedGpu | None, hold: _Hold) -> bool:
     one, other = form_of(wanted, hold.result.device), form_of(there, hold.result.device)
-    return one is None or other is None or one.mode is other.mode
+    return one is None or other is None or (one.mode, one.enforcement) == (other.mode, other.enforcement)
 
 
 def _is_enough(wanted: SharedGpu | None, holds: Sequence[_Hold], driver: str) -> bool:

@@ -1,18 +1,25 @@
 """The form in which a device is published for several claims: what may be asked of each of its capacities.
 
-Owns NVIDIA's names for shares (`memory`, `shares`) and the rules of Kubernetes for request policies: a default is the minimum
-plus a multiple of the step, and none is above the capacity. A capacity of a shareable device without a policy would be consumed
-whole by the first share, so each has one; what a share does not bound has the default 0. What a claim does not ask for, it gets
-by default. Pure.
+Owns NVIDIA's names for shares (`memory`, `shares`), the attribute that says who holds a share to its memory, and the rules of
+Kubernetes for request policies: a default is the minimum plus a multiple of the step, and none is above the capacity. A capacity
+of a shareable device without a policy would be consumed whole by the first share, so each has one; what a share does not bound
+has the default 0. What a claim does not ask for, it gets by default. Pure.
 """
 
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from draco.resources.api.sharing import SharedGpu, SharingMode, SharingPolicySpec
-from draco.resources.api.slices import CapacityRange, CapacityRequestPolicy, Device, DeviceCapacity
-from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID, GpuUuid, read_partition_name
+from draco.resources.api.draco import MemoryLimitBy
+from draco.resources.api.sharing import Enforcement, SharedGpu, SharingMode, SharingPolicySpec
+from draco.resources.api.slices import CapacityRange, CapacityRequestPolicy, Device, DeviceAttribute, DeviceCapacity
+from draco.resources.names import (
+    ATTRIBUTE_MEMORY_LIMIT,
+    ATTRIBUTE_PARENT_UUID,
+    ATTRIBUTE_UUID,
+    GpuUuid,
+    read_partition_name,
+)
 from draco.resources.quantity import Format, Quantity
 
 MEMORY = "memory"
@@ -36,14 +43,15 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     minimum: int = 0
     default: int = 0
     count: int = 0
+    enforcement: Enforcement = Enforcement.NONE
 
 
 def terms_for(wanted: SharedGpu | SharingPolicySpec, device: Device, driver: str = "") -> Terms:
     """The terms for a device of this size. Raises TermsError."""
     if wanted.mode is SharingMode.UNLIMITED:
-        return Terms(mode=wanted.mode)
+        return Terms(mode=wanted.mode, enforcement=wanted.enforcement)
     if wanted.mode is SharingMode.COUNT:
-        return Terms(mode=wanted.mode, count=wanted.count or 1)
+        return Terms(mode=wanted.mode, count=wanted.count or 1, enforcement=wanted.enforcement)
     memory = memory_of(device, driver)
     if memory is None:
         raise TermsError("its memory is unknown")
@@ -58,7 +66,7 @@ def terms_for(wanted: SharedGpu | SharingPolicySpec, device: Device, driver: str
             f"spec.default {in_words(default)} is not spec.minimum {in_words(minimum)} plus a multiple of spec.step "
             f"{in_words(step)}"
         )
-    return Terms(mode=wanted.mode, step=step, minimum=minimum, default=default)
+    return Terms(mode=wanted.mode, step=step, minimum=minimum, default=default, enforcement=wanted.enforcement)
 
 
 def as_shareable(device: Device, terms: Terms) -> Device:
@@ -70,7 +78,9 @@ def as_shareable(device: Device, terms: Terms) -> Device:
     if terms.mode is SharingMode.COUNT:
         one = CapacityRequestPolicy(default="1", valid_range=CapacityRange(min="1", step="1"))
         capacity[SHARES] = DeviceCapacity(value=str(terms.count), request_policy=one)
-    return msgspec.structs.replace(device, capacity=capacity, allow_multiple_allocations=True)
+    held = MemoryLimitBy.DRIVER if terms.enforcement is Enforcement.DRIVER_LIMIT else MemoryLimitBy.NONE
+    attributes = device.attributes | {ATTRIBUTE_MEMORY_LIMIT: DeviceAttribute(string=held.value)}
+    return msgspec.structs.replace(device, attributes=attributes, capacity=capacity, allow_multiple_allocations=True)
 
 
 def _memory_policy(terms: Terms) -> CapacityRequestPolicy:
@@ -84,14 +94,22 @@ def terms_of(device: Device, driver: str = "") -> Terms | None:
     """The terms on which a published device is shared; None if one claim has it alone, or nobody of ours published it."""
     if not device.allow_multiple_allocations:
         return None
+    limited = device.text(ATTRIBUTE_MEMORY_LIMIT, driver) == MemoryLimitBy.DRIVER
+    enforcement = Enforcement.DRIVER_LIMIT if limited else Enforcement.NONE
     if (counted := _capacity(device, SHARES, driver)) is not None:
-        return Terms(mode=SharingMode.COUNT, count=_bytes(counted.value))
+        return Terms(mode=SharingMode.COUNT, count=_bytes(counted.value), enforcement=enforcement)
     memory = _capacity(device, MEMORY, driver)
     policy = memory.request_policy if memory is not None else None
     if policy is None or policy.valid_range is None or not (default := _bytes(policy.default or "")):
-        return Terms(mode=SharingMode.UNLIMITED)
+        return Terms(mode=SharingMode.UNLIMITED, enforcement=enforcement)
     within = policy.valid_range
-    return Terms(mode=SharingMode.MEMORY, step=_bytes(within.step or ""), minimum=_bytes(within.min), default=default)
+    return Terms(
+        mode=SharingMode.MEMORY,
+        step=_bytes(within.step or ""),
+        minimum=_bytes(within.min),
+        default=default,
+        enforcement=enforcement,
+    )
 
 
 def published_forms(devices: Iterable[Device], driver: str = "") -> dict[GpuUuid, SharedGpu | None]:
@@ -120,6 +138,7 @@ def shared_gpu_of(uuid: str, devices: Iterable[Device], driver: str = "") -> Sha
         minimum=in_words(terms.minimum) if terms.minimum else "",
         count=terms.count or None,
         mig_devices=of_parts,
+        enforcement=terms.enforcement,
     )
     if terms.mode is not SharingMode.MEMORY or terms_for(bare, device, driver) == terms:
         return bare
@@ -130,7 +149,8 @@ def alike(before: SharedGpu | None, after: SharedGpu | None) -> bool:
     """Whether claims that hold a GPU in one form are counted in the other."""
     if before is None or after is None:
         return before is after
-    return before.mode is after.mode and before.mig_devices is after.mig_devices
+    same = before.mode is after.mode and before.enforcement is after.enforcement
+    return same and before.mig_devices is after.mig_devices
 
 
 def continues(before: SharedGpu | None, after: SharedGpu | None) -> bool:

@@ -8,12 +8,11 @@ import pytest
 
 from draco.mig_policy.matching import oldest_first
 from draco.resources.api.claims import CelSelector, DeviceSelector, ResourceClaim
-from draco.resources.api.draco import GpuNode, GpuNodeSpec, MigMode, WantedGpu
+from draco.resources.api.draco import GpuNode, GpuNodeSpec, GpuSharing, MemoryLimitBy, MigMode, WantedGpu
 from draco.resources.api.meta import Condition, LabelSelector
 from draco.resources.api.sharing import Enforcement, SharedGpu, SharingMode, SharingPolicy
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 from draco.sharing.decide import GpuForm, SharableNode, SharingState, decide, sharing_rules
-from draco.sharing.enforcement import enforceable
 from draco.sharing.terms import as_shareable, terms_for
 from tests.builders import MOMENT, a_claim, a_gpu_node, a_sharing_policy, as_shares
 
@@ -52,7 +51,7 @@ def decided(
 ) -> GpuForm:
     gpu_node = asked_for(before, node) if before or not node.spec.gpus else node
     seen = SharableNode(gpu_node=gpu_node, labels=labels or {}, devices=devices, claims=claims)
-    (gpu,) = decide(seen, [sharing_rules(each) for each in oldest_first(policies)], enforceable()).gpus
+    (gpu,) = decide(seen, [sharing_rules(each) for each in oldest_first(policies)]).gpus
     return gpu
 
 
@@ -69,7 +68,7 @@ def test_a_free_gpu_is_shared_as_its_policy_asks() -> None:
 
 def test_without_policies_nothing_is_decided() -> None:
     seen = SharableNode(gpu_node=NODE, devices=[published(None)])
-    assert decide(seen, [], enforceable()).gpus == ()
+    assert decide(seen, []).gpus == ()
 
 
 def test_a_gpu_that_a_claim_has_alone_is_not_shared_before_it_is_gone() -> None:
@@ -170,7 +169,38 @@ def test_a_gpu_that_the_driver_does_not_list_now_stays_as_it_is() -> None:
 def test_what_a_node_cannot_enforce_is_not_shared_and_says_why(wanted: Enforcement) -> None:
     gpu = decided(a_sharing_policy(enforcement=wanted))
     assert (gpu.form, gpu.state) == (None, SharingState.FAILED)
-    assert gpu.message == f"its node cannot enforce spec.enforcement {wanted}, only None"
+    assert gpu.message.startswith(f"its node cannot enforce spec.enforcement {wanted}, only None")
+
+
+BY_DRIVER = a_sharing_policy(step="1Gi", enforcement=Enforcement.DRIVER_LIMIT)
+LIMITED = msgspec.structs.replace(MEMORY, enforcement=Enforcement.DRIVER_LIMIT)
+
+
+def limiting(by: MemoryLimitBy | None) -> GpuNode:
+    gpu = msgspec.structs.replace(NODE.status.gpus[0], sharing=GpuSharing(memory_limit=by))
+    return msgspec.structs.replace(NODE, status=msgspec.structs.replace(NODE.status, gpus=[gpu]))
+
+
+def test_shares_are_limited_where_the_driver_can() -> None:
+    assert decided(BY_DRIVER, node=limiting(MemoryLimitBy.DRIVER)).form == LIMITED
+    for by in (MemoryLimitBy.NONE, None):
+        assert decided(BY_DRIVER, node=limiting(by)).state is SharingState.FAILED
+
+
+def test_a_driver_that_does_not_answer_ends_no_limit() -> None:
+    there = [published(LIMITED)]
+    kept = decided(BY_DRIVER, devices=there, before=LIMITED, node=limiting(None))
+    assert (kept.form, kept.state) == (LIMITED, SharingState.SHARED)
+    assert decided(BY_DRIVER, devices=there, before=LIMITED, node=limiting(MemoryLimitBy.NONE)).form is None
+
+
+@pytest.mark.parametrize(("there", "policy"), [(MEMORY, BY_DRIVER), (LIMITED, BY_MEMORY)], ids=["more", "less"])
+def test_shares_keep_the_enforcement_under_which_they_were_allocated(there: SharedGpu, policy: SharingPolicy) -> None:
+    node = limiting(MemoryLimitBy.DRIVER)
+    gpu = decided(policy, devices=[published(there)], claims=[SHARE], before=there, node=node)
+    # What is published tells the amounts that the policy left open.
+    assert gpu.form is not None
+    assert (gpu.form.enforcement, gpu.changes) == (there.enforcement, True)
 
 
 def test_a_gpu_that_is_divided_for_claims_is_not_shared() -> None:

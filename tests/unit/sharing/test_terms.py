@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draco.allocation.fleet.state import amount
-from draco.resources.api.sharing import SharedGpu, SharingMode
+from draco.resources.api.sharing import Enforcement, SharedGpu, SharingMode
 from draco.resources.api.slices import Device, DeviceCapacity
 from draco.resources.written.slice_limits import slice_refusals
 from draco.sharing.terms import TermsError, as_shareable, shared_gpu_of, terms_for, terms_of
@@ -19,6 +19,7 @@ MODES = [
     SharedGpu(uuid="", policy="", mode=SharingMode.MEMORY),
     SharedGpu(uuid="", policy="", mode=SharingMode.MEMORY, step="1Gi"),
     SharedGpu(uuid="", policy="", mode=SharingMode.MEMORY, step="1Gi", minimum="2Gi", default="10Gi"),
+    SharedGpu(uuid="", policy="", mode=SharingMode.MEMORY, step="2Gi", enforcement=Enforcement.DRIVER_LIMIT),
     SharedGpu(uuid="", policy="", mode=SharingMode.COUNT, count=4),
     SharedGpu(uuid="", policy="", mode=SharingMode.UNLIMITED),
 ]

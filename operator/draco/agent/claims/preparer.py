@@ -19,7 +19,7 @@ import msgspec
 
 from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.mps import MpsDaemons
-from draco.agent.claims.plan import ClaimPlan, FirstPrepare, PartlyReleased, RepeatedPrepare, plan_prepare
+from draco.agent.claims.plan import ClaimPlan, Enforcements, FirstPrepare, PartlyReleased, RepeatedPrepare, plan_prepare
 from draco.agent.claims.presence import NodeHardware, as_it_is, gpus_of, moved
 from draco.agent.claims.time_slices import TimeSlices
 from draco.agent.containers.common_edits import LimitImpossible
@@ -33,6 +33,7 @@ from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.sharing import Enforcement
 from draco.resources.names import ATTRIBUTE_MPS, ClaimUid, GpuUuid, read_partition_name
 
 
@@ -71,12 +72,14 @@ class ClaimPreparer:
         time_slices: TimeSlices,
         mps: MpsDaemons,
         has_mps: Callable[[GpuUuid], bool | None] = lambda _: None,
+        enforcement: Enforcements = lambda _: Enforcement.NONE,
         leftovers: Callable[[], Mapping[ClaimUid, str]] = dict,
     ) -> None:
         self._instances = instances
         self._time_slices = time_slices
         self._mps = mps
         self._has_mps = has_mps
+        self._enforcement = enforcement
         self._asking = GpuChecks(instances.verify, instances.whole, self._share_now)
         self._not_asking = GpuChecks(_unchecked, instances.seen_whole, self._is_shared)
         self._checkpoint = checkpoint
@@ -165,6 +168,7 @@ class ClaimPreparer:
             leftovers=self._leftovers(),
             can=self._can,
             mps_place=self._mps.place,
+            enforcement=self._enforcement,
         )
 
     def _can(self, gpu: GpuUuid, attribute: str) -> bool | None:

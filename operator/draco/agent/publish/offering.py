@@ -8,7 +8,7 @@ used units by the devices in the slices, so dropping one too early would free it
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +18,7 @@ import structlog
 from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, Use, device_name, position
 from draco.agent.mig.keeper import MigKeeper
 from draco.agent.publish import partitions, slices
+from draco.agent.publish.forms import as_shared, enforces, held_forms
 from draco.agent.publish.known_divisions import KnownDivisions
 from draco.agent.publish.nvlink import nvlinks
 from draco.agent.publish.partitions import Divisible, Place
@@ -34,7 +35,7 @@ from draco.kube.queue import WorkQueue, run_workers
 from draco.mig.board import Board, Placement
 from draco.mig.keeping import KeptInstances, keeping, layout_of
 from draco.resources.api.draco import IsolatedGpu, MigMode, MigState, PromisedDevice, WantedGpu
-from draco.resources.api.sharing import SharedGpu
+from draco.resources.api.sharing import Enforcement, SharedGpu
 from draco.resources.api.slices import CounterSet, Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import (
@@ -51,8 +52,7 @@ from draco.resources.names import (
     GpuUuid,
     gpu_name,
 )
-from draco.sharing.enforcement import enforceable
-from draco.sharing.terms import TermsError, alike, as_shareable, form_of, published_forms, terms_for
+from draco.sharing.terms import alike, published_forms
 
 PACE_S = 2.0
 """Minimum time between publications that differ only in their order. A stale order is legal, only worse."""
@@ -125,7 +125,7 @@ class Offering:
             of_claims = promised.get(uuid, ())
             asked = self._divisible(gpu, mig, wanted.get(uuid), keeping(None, mig.board, of_claims))
             offered = self._withdrawals.offer(gpu, mig, asked, shared.get(uuid), written=written, now_s=now_s)
-            if offered.shared is not None:
+            if offered.shared is not None and enforces(gpu, offered.shared):
                 forms[device_name(gpu)] = offered.shared
             made = offered.divided
             going |= offered.going
@@ -149,7 +149,7 @@ class Offering:
             else one
             for one in plain + partitions.devices(divisible, driver, self._order)
         ]
-        devices = [_as_shared(one, forms.get(gpu_name(one.name))) for one in devices] if forms else devices
+        devices = [as_shared(one, forms.get(gpu_name(one.name))) for one in devices] if forms else devices
         if changing:
             names = {device_name(each) for each in gpus if each.uuid in changing}
             devices = [
@@ -224,37 +224,6 @@ def _is_to_be_reset(gpu: Gpu, mig: GpuMigView, wanted: WantedGpu | None) -> bool
     return mig.enabled is (wanted.mode is MigMode.DISABLED)
 
 
-def _as_shared(device: Device, form: SharedGpu | None) -> Device:
-    """The device for several claims, if it is to be shared on terms that it can have; otherwise for one."""
-    terms = form_of(form, device.name)
-    if terms is None or terms.enforcement not in enforceable():
-        return device
-    try:
-        return as_shareable(device, terms_for(terms, device))
-    except TermsError:
-        return device  # the operator says why in the policy's status
-
-
-def held_forms(
-    wanted: Mapping[GpuUuid, SharedGpu], shown: Mapping[GpuUuid, SharedGpu | None], claims: Iterable[PreparedClaim]
-) -> dict[GpuUuid, SharedGpu]:
-    """The wanted forms, but the shown one of a GPU on which claims are prepared in that form.
-
-    The operator asks for another form only when no claim holds the GPU; this is for one that does not know of shares, or of all
-    claims.
-    """
-    forms = dict(wanted)
-    for device in (device for claim in claims for device in claim.devices if not device.admin):
-        form = shown.get(device.gpu)
-        if device.gpu not in shown or alike(form, wanted.get(device.gpu)):
-            continue
-        if form is not None and device.share_id:
-            forms[device.gpu] = form
-        elif form is None and not device.share_id:
-            forms.pop(device.gpu, None)
-    return forms
-
-
 def _kept_from_scheduler(device: Device) -> Device:
     """The device as one that Draco allocates: selectors see it, and kube-scheduler skips it."""
     allocator = {ATTRIBUTE_ALLOCATOR: DeviceAttribute(string=ALLOCATED_BY_OPERATOR)}
@@ -319,6 +288,7 @@ class Offers:
         self._keeper = keeper
         self._divisions = divisions
         self._claims = claims
+        self._forms: Mapping[GpuUuid, SharedGpu | None] = {}
         self._kept: frozenset[GpuUuid] = frozenset()  # GPUs in the form in which claims are prepared
         self._slicing_known = slicing_known
         self._clock = clock
@@ -334,6 +304,11 @@ class Offers:
         """A claim was prepared or unprepared: a GPU may be free to be shared otherwise."""
         if any(device.gpu in self._kept for device in change.claim.devices):
             self.touch()
+
+    def enforcement(self, gpu: GpuUuid) -> Enforcement | None:
+        """What holds the published shares of a GPU to their memory; None if it has none, or that is unknown. In any thread."""
+        form = self._forms.get(gpu)
+        return None if form is None else form.enforcement
 
     def features_seen(self, facts: NodeFacts) -> None:
         """The cluster now keeps, or does not keep, the counters of partitions."""
@@ -356,6 +331,7 @@ class Offers:
                 )
         await wait_for(self._slicing_known, self._clock, TRIED_S)  # else it is published twice
         self._offering.recall(published_forms(await self._publisher.before()))
+        self._forms = self._offering.forms
         self.touch()
         await run_workers(self._queue, self._reconcile, workers=1, log=log)
 
@@ -385,5 +361,6 @@ class Offers:
             written=self._publisher.is_written,
             now_s=self._clock.monotonic(),
         )
+        self._forms = self._offering.forms
         self._publisher.want(offer.devices, offer.counters)
         return offer.again_in_s

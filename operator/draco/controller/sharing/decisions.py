@@ -16,7 +16,6 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.api.sharing import SharingPolicy
 from draco.resources.api.slices import own_slices
 from draco.sharing.decide import NodeForms, SharableNode, SharingRules, decide, sharing_rules
-from draco.sharing.enforcement import enforceable
 
 
 class SharingDecisions:
@@ -68,7 +67,7 @@ class SharingDecisions:
             devices=[device for each in slices for device in each.spec.devices],
             claims=claims,
         )
-        decision = decide(seen, rules, enforceable())
+        decision = decide(seen, rules)
         self._known[name] = (basis, decision)
         return decision
 

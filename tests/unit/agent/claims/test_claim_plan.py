@@ -7,6 +7,7 @@ from draco.agent.claims.plan import ClaimPlan, FirstPrepare, PartlyReleased, Rep
 from draco.agent.errors import DeviceMissing, PrepareError
 from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.sharing import Enforcement
 from draco.resources.names import NVIDIA_DRIVER
 from tests.builders import a_claim, as_shares, configured
 from tests.unit.agent.claims.test_claims import GPUS
@@ -126,3 +127,23 @@ def test_all_shares_of_a_gpu_have_one_time_slice() -> None:
             planned(slicing(OTHER_SHARE, interval), first)
     with pytest.raises(PrepareError, match="and claim default/share has another share of it"):
         planned(OTHER_SHARE, first)
+
+
+def test_a_share_is_limited_to_what_it_takes_where_the_driver_holds_it() -> None:
+    limited = plan_prepare(
+        SHARE,
+        {},
+        driver=NVIDIA_DRIVER,
+        pool="node-0",
+        gpus=GPUS,
+        enforcement=lambda _: Enforcement.DRIVER_LIMIT,
+    )
+    assert [each.memory_limit_mib for each in limited.claim.devices] == [10 * 1024]
+    assert [each.memory_limit_mib for each in planned(SHARE).claim.devices] == [0]
+
+
+def test_a_share_is_not_prepared_before_its_terms_are_known() -> None:
+    with pytest.raises(PrepareError, match="a share of gpu-0, whose published terms are not known yet"):
+        plan_prepare(SHARE, {}, driver=NVIDIA_DRIVER, pool="node-0", gpus=GPUS, enforcement=lambda _: None)
+    alone = plan_prepare(ONE, {}, driver=NVIDIA_DRIVER, pool="node-0", gpus=GPUS, enforcement=lambda _: None)
+    assert isinstance(alone, FirstPrepare)

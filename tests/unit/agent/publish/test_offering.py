@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 from draco.agent.hardware.faults import with_fault
 from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, HeldInstance, Instance, Use
 from draco.agent.hardware.monitor import HardwareView
-from draco.agent.publish.offering import PATIENCE_S, TRIED_S, DeviceOffer, Offering, Offers, held_forms
+from draco.agent.publish.forms import held_forms
+from draco.agent.publish.offering import PATIENCE_S, TRIED_S, DeviceOffer, Offering, Offers
 from draco.agent.publish.partitions import partition_name
 from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.state.changes import ClaimSettled

@@ -190,12 +190,20 @@ def test_amounts_change_without_notice(node: Node) -> None:
     assert policy.default == "10Gi"
 
 
-def test_terms_that_a_device_cannot_have_leave_it_to_one_claim(node: Node) -> None:
-    for shared in (
-        msgspec.structs.replace(MEMORY, default="100Gi"),
-        msgspec.structs.replace(MEMORY, enforcement=Enforcement.DRIVER_LIMIT),
-    ):
-        assert shareable(Node().offers(None, shared=shared)) == set()
+def test_terms_that_a_device_cannot_have_leave_it_to_one_claim() -> None:
+    assert shareable(Node().offers(None, shared=msgspec.structs.replace(MEMORY, default="100Gi"))) == set()
+
+
+def test_shares_are_limited_only_by_a_driver_that_can() -> None:
+    limited = msgspec.structs.replace(MEMORY, enforcement=Enforcement.DRIVER_LIMIT)
+    expected: dict[bool | None, set[str]] = {True: {"gpu-0"}, None: {"gpu-0"}, False: set()}
+    for can, shared in expected.items():
+        gpu = msgspec.structs.replace(GPU, memory_limits=can)
+        offered = Node().offers(None, gpu=gpu, shared=limited)
+        assert shareable(offered) == shared
+        assert offered.devices[0].attributes["draco.dev/memoryLimit"].string == ("none" if can is False else "driver")
+    plain = Node().offers(None, gpu=msgspec.structs.replace(GPU, memory_limits=True), shared=MEMORY)
+    assert plain.devices[0].attributes["draco.dev/memoryLimit"].string == "none"
 
 
 def test_mig_devices_are_shared_where_that_is_asked() -> None:
