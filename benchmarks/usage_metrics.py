@@ -27,11 +27,11 @@ from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import ClaimPod, PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.settings import AgentSettings
 from draco.agent.state.node import NodeState
-from draco.agent.usage.held_hours import HeldHours
+from draco.agent.usage.claim_conditions import UsageConditions
+from draco.agent.usage.findings import UsageFindings
 from draco.agent.usage.metrics import UsageMetrics
 from draco.agent.usage.reading import UsageReader
 from draco.agent.usage.report import UsageReporter
-from draco.agent.usage.unused import UnusedDevices
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.resources.names import ClaimUid
@@ -84,10 +84,13 @@ async def measure(path: Path, rounds: int) -> tuple[list[float], int]:
     usage = NvmlUsage(nvml, now=time.time)
     every_s = AgentSettings(node_name="node-0").usage_s
     reader = UsageReader(client, known, record, usage, holders, clock=clock, every_s=every_s)
-    unused = UnusedDevices(after_s=7200.0, changed=lambda _claim: None)
-    reader.subscribe(UsageReporter(client, unused, HeldHours(unused), node="node-0", clock=clock).read)
+    findings = UsageFindings()
+    conditions = UsageConditions(findings, after_s=7200.0, changed=lambda _claim: None)
+    reporter = UsageReporter(client, findings, node="node-0", clock=clock)
+    for follower in (findings, conditions, reporter):
+        reader.subscribe(follower.read)
     registry = CollectorRegistry()
-    metrics = UsageMetrics(registry, unused)
+    metrics = UsageMetrics(registry, findings.unused)
     took_s, text = [], b""
     for _ in range(rounds):
         began = time.process_time()

@@ -131,6 +131,52 @@ def test_two_claims_of_10_gib_run_on_one_gpu_and_the_one_that_does_not_fit_is_to
     assert "1 GPU shared" in says(kube)
 
 
+@pytest.mark.simulated_nodes
+def test_a_share_that_is_exceeded_is_found_and_each_claim_shows_its_own_use(shared: Kubectl) -> None:
+    kube = shared
+    ask(kube, "10Gi", "small", "greedy")
+    kube.running("small", "greedy")
+    for name, memory_mib in (("small", 4096), ("greedy", 20480)):
+        uid = kube.get("pod", name)["metadata"]["uid"]
+        uses = ("--container", "main", "--memory", str(memory_mib), "--utilization", "30")
+        gpu("hold", NODE, "0", "--pod-uid", uid, "--pod", name, *uses)
+    try:
+        rows = eventually(lambda: used(kube), within_s=60, what="both claims use the GPU")
+        assert rows == {"small": 4096 << 20, "greedy": 20480 << 20}
+        note = eventually(lambda: " ".join(kube.notes("greedy")), within_s=60, what="the greedy claim is told")
+        assert "gpu-0 of" in note
+        assert "use more memory than the 10Gi that the claim asked for. Most of it is used in container main" in note
+        assert kube.notes("small") == []
+    finally:
+        for process in held(0):
+            gpu("release", NODE, str(process["pid"]))
+
+
+def gpu(command: str, *arguments: str) -> str:
+    """Run `draco cluster gpu`; returns its output."""
+    done = draco("cluster", "gpu", command, *arguments, "--name", provider.CLUSTER)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def held(number: int) -> list[dict[str, Any]]:
+    """The processes on a GPU of the node."""
+    shown: dict[str, Any] = json.loads(gpu("show", NODE, "-o", "json"))
+    processes: list[dict[str, Any]] = shown["gpus"][number]["processes"]
+    return processes
+
+
+def used(kube: Kubectl) -> dict[str, int] | None:
+    """The memory that the claims use according to `draco top`, once both have processes."""
+    namespace = kube.get("pod", "small")["metadata"]["namespace"]
+    done = draco("top", "-n", namespace, "-o", "json", kubeconfig=kube.kubeconfig)
+    assert done.returncode == 0, done.stderr
+    rows = {row["claim"]: row for row in json.loads(done.stdout)["rows"]}
+    if len(rows) < 2 or not all(row["processes"] for row in rows.values()):
+        return None
+    return {name: row["memoryUsedBytes"] for name, row in rows.items()}
+
+
 def test_a_gpu_in_use_keeps_its_form_and_the_policy_says_for_whom_it_waits(shared: Kubectl) -> None:
     kube = shared
     ask(kube, "10Gi", "small")

@@ -58,12 +58,12 @@ from draco.agent.startup import CHECKPOINT, Startup
 from draco.agent.state.facts import GpuMps
 from draco.agent.state.node import NodeState
 from draco.agent.threads import AgentThreads
-from draco.agent.usage.held_hours import HeldHours
+from draco.agent.usage.claim_conditions import UsageConditions
+from draco.agent.usage.findings import UsageFindings
 from draco.agent.usage.limit_keeper import LimitKeeper
 from draco.agent.usage.metrics import UsageMetrics
 from draco.agent.usage.reading import UsageReader
 from draco.agent.usage.report import UsageReporter
-from draco.agent.usage.unused import UnusedDevices
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
@@ -219,11 +219,10 @@ class AgentParts:
             pool=settings.node_name,
             claims=lambda: self.checkpoint.claims,
             health=lambda: self.health.reports,
-            unused=lambda: self.unused.flagged,
+            usage=lambda: self.usage_conditions.known,
             mps=lambda: self.state.facts.mps,
             clock=clock,
         )
-        self.unused: Final = UnusedDevices(after_s=settings.unused_after_s, changed=self.claim_reporter.touch)
         # Kubelet's claims
         self.startup: Final = Startup(
             client,
@@ -303,14 +302,21 @@ class AgentParts:
             client, node=settings.node_name, node_report=self.readiness.node_report, clock=clock
         )
         # Who uses the GPUs
-        usage = NvmlUsage(nvml, now=lambda: clock.now().timestamp())
         self.usage: Final = UsageReader(
-            client, self.state, self.checkpoint, usage, holders, clock=clock, every_s=settings.usage_s
+            client,
+            self.state,
+            self.checkpoint,
+            NvmlUsage(nvml, now=lambda: clock.now().timestamp()),
+            holders,
+            clock=clock,
+            every_s=settings.usage_s,
         )
-        self.usage_metrics: Final = UsageMetrics(self.metrics.registry, self.unused)
-        self.usage_reporter: Final = UsageReporter(
-            client, self.unused, HeldHours(self.unused), node=settings.node_name, clock=clock
+        self.findings: Final = UsageFindings()
+        self.usage_conditions: Final = UsageConditions(
+            self.findings, after_s=settings.unused_after_s, changed=self.claim_reporter.touch
         )
+        self.usage_metrics: Final = UsageMetrics(self.metrics.registry, self.findings.unused)
+        self.usage_reporter: Final = UsageReporter(client, self.findings, node=settings.node_name, clock=clock)
         self.limit_keeper: Final = LimitKeeper(NvmlMemory(nvml), holders, tell=self.node_events.tell, clock=clock)
         self.lease: Final = (
             AgentLease(

@@ -77,5 +77,5 @@ def connect(parts: AgentParts) -> None:
     on_fact("problem", report)
     on_fact("features", offers.features_seen, parts.publisher.features_seen, report, claims.touch_all)
     # Who uses the GPUs
-    parts.usage.subscribe(parts.usage_reporter.read)
-    parts.usage.subscribe(parts.limit_keeper.read)
+    for reader in (parts.findings, parts.usage_conditions, parts.usage_reporter, parts.limit_keeper):
+        parts.usage.subscribe(reader.read)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from draco.controller.claims import pending_claims
 from draco.controller.claims.pending_claims import PendingClaims
-from draco.controller.claims.unused_notices import UnusedNoticeReconciler
+from draco.controller.claims.usage_notices import UsageNoticeReconciler
 from draco.controller.evictions import PodEvictions
 from draco.controller.fencing.fences import FencingReconciler
 from draco.controller.fencing.observed_leases import AgentLeases
@@ -177,7 +177,7 @@ class Reconcilers:
             refused=self._guard,
         )
         self._add("pending-claims", pending)
-        self._add("unused-notices", UnusedNoticeReconciler(self._view, self.events))
+        self._add("usage-notices", UsageNoticeReconciler(self._view, self.events))
         return pending
 
     def _maintaining(self) -> None:

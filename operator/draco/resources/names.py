@@ -122,6 +122,9 @@ CONDITION_SOLE_ALLOCATOR = "SoleAllocator"
 CONDITION_UNUSED = "Unused"
 CONDITION_MPS = "MpsReady"
 """On a device in a claim's status: no program has used it for long."""
+CONDITION_MEMORY_EXCEEDED = "MemoryExceeded"
+"""On a share in a claim's status: the claim's programs use more memory than it asked for."""
+CONDITIONS_OF_USAGE = frozenset({CONDITION_UNUSED, CONDITION_MEMORY_EXCEEDED})
 CONDITION_CLAIMS_THERE = "ClaimsThere"
 """Of a GpuNode: False while something is prepared for claims that no longer exist."""
 

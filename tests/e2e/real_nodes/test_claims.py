@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from draco.agent.mig.holders import Holders
 from draco_local.cluster import gpus
 from draco_local.cluster.realnode.agent import gpu_state_file, install_driver
 from draco_local.cluster.realnode.config import LABEL_REAL
@@ -119,6 +120,17 @@ def test_the_claim_says_that_its_device_is_ready(bench: Bench) -> None:
         return {each["type"]: each["status"] for each in device.get("conditions", [])}
 
     eventually(lambda: conditions().get("Ready") == "True", within_s=STARTS_WITHIN_S, what="the device is Ready")
+
+
+def test_a_process_is_found_in_its_pod_and_container_by_cgroup_and_mounts(bench: Bench) -> None:
+    bench.start("one")
+    uid = bench.kube.get("pod", "one")["metadata"]["uid"]
+    holders = Holders(Path("/proc"))
+    container = bench.container("one").rpartition("/")[2]
+    pids = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
+    inside = [pid for pid in pids if holders.place(pid) == (uid, container)]
+    assert inside
+    assert {holders.container_name(pid, uid) for pid in inside} == {"main"}
 
 
 def test_a_deleted_pod_gives_its_gpu_back(bench: Bench) -> None:

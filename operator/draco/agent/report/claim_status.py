@@ -5,8 +5,7 @@ are matched by hardware, never by name. Works in the background: kubelet never w
 API server drops the entries when the claim is deallocated. Nothing is remembered of a claim that is no longer on record.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -23,9 +22,9 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, Invalid, NotFound
 from draco.kube.queue import WorkQueue, run_workers
 from draco.resources.api.claims import AllocatedDeviceStatus, ResourceClaim
-from draco.resources.api.meta import Condition, ObjectKey, all_timed, find_condition
+from draco.resources.api.meta import Condition, ObjectKey, all_timed
 from draco.resources.kinds import CLAIMS
-from draco.resources.names import CONDITION_MPS, CONDITION_UNUSED, FIELD_MANAGER_AGENT, ClaimUid, GpuUuid
+from draco.resources.names import CONDITION_MPS, CONDITIONS_OF_USAGE, FIELD_MANAGER_AGENT, ClaimUid, GpuUuid
 
 log = structlog.get_logger()
 
@@ -60,10 +59,10 @@ def wanted(
     claim: PreparedClaim,
     driver: str,
     health: Iterable[DeviceReport],
-    unused: Mapping[HeldDevice, datetime] = MappingProxyType({}),
+    usage: Mapping[HeldDevice, Sequence[Condition]] = MappingProxyType({}),
     mps: Mapping[GpuUuid, GpuMps] = MappingProxyType({}),
 ) -> list[AllocatedDeviceStatus]:
-    """The entries for a prepared claim, without times. `unused`: since when devices are. `mps`: how that of GPUs is."""
+    """The entries for a prepared claim, without times. `usage`: the conditions of usage. `mps`: how that of GPUs is."""
     how = {(report.gpu, report.device if report.part else ""): report for report in health}
     by_device = {(device.device, device.share_id): device for device in claim.devices}
     return [
@@ -77,7 +76,7 @@ def wanted(
                 Condition(type="Ready", status="True", reason="Prepared", message="The device is ready for the pod."),
                 _healthy(device, how.get((device.gpu, "" if device.partition is None else device.device))),
                 *_mps(device, mps.get(device.gpu, GpuMps()).problem),
-                *_unused(unused.get(HeldDevice(claim.uid, device_uuid(device)))),
+                *usage.get(HeldDevice(claim.uid, device_uuid(device)), ()),
             ],
         )
         for device in by_device.values()
@@ -143,15 +142,7 @@ def _mps(device: PreparedDevice, problem: str) -> list[Condition]:
     return [Condition(type=CONDITION_MPS, status="True", reason="Answers", message=message)]
 
 
-def _unused(since: datetime | None) -> list[Condition]:
-    """Nothing of a device that is in use, or that nobody has used for a short time."""
-    if since is None:
-        return []
-    message = f"No program has used it since {since:%Y-%m-%d %H:%M} UTC."
-    return [Condition(type=CONDITION_UNUSED, status="True", reason="NoUse", message=message)]
-
-
-_OF_PODS: Final = ("Ready", CONDITION_MPS, CONDITION_UNUSED)
+_OF_PODS: Final = ("Ready", CONDITION_MPS, *CONDITIONS_OF_USAGE)
 """Conditions of a device while a pod has it."""
 
 
@@ -174,7 +165,7 @@ def _of_fault(condition: Condition) -> bool:
 class ClaimReporter:
     """Writes claims' device status. `claims` are the claims on record, `health` returns the devices' health.
 
-    `unused` returns since when devices are unused, by claim and the devices' UUIDs, and None while that is unknown.
+    `usage` returns the conditions of usage by claim and device, and None while they are unknown.
     """
 
     def __init__(
@@ -185,7 +176,7 @@ class ClaimReporter:
         pool: str,
         claims: Callable[[], Mapping[ClaimUid, PreparedClaim]],
         health: Callable[[], Iterable[DeviceReport]],
-        unused: Callable[[], Mapping[HeldDevice, datetime] | None],
+        usage: Callable[[], Mapping[HeldDevice, Sequence[Condition]] | None],
         mps: Callable[[], Mapping[GpuUuid, GpuMps]] = dict,
         clock: Clock,
     ) -> None:
@@ -194,7 +185,7 @@ class ClaimReporter:
         self._pool = pool
         self._claims = claims
         self._health = health
-        self._unused = unused
+        self._usage = usage
         self._mps = mps
         self._clock = clock
         self._refused: dict[ClaimUid, str] = {}  # messages about claims on record
@@ -250,16 +241,18 @@ class ClaimReporter:
             self._refused[ref.uid] = sentence
 
     def _wanted(self, claim: PreparedClaim, before: Iterable[AllocatedDeviceStatus]) -> list[AllocatedDeviceStatus]:
-        """The entries; what was reported as unused stays so while that is unknown."""
-        unused = self._unused()
-        entries = wanted(claim, self._driver, self._health(), unused or {}, self._mps())
-        if unused is not None:
+        """The entries; what was reported of usage stays while it is unknown."""
+        usage = self._usage()
+        entries = wanted(claim, self._driver, self._health(), usage or {}, self._mps())
+        if usage is not None:
             return entries
-        said = {(one.device, one.share_id): find_condition(one.conditions, CONDITION_UNUSED) for one in before}
+        said = {
+            (one.device, one.share_id): [each for each in one.conditions if each.type in CONDITIONS_OF_USAGE]
+            for one in before
+        }
         return [
-            one if kept is None else msgspec.structs.replace(one, conditions=[*one.conditions, kept])
+            msgspec.structs.replace(one, conditions=[*one.conditions, *said.get((one.device, one.share_id), ())])
             for one in entries
-            for kept in [said.get((one.device, one.share_id))]
         ]
 
     def _entries(

@@ -32,7 +32,7 @@ NOWHERE = ProcessPlace()
 class Use(msgspec.Struct, frozen=True, kw_only=True):
     """What the processes of one container use of a device together, and its possible claims; None: not reported.
 
-    A claim whose device nobody uses has an entry without processes.
+    A claim whose device nobody uses has an entry without processes. `largest` is the PID of the process with most memory, or 0.
     """
 
     device: DeviceUse
@@ -41,6 +41,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     pod: str = ""
     claims: tuple[PreparedClaim, ...] = ()
     processes: int = 0
+    largest: int = 0
     memory_bytes: int | None = None
     utilization: int | None = None
 
@@ -114,6 +115,7 @@ def _of_device(
             pod=name,
             claims=tuple(candidates),
             processes=len(processes),
+            largest=max(processes, key=lambda one: one.memory_bytes or 0).pid,
             memory_bytes=memory,
             utilization=_sum([one.utilization for one in processes]),
         )

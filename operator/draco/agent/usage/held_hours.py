@@ -1,8 +1,8 @@
 """How long namespaces hold devices, and use them, by day: what `draco waste` adds up.
 
-A device that several claims share is held by each in equal parts, so that a device is never held for more than the time that
-passes. Time without a reading is counted for nobody. Pure; the totals are kept in the GpuUsage, from which the next agent takes
-them over.
+A device that several claims share is held by each for its part of the memory or, where claims ask for none, in equal parts. So a
+device is never held for more than the time that passes. Time without a reading is counted for nobody. Pure; the totals are kept
+in the GpuUsage, from which the next agent takes them over.
 """
 
 from collections import Counter, defaultdict
@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from draco.agent.mig.users import HeldDevice
+from draco.agent.usage.exceeded import asked_memory
 from draco.agent.usage.names import resource_name
 from draco.agent.usage.reading import UsageReading
 from draco.agent.usage.unused import UnusedDevices, held_devices
@@ -55,12 +56,14 @@ class HeldHours:
         gpus = {gpu.uuid: gpu for gpu in reading.gpus}
         claims = {one.uid: one for one in reading.claims}
         held: set[HeldDevice] = {one for one in held_devices(reading.claims) if one.uuid in devices}
+        asked = asked_memory(reading.claims)
         sharers = Counter(one.uuid for one in held)
         for one in held:
             device = devices[one.uuid]
             resource = resource_name(gpus[device.gpu], device)
             account = self._account(reading.at, claims[one.claim].namespace, resource)
-            part_s = passed_s / sharers[one.uuid]
+            memory, total = asked.get(one, 0), device.total_bytes
+            part_s = passed_s * min(1.0, memory / total) if memory and total else passed_s / sharers[one.uuid]
             self._held[account] += part_s
             if one not in self._unused.since:
                 self._used[account] += part_s

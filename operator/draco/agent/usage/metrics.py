@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from draco.agent.hardware.gpus import Gpu, device_name
 from draco.agent.hardware.nvml_usage import DeviceUse
 from draco.agent.mig.users import HeldDevice
+from draco.agent.usage.exceeded import asked_memory
 from draco.agent.usage.names import profile_name
 from draco.agent.usage.reading import UsageReading
 from draco.agent.usage.unused import UnusedDevices
@@ -68,6 +69,12 @@ class UsageMetrics:
             ["gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE", "namespace", "dra_claim_name"],
             registry=registry,
         )
+        self._asked = Gauge(
+            "draco_claim_gpu_memory_asked_bytes",
+            "Memory of a shared GPU that a claim asked for; none for claims that asked for no memory.",
+            ["gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE", "namespace", "dra_claim_name"],
+            registry=registry,
+        )
         self._age = Gauge(
             "draco_agent_usage_reading_age_seconds",
             "Seconds since usage was last read; above 60, no usage is shown.",
@@ -78,7 +85,7 @@ class UsageMetrics:
     def set(self, latest: UsageReading | None, *, now_s: float) -> None:
         """Show a reading, unless it is too old."""
         figures = (self._total, self._used, self._busy, self._memory, self._utilization, self._processes, self._unused)
-        for gauge in figures:
+        for gauge in (*figures, self._asked):
             gauge.clear()
         if latest is None:
             return
@@ -97,8 +104,11 @@ class UsageMetrics:
             _add(self._processes, labels, use.processes)
             _add(self._memory, labels, use.memory_bytes)
             _add(self._utilization, labels, use.utilization, 100)
+        asked = asked_memory(latest.claims)
         for use in latest.uses:
             for claim in use.claims:
+                if memory := asked.get(HeldDevice(claim.uid, use.device.uuid)):
+                    self._asked.labels(*_labels(use.device, gpus), claim.namespace, claim.name).set(memory)
                 since = self._devices.since.get(HeldDevice(claim.uid, use.device.uuid), latest.at)
                 of_claim = (*_labels(use.device, gpus), claim.namespace, claim.name)
                 self._unused.labels(*of_claim).set((latest.at - since).total_seconds())

@@ -12,10 +12,9 @@ import structlog
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.nvml_usage import DeviceUse
 from draco.agent.report.own_object import OwnObject
-from draco.agent.usage.held_hours import HeldHours
+from draco.agent.usage.findings import UsageFindings
 from draco.agent.usage.names import profile_name, published_name
 from draco.agent.usage.reading import UsageReading
-from draco.agent.usage.unused import UnusedDevices
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import KubeError
@@ -108,9 +107,8 @@ def _differ(one: int | None, other: int | None, whole: int) -> bool:
 class UsageReporter:
     """Writes the GpuUsage after readings that are worth it."""
 
-    def __init__(self, client: Client, unused: UnusedDevices, held: HeldHours, *, node: str, clock: Clock) -> None:
-        self._unused = unused
-        self._held = held
+    def __init__(self, client: Client, findings: UsageFindings, *, node: str, clock: Clock) -> None:
+        self._findings = findings
         self._client = client
         self._object = OwnObject(client, GPU_USAGES, node)
         self._node = node
@@ -122,10 +120,8 @@ class UsageReporter:
         self._is_complete = False
 
     def read(self, reading: UsageReading) -> None:
-        """Report a reading if it is worth it."""
-        self._unused.read(reading)
-        self._held.read(reading)
-        self._wanted = status(reading, self._unused.reported(reading), self._held.reported())
+        """Report a reading if it is worth it, with what was found in it."""
+        self._wanted = status(reading, self._findings.unused.reported(reading), self._findings.held.reported())
         if self._is_due(self._wanted):
             self._queue.add(self._node)
 
@@ -140,12 +136,12 @@ class UsageReporter:
         with suppress(KubeError):
             said = await self._object.read_or_create()
             if said is not None:
-                self._unused.restore(said.status, self._clock.now())
+                self._findings.unused.restore(said.status, self._clock.now())
                 self._take_over(said.status)
 
     def _take_over(self, said: GpuUsageStatus) -> None:
         """Add what was counted before. Nothing is written without it: a write replaces it."""
-        self._held.restore(said.held)
+        self._findings.held.restore(said.held)
         self._is_complete = True
 
     async def run(self) -> None:
@@ -162,7 +158,7 @@ class UsageReporter:
             return None
         if not self._is_complete:
             self._take_over(said.status)
-            wanted = msgspec.structs.replace(wanted, held=self._held.reported())
+            wanted = msgspec.structs.replace(wanted, held=self._findings.held.reported())
         await self._client.apply(
             GPU_USAGES,
             ObjectKey("", node),

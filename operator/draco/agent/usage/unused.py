@@ -5,7 +5,7 @@ of the claim is there. What cannot be attributed may be of any claim of the devi
 Pure: a reading comes in, and `UnusedDevices` remembers since when.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Final
@@ -23,17 +23,10 @@ FORGOTTEN_AFTER: Final = timedelta(minutes=15)
 
 
 class UnusedDevices:
-    """The devices of one node.
+    """The devices of one node, each with the time since when it is unused."""
 
-    `flagged` are those unused for `after_s`, None before the first reading. `changed` is called with each claim of which a device
-    was flagged, or is no longer.
-    """
-
-    def __init__(self, *, after_s: float, changed: Callable[[PreparedClaim], None]) -> None:
+    def __init__(self) -> None:
         self.since: Mapping[HeldDevice, datetime] = {}
-        self.flagged: Mapping[HeldDevice, datetime] | None = None
-        self._after = timedelta(seconds=after_s)
-        self._changed = changed
 
     def restore(self, said: GpuUsageStatus, now: datetime) -> None:
         """Take over what the last agent knew."""
@@ -42,7 +35,6 @@ class UnusedDevices:
 
     def read(self, reading: UsageReading) -> None:
         """Compare with a reading. A device that could not be read stays as it was."""
-        prepared = {one.uid: one for one in reading.claims if one.state is PreparationState.PREPARED}
         held = held_devices(reading.claims)
         seen = {one.uuid for one in reading.devices}
         used = set(_used(reading, held))
@@ -53,11 +45,6 @@ class UnusedDevices:
                 if one not in used and (one.uuid in seen or one in self.since)
             }
         )
-        before, after = self.flagged, self._long(reading.at, self._after) if self._after else {}
-        self.flagged = after
-        changed = after.keys() ^ before.keys() if before is not None else held
-        for uid in {one.claim for one in changed} & prepared.keys():
-            self._changed(prepared[uid])
 
     def reported(self, reading: UsageReading) -> list[UnusedDevice]:
         """What the GpuUsage says of them."""
@@ -70,10 +57,11 @@ class UnusedDevices:
                 claim_uid=one.claim,
                 since=since.replace(microsecond=0),
             )
-            for one, since in sorted(self._long(reading.at, REPORTED_AFTER).items())
+            for one, since in sorted(self.since_before(reading.at, REPORTED_AFTER).items())
         ]
 
-    def _long(self, now: datetime, shortest: timedelta) -> Mapping[HeldDevice, datetime]:
+    def since_before(self, now: datetime, shortest: timedelta) -> Mapping[HeldDevice, datetime]:
+        """Those that have been unused for at least that time."""
         return {one: since for one, since in self.since.items() if now - since >= shortest}
 
 

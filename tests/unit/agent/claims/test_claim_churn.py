@@ -95,7 +95,7 @@ async def test_of_reports_that_were_refused_nothing_is_left_with_the_claims(
         pool="node-0",
         claims=lambda: on_record,
         health=list,
-        unused=dict,
+        usage=dict,
         clock=clock,
     )
 

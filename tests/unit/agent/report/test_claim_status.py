@@ -54,7 +54,7 @@ async def test_a_refusal_is_said_once_and_tried_again_only_where_that_can_help(
         pool="node-0",
         claims=lambda: {ClaimUid(client.claim.metadata.uid): prepared},
         health=list,
-        unused=dict,
+        usage=dict,
         clock=clock,
     )
     with capture_logs() as logs:
@@ -119,7 +119,7 @@ async def test_a_report_on_another_board_is_written_once(tmp_path: Path) -> None
         pool="node-0",
         claims=lambda: {ClaimUid(client.claim.metadata.uid): prepared},
         health=list,
-        unused=dict,
+        usage=dict,
         clock=clock,
     )
     running = asyncio.create_task(reporter.run())

@@ -11,7 +11,7 @@ from draco.agent.usage.unused import UnusedDevices
 from draco.resources.api.usage import HeldTime
 from tests.builders import a_gpu as a_known_gpu
 from tests.unit.agent.usage.test_attribution import GPU, a_claim, a_gpu, place
-from tests.unit.agent.usage.test_unused import BUSY
+from tests.unit.agent.usage.test_unused import BUSY, with_memory
 
 START = datetime(2026, 11, 30, 12, tzinfo=UTC)
 TRAIN = a_claim("train", "a")
@@ -19,7 +19,7 @@ TRAIN = a_claim("train", "a")
 
 class Node:
     def __init__(self) -> None:
-        self.unused = UnusedDevices(after_s=0, changed=lambda _claim: None)
+        self.unused = UnusedDevices()
         self.hours = HeldHours(self.unused)
 
     def read(self, after_s: float, *devices: DeviceUse, claims: tuple[PreparedClaim, ...] = (TRAIN,)) -> None:
@@ -58,6 +58,14 @@ def test_a_shared_device_is_held_in_equal_parts_and_each_uses_its_own() -> None:
     node.read(0, a_gpu(BUSY), claims=claims)
     node.read(30, a_gpu(BUSY), claims=claims)
     assert node.told == [("2026-11-30", "other", 15, 0), ("2026-11-30", "team", 15, 15)]
+
+
+def test_a_share_of_memory_is_held_for_its_part_of_the_memory() -> None:
+    claims = (with_memory(TRAIN, "20k"), with_memory(a_claim("other", "b", namespace="other"), "40k"))
+    node = Node()
+    node.read(0, a_gpu(BUSY), claims=claims)
+    node.read(40, a_gpu(BUSY), claims=claims)
+    assert node.told == [("2026-11-30", "other", 20, 0), ("2026-11-30", "team", 10, 10)]
 
 
 def test_a_gap_and_a_gpu_that_cannot_be_read_count_for_nobody() -> None:

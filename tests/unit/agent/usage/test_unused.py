@@ -9,9 +9,12 @@ from draco.agent.hardware.nvml_usage import DeviceUse, ProcessUse
 from draco.agent.mig.users import HeldDevice
 from draco.agent.record.contents import PreparedClaim
 from draco.agent.usage.attribution import ProcessPlace, attributed
+from draco.agent.usage.claim_conditions import UsageConditions
+from draco.agent.usage.findings import UsageFindings
 from draco.agent.usage.reading import UsageReading
-from draco.agent.usage.unused import UnusedDevices
 from draco.resources.api.usage import GpuUsageStatus
+from draco.resources.names import CONDITION_MEMORY_EXCEEDED, CONDITION_UNUSED
+from tests.builders import a_gpu as a_known_gpu
 from tests.unit.agent.usage.test_attribution import GPU, MIG, a_claim, a_gpu, place
 
 START = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -26,7 +29,11 @@ class Node:
 
     def __init__(self, *, after_s: float = AFTER_S) -> None:
         self.changed: list[str] = []
-        self.unused = UnusedDevices(after_s=after_s, changed=lambda claim: self.changed.append(claim.name))
+        self.findings = UsageFindings()
+        self.unused = self.findings.unused
+        self.conditions = UsageConditions(
+            self.findings, after_s=after_s, changed=lambda claim: self.changed.append(claim.name)
+        )
 
     def read(
         self,
@@ -37,9 +44,17 @@ class Node:
     ) -> UsageReading:
         at = START + timedelta(seconds=after_s)
         uses = attributed(devices, {1: place("a")} if places is None else places, claims, {})
-        reading = UsageReading(at=at, at_s=after_s, devices=devices, uses=tuple(uses), claims=claims)
-        self.unused.read(reading)
+        reading = UsageReading(
+            at=at, at_s=after_s, gpus=(a_known_gpu(0, uuid=GPU),), devices=devices, uses=tuple(uses), claims=claims
+        )
+        self.findings.read(reading)
+        self.conditions.read(reading)
         return reading
+
+    @property
+    def said(self) -> dict[HeldDevice, list[str]] | None:
+        known = self.conditions.known
+        return None if known is None else {one: [each.type for each in said] for one, said in known.items()}
 
     def since_s(self, held: HeldDevice = HELD) -> float | None:
         found = self.unused.since.get(held)
@@ -62,19 +77,19 @@ def test_a_claim_is_told_when_it_is_unused_for_long_and_when_it_no_longer_is() -
     node.read(0, a_gpu())
     node.changed.clear()
     node.read(AFTER_S - 1, a_gpu())
-    assert (node.unused.flagged, node.changed) == ({}, [])
+    assert (node.said, node.changed) == ({}, [])
     node.read(AFTER_S, a_gpu())
-    assert (node.unused.flagged, node.changed) == ({HELD: START}, ["train"])
+    assert (node.said, node.changed) == ({HELD: [CONDITION_UNUSED]}, ["train"])
     node.read(AFTER_S + 15, a_gpu())
     node.read(AFTER_S + 30, a_gpu(BUSY))
-    assert (node.unused.flagged, node.changed) == ({}, ["train", "train"])
+    assert (node.said, node.changed) == ({}, ["train", "train"])
 
 
-def test_without_a_time_nothing_is_flagged() -> None:
+def test_without_a_time_nothing_is_reported() -> None:
     node = Node(after_s=0)
     node.read(0, a_gpu())
     node.read(10 * AFTER_S, a_gpu())
-    assert node.unused.flagged == {}
+    assert node.said == {}
 
 
 def test_of_a_mig_device_a_process_is_use() -> None:
@@ -130,7 +145,7 @@ def test_an_agent_goes_on_where_the_last_one_was() -> None:
     after.unused.restore(said, reading.at + timedelta(minutes=14))
     late.unused.restore(said, reading.at + timedelta(minutes=16))
     for node in (after, late):
-        assert node.unused.flagged is None
+        assert node.said is None
         node.read(AFTER_S + 960, a_gpu())
     assert (after.since_s(), late.since_s()) == (0, AFTER_S + 960)
     assert after.changed == ["train"]
@@ -142,3 +157,51 @@ def test_short_pauses_are_not_reported() -> None:
     assert node.unused.reported(node.read(299, a_gpu())) == []
     [said] = node.unused.reported(node.read(300, a_gpu()))
     assert (said.namespace, said.claim, said.since) == ("team", "train", START)
+
+
+def with_memory(claim: PreparedClaim, *amounts: str) -> PreparedClaim:
+    """The claim with shares of these amounts of the GPU."""
+    [device] = claim.devices
+    shares = [
+        msgspec.structs.replace(device, share_id=f"s{number}", consumed={"memory": amount})
+        for number, amount in enumerate(amounts)
+    ]
+    return msgspec.structs.replace(claim, devices=shares)
+
+
+def test_a_share_that_is_exceeded_is_said_with_the_greediest_process_until_it_is_not() -> None:
+    claim = with_memory(TRAIN, "10Gi")
+    small, large = ProcessUse(1, 2 << 30, 1), ProcessUse(2, 9 << 30, 1)
+    places = {1: place("a"), 2: place("a", "sidecar")}
+    node = Node()
+    node.read(0, a_gpu(small), claims=(claim,), places=places)
+    node.changed.clear()
+    node.read(15, a_gpu(small, large), claims=(claim,), places=places)
+    assert node.changed == ["train"]
+    [said] = (node.conditions.known or {})[HELD]
+    assert said.type == CONDITION_MEMORY_EXCEEDED
+    assert said.message == (
+        "Its programs use more memory than the 10Gi that the claim asked for. "
+        "Most of it is used in container sidecar of pod a, by process 2."
+    )
+    node.read(30, a_gpu(small, ProcessUse(3, 9 << 30, 1)), claims=(claim,), places={**places, 3: place("a")})
+    assert (node.conditions.known or {})[HELD] == [said], "figures that move are no news"
+    node.read(45, claims=(claim,), places=places)
+    assert (node.conditions.known or {})[HELD] == [said], "the GPU could not be read"
+    node.read(60, a_gpu(small), claims=(claim,), places=places)
+    assert (node.said, node.changed) == ({}, ["train", "train"])
+
+
+def test_several_shares_of_a_gpu_add_up_and_others_are_not_counted() -> None:
+    claim, other = with_memory(TRAIN, "1Gi", "2Gi"), with_memory(a_claim("other", "b"), "1Gi")
+    gpu = a_gpu(ProcessUse(1, 3 << 30, 1), ProcessUse(2, 2 << 30, 1), ProcessUse(3, 9 << 30, 1))
+    node = Node()
+    node.read(0, gpu, claims=(claim, other), places={1: place("a"), 2: place("b")})
+    assert node.said == {HeldDevice(other.uid, GPU): [CONDITION_MEMORY_EXCEEDED]}
+
+
+def test_a_claim_that_asked_for_no_memory_exceeds_nothing() -> None:
+    node = Node()
+    for claim in (TRAIN, with_memory(TRAIN, "0"), with_memory(TRAIN, "what")):
+        node.read(0, a_gpu(ProcessUse(1, 70 << 30, 1)), claims=(claim,))
+        assert node.said == {}

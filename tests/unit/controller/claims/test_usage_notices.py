@@ -1,18 +1,19 @@
-"""Unused devices are reported to the claim and its pods: once for each pause, when it is reported by the agent."""
+"""Unused devices and exceeded shares are reported to the claim and its pods: once each, when the agent reports them."""
 
 from datetime import timedelta
 from typing import cast
 
 import msgspec
+import pytest
 
-from draco.controller.claims.unused_notices import UnusedNoticeReconciler
+from draco.controller.claims.usage_notices import UsageNoticeReconciler
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.resources.api.claims import AllocatedDeviceStatus
 from draco.resources.api.meta import Condition, ObjectKey
 from draco.resources.kinds import TAINT_RULES
-from draco.resources.names import CONDITION_UNUSED, NVIDIA_DRIVER
+from draco.resources.names import CONDITION_MEMORY_EXCEEDED, CONDITION_UNUSED, NVIDIA_DRIVER
 from tests.builders import MOMENT, a_claim, a_pod
 from tests.doubles.clock import ManualClock
 from tests.unit.controller.health.test_fault_notices import Recorded
@@ -35,7 +36,7 @@ class World:
         self.restart()
 
     def restart(self) -> None:
-        self.notices = UnusedNoticeReconciler(self.view, cast("EventRecorder", self.events))
+        self.notices = UsageNoticeReconciler(self.view, cast("EventRecorder", self.events))
 
     async def look(self, *unused: str, ago_s: float = 1) -> list[str]:
         """Who gets Events when the agent says that these devices are unused since so long ago."""
@@ -69,21 +70,25 @@ async def test_each_device_and_each_pause_is_told() -> None:
     assert await world.look("gpu-1") == EVERYBODY
 
 
-async def test_the_note_says_which_and_since_when() -> None:
+@pytest.mark.parametrize(
+    ("condition", "reason", "fix"),
+    [
+        (CONDITION_UNUSED, "GpuUnused", "End the pod if it does not need the GPU: it keeps it from others."),
+        (
+            CONDITION_MEMORY_EXCEEDED,
+            "GpuMemoryExceeded",
+            "Ask for as much as it needs: others that share the GPU may lack it.",
+        ),
+    ],
+)
+async def test_the_note_says_what_where_and_what_to_do(condition: str, reason: str, fix: str) -> None:
     world = World()
-    began = Condition(type=CONDITION_UNUSED, status="True", message=SENTENCE, last_transition_time=world.clock.now())
-    devices = [
-        AllocatedDeviceStatus(driver=NVIDIA_DRIVER, pool="node-0", device=name, conditions=[began])
-        for name in ("gpu-0", "gpu-1")
-    ]
-    status = msgspec.structs.replace(CLAIM.status, devices=devices)
+    said = Condition(type=condition, status="True", message=SENTENCE, last_transition_time=world.clock.now())
+    device = AllocatedDeviceStatus(driver=NVIDIA_DRIVER, pool="node-0", device="gpu-0", conditions=[said])
+    status = msgspec.structs.replace(CLAIM.status, devices=[device])
     tell(world.view, msgspec.structs.replace(CLAIM, status=status))
     await world.notices.reconcile(KEY)
-    assert world.events.said[0] == (
-        "ResourceClaim train",
-        "GpuUnused",
-        f"gpu-0 of node-0, gpu-1 of node-0: {SENTENCE} End the pod if it does not need the GPU: it keeps it from others.",
-    )
+    assert world.events.said[0] == ("ResourceClaim train", reason, f"gpu-0 of node-0: {SENTENCE} {fix}")
 
 
 async def test_what_began_under_another_leader_is_not_told_again() -> None:
