@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,8 +18,8 @@ from draco.kube.errors import NotFound
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import Condition, ObjectKey, find_condition
 from draco.resources.api.usage import DeviceUser, GpuUsage
-from draco.resources.kinds import CLAIMS, GPU_USAGES
-from draco.resources.names import CONDITION_UNUSED
+from draco.resources.kinds import CLAIMS, GPU_USAGES, NAMESPACES
+from draco.resources.names import CONDITION_UNUSED, NVIDIA_DRIVER
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus import state
@@ -183,6 +184,27 @@ async def test_a_pod_that_came_to_a_shared_claim_later_is_named(node: SimulatedN
         faults.hold(node.gpus, 0, process)
         [user] = await with_processes(node, 1)
         assert (user.namespace, user.claim, user.pod) == (node.namespace, claim.metadata.name, "second")
+
+
+async def test_of_two_claims_of_a_pod_each_shows_its_own_containers(node: SimulatedNode) -> None:
+    label = {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}}
+    await node.client.patch(NAMESPACES, ObjectKey("", node.namespace), label)
+    claims = [await a_claim(node, "gpu-0", pod="both"), await node.claim("gpu-0", admin=True)]
+    pods = [msgspec.to_builtins(one) for one in claims[0].status.reserved_for]
+    claims[1] = await node.client.patch(
+        CLAIMS, claims[1].metadata.key, {"status": {"reservedFor": pods}}, subresource="status"
+    )
+    async with node.running(**FAST):
+        await node.published(2)
+        for number, claim in enumerate(claims):
+            assert (await node.prepare(claim))[claim.metadata.uid].error == ""
+            spec = json.loads((node.cdi / f"draco-{NVIDIA_DRIVER}-{claim.metadata.uid}.json").read_text())
+            given = dict(each.split("=", 1) for each in spec["containerEdits"]["env"])
+            compute(node, 11 + number, claim, container=f"c{number}", memory_mib=1024, variables=given)
+        found = await with_processes(node, 2)
+        assert {(user.container, user.claim) for user in found} == {
+            (f"c{number}", claim.metadata.name) for number, claim in enumerate(claims)
+        }
 
 
 async def test_without_the_kind_usage_is_in_the_metrics(

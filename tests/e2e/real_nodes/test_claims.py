@@ -131,6 +131,7 @@ def test_a_process_is_found_in_its_pod_and_container_by_cgroup_and_mounts(bench:
     inside = [pid for pid in pids if holders.place(pid) == (uid, container)]
     assert inside
     assert {holders.container_name(pid, uid) for pid in inside} == {"main"}
+    assert holders.claims_told(inside[0]) == {bench.kube.get("resourceclaim", "one")["metadata"]["uid"]}
 
 
 def test_a_deleted_pod_gives_its_gpu_back(bench: Bench) -> None:

@@ -5,7 +5,8 @@ Owns the spec files, one per claim, with their names and content. Does not decid
 A container may use a whole claim or only some requests of it; kubelet passes the CDI device names of exactly those. So each
 device's edits hold what concerns that device, and the top of the spec holds what every container needs. The runtime merges
 environment variables of one name by taking the last, so one variable cannot list devices correctly for every container: each
-device has its own variable, `DRACO_DEVICE_GPU_0=<GPU uuid>`. CUDA sees the GPUs whose device nodes are there.
+device has its own variable, `DRACO_DEVICE_GPU_0=<GPU uuid>`, and each claim, `DRACO_CLAIM_<uid>=<uid>`. CUDA sees the GPUs whose
+device nodes are there.
 
 Source: Container Device Interface specification; NVIDIA's DRA driver uses the same kind, k8s.gpu.nvidia.com/claim.
 """
@@ -100,7 +101,11 @@ def spec(
         devices=[
             CdiDevice(name, _device_edits(device, node, limits.get(device.gpu))) for name, device in devices.items()
         ],
-        container_edits=msgspec.structs.replace(common, device_nodes=_device_nodes(node.nodes.shared(), node.nodes)),
+        container_edits=msgspec.structs.replace(
+            common,
+            env=[*common.env, f"{claim_variable(claim.uid)}={claim.uid}"],
+            device_nodes=_device_nodes(node.nodes.shared(), node.nodes),
+        ),
     )
 
 
@@ -176,6 +181,11 @@ _claim = msgspec.json.Decoder(PreparedClaim)
 def variable(device: str) -> str:
     """The environment variable with the UUID of a container's device: DRACO_DEVICE_GPU_0 for gpu-0."""
     return "DRACO_DEVICE_" + re.sub(r"[^A-Z0-9]", "_", device.upper())
+
+
+def claim_variable(uid: ClaimUid) -> str:
+    """The environment variable by which a container's claims are known."""
+    return "DRACO_CLAIM_" + re.sub(r"[^A-Z0-9]", "_", uid.upper())
 
 
 class CdiFolder:

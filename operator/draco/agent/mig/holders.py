@@ -19,6 +19,8 @@ from draco.resources.texts import listed, shown
 
 _DEVICE = re.compile(r"(?:^|\0)DRACO_DEVICE_[A-Z0-9_]+=([^\0]{1,64})(?=\0|$)")
 """The variable that our CDI specs set for each device."""
+_CLAIM = re.compile(r"(?:^|\0)DRACO_CLAIM_[A-Z0-9_]+=([^\0]{1,64})(?=\0|$)")
+"""The variable that our CDI specs set for each claim."""
 MOST = 3
 """How many holders are named; the others are counted."""
 
@@ -133,6 +135,10 @@ class Holders:
         """The name of a process's container, by what kubelet mounts there for its pod; "" if unknown."""
         mounts = _text(f"{self._proc}/{pid}/mountinfo")
         return next((found[2] for found in _MOUNTED.finditer(mounts) if found[1] == pod), "")
+
+    def claims_told(self, pid: int) -> frozenset[str]:
+        """The UIDs of claims in a process's environment. Programs can change it, so it only chooses among claims of their pod."""
+        return frozenset(_CLAIM.findall(_text(f"{self._proc}/{pid}/environ")))
 
     def of_the_node(self, pid: int) -> bool:
         """Whether a process certainly runs in no container. Unknown, so False, if its cgroup is unreadable."""

@@ -1,8 +1,8 @@
 """Whose processes use a device: their container, its pod, and the claim by which they have it.
 
 A process is known by its cgroup, which programs in a container cannot choose. Its pod decides the claim: one that was reserved
-for the pod and has the device. Who only has the GPU in common with a claim gets nothing of it. Pure: every process is counted
-once, and what cannot be attributed is counted as of nobody.
+for the pod and has the device; of several, the one that the container was given. Who only has the GPU in common with a claim gets
+nothing of it. Pure: every process is counted once, and what cannot be attributed is counted as of nobody.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,11 +19,15 @@ MOST_USERS = 512
 
 
 class ProcessPlace(msgspec.Struct, frozen=True):
-    """Where a process runs: its pod's UID, its container's ID and name. "" if it runs in none, or if that is unknown."""
+    """Where a process runs: its pod's UID, its container's ID and name. "" if it runs in none, or if that is unknown.
+
+    `claims` are the UIDs of claims that the container says it has.
+    """
 
     pod: str = ""
     container: str = ""
     name: str = ""
+    claims: frozenset[str] = frozenset()
 
 
 NOWHERE = ProcessPlace()
@@ -77,12 +81,16 @@ class _Pods:
             self._of[claim.uid] = {*claim.pods, *later.get(claim.uid, ())}
             self._named |= {pod.uid: (claim.namespace, pod.name) for pod in self._of[claim.uid]}
 
-    def claims_of(self, pod: str, holders: Sequence[PreparedClaim]) -> list[PreparedClaim]:
-        """The claims of a device by which a pod may have it. One that is reserved for a group names no pods."""
-        if not pod:
+    def claims_of(self, place: ProcessPlace, holders: Sequence[PreparedClaim]) -> list[PreparedClaim]:
+        """The claims of a device by which a container may have it. One that is reserved for a group names no pods.
+
+        What the container says counts only among several claims of its pod: a program may say anything.
+        """
+        if not place.pod:
             return []
-        named = [one for one in holders if any(each.uid == pod for each in self._of[one.uid])]
-        return named or [one for one in holders if not self._of[one.uid]]
+        named = [one for one in holders if any(each.uid == place.pod for each in self._of[one.uid])]
+        possible = named or [one for one in holders if not self._of[one.uid]]
+        return [one for one in possible if one.uid in place.claims] or possible
 
     def name(self, pod: str) -> tuple[str, str]:
         """A pod's namespace and name; "" and its UID if they are unknown."""
@@ -102,7 +110,7 @@ def _of_device(
         groups.setdefault(places.get(process.pid, NOWHERE), []).append(process)
     used: set[ClaimUid] = set()
     for place, processes in groups.items():
-        candidates = pods.claims_of(place.pod, holders)
+        candidates = pods.claims_of(place, holders)
         used.update(one.uid for one in candidates)
         memory = _sum([one.memory_bytes for one in processes])
         if memory is None and len(groups) == 1:

@@ -172,23 +172,28 @@ class UsageReader:
 
 
 class _Places:
-    """Where processes run. Container names are looked up once."""
+    """Where processes run. What is known of a container is looked up once."""
 
     def __init__(self, holders: Holders) -> None:
         self._holders = holders
-        self._names: dict[str, str] = {}
+        self._known: dict[str, ProcessPlace] = {}
 
     def of(self, pids: Iterable[int]) -> Mapping[int, ProcessPlace]:
         """By PID."""
         found = {}
-        names = {}
         for pid in pids:
             pod, container = self._holders.place(pid)
-            if container:
-                name = self._names.get(container) or self._holders.container_name(pid, pod)
-                names[container] = name
-                found[pid] = ProcessPlace(pod, container, name)
-            elif pod:
-                found[pid] = ProcessPlace(pod)
-        self._names = names
+            if pod or container:
+                known = self._known.get(container)
+                found[pid] = known if known is not None and known.name else self._looked_up(pid, pod, container)
+                if container:
+                    self._known[container] = found[pid]
+        there = {one.container for one in found.values()}
+        self._known = {container: place for container, place in self._known.items() if container in there}
         return found
+
+    def _looked_up(self, pid: int, pod: str, container: str) -> ProcessPlace:
+        if not container:
+            return ProcessPlace(pod)
+        name, claims = self._holders.container_name(pid, pod), self._holders.claims_told(pid)
+        return ProcessPlace(pod, container, name, claims)

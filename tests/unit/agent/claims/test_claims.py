@@ -371,7 +371,7 @@ def test_each_device_has_its_own_edits_so_that_a_container_gets_only_its_request
             for minor in (1, 2)
         ],
         "containerEdits": {
-            "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+            "env": ["NVIDIA_VISIBLE_DEVICES=void", f"{cdi.claim_variable(uid(TWO))}={uid(TWO)}"],
             "deviceNodes": [
                 {"path": f"/dev/{name}", "hostPath": f"{root}/dev/{name}"} for name in ("nvidiactl", "nvidia-uvm")
             ],

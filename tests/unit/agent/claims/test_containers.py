@@ -359,6 +359,7 @@ def test_a_partition_gets_of_the_driver_what_a_whole_gpu_gets(root: DriverRoot, 
     folder.write(CLAIM)
     folder.write(msgspec.structs.replace(CLAIM, uid=ClaimUid("2"), devices=[device]))
     whole, divided = (json.loads(folder.path(ClaimUid(uid)).read_text())["containerEdits"] for uid in "12")
+    assert (whole["env"].pop(), divided["env"].pop()) == ("DRACO_CLAIM_1=1", "DRACO_CLAIM_2=2")
     assert whole == divided
 
 

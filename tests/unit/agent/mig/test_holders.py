@@ -72,6 +72,13 @@ def test_a_containers_name_is_in_what_kubelet_mounts_for_its_pod(tmp_path: Path)
     assert Holders(tmp_path).container_name(8, POD) == ""
 
 
+def test_a_containers_claims_are_in_its_environment(tmp_path: Path) -> None:
+    env = "PATH=/bin\0DRACO_CLAIM_1_A=1-a\0DRACO_CLAIM_2_B=2-b\0XDRACO_CLAIM_3=3\0"
+    a_process(tmp_path, 7, env=env)
+    assert Holders(tmp_path).claims_told(7) == {"1-a", "2-b"}
+    assert Holders(tmp_path).claims_told(8) == frozenset()
+
+
 def test_a_process_of_the_node_itself_is_in_no_pod(tmp_path: Path) -> None:
     a_process(tmp_path, 7, comm="nv-hostengine", cgroup="0::/system.slice/nvidia-dcgm.service", env="HOSTNAME=node-1\0")
     assert sentence(Holders(tmp_path).named([7])) == "process 7 (nv-hostengine)"

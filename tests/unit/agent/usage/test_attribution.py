@@ -92,6 +92,20 @@ def test_a_pod_with_two_claims_on_a_gpu_uses_both_and_counts_once() -> None:
     assert (use.namespace, use.pod, use.memory_bytes) == ("team", "a", 10)
 
 
+def test_of_two_claims_of_a_pod_a_container_uses_the_one_that_it_was_given() -> None:
+    claims = [a_claim("one", "a", share="s1"), a_claim("two", "a", share="s2"), a_claim("other", "b", share="s3")]
+    gpu = a_gpu(ProcessUse(1, 10, 20), ProcessUse(2, 30, 5), ProcessUse(3, 1, 0))
+
+    def given(name: str, *uids: str) -> ProcessPlace:
+        return ProcessPlace("ua", f"a {name}", name, frozenset(uids))
+
+    places = {1: given("x", "uid of one"), 2: given("y", "uid of two"), 3: given("liar", "uid of other")}
+    found = attributed([gpu], places, claims, {})
+    assert told(found)["team", "one", "a", "x"] == (1, 10, 20)
+    assert told(found)["team", "two", "a", "y"] == (1, 30, 5)
+    assert told(found)["team", "", "a", "liar"] == (1, 1, 0), "another pod's claim is not its own"
+
+
 def test_a_claim_reserved_for_a_group_has_the_pods_that_no_other_claim_has() -> None:
     claims = [a_claim("group", share="s1"), a_claim("one", "a", share="s2")]
     gpu = a_gpu(ProcessUse(1, 10, 20), ProcessUse(2, 30, 5))
