@@ -58,9 +58,9 @@ class MpsDaemons:
         """Make the claim's GPUs exclusive and ask for its daemons; other GPUs lose theirs. Raises PrepareError."""
         for device in _whole(claim):
             try:
-                if device.mps is None and self.user(device.gpu) is None:
+                if device.mps is None:
                     self.take_back(device.gpu)
-                elif device.mps is not None:
+                else:
                     self._claim_gpu(device.gpu, DaemonName(device.mps.daemon))
             except ComputeModeRefused as error:
                 raise PrepareError(

@@ -163,9 +163,11 @@ def test_it_is_given_again_after_the_driver_was_loaded_anew_and_nothing_is_taken
     again.unprepare(HALF)
     faults.reload_driver(path)
     with state.mutate(path) as simulated:
-        simulated.gpus[0].compute_mode = PROHIBITED
-    MigNode(path.parent, mps=mps).settle_mps()
-    assert modes(path) == [PROHIBITED, 0], "somebody set it since"
+        simulated.gpus[0].compute_mode = EXCLUSIVE
+    last = MigNode(path.parent, mps=mps)
+    last.settle_mps()
+    assert modes(path) == [EXCLUSIVE, 0], "somebody set it since"
+    assert last.record.modes == {}
 
 
 def test_what_a_lost_record_left_is_taken_back(node: MigNode, mps: MpsNode, path: Path) -> None:
