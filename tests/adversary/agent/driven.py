@@ -165,7 +165,7 @@ class Driven:
                 self._run(self.clock.advance(1.0))
 
     def listen(self) -> None:
-        """Deliver the GpuNode through the agent's watch, if that works."""
+        """Deliver the GpuNode through the agent's watch, if that works, and at its start the slices."""
         self._run(self._heard())
 
     async def _heard(self) -> None:
@@ -176,6 +176,9 @@ class Driven:
             there = self.source.gpu_node
             listed = {there.metadata.key: there} if there is not None else {}
             self.agent.parts.keeper._informer.take(ListedCollection(listed, "", []))
+        slices = self.agent.parts.publisher._informer
+        if not (self.source.gone or slices.synced.is_set()):
+            slices.take(ListedCollection(self.source.slices, "", []))
 
     @property
     def forgets(self) -> bool:

@@ -18,6 +18,7 @@ from draco.agent.files import Files
 from draco.kube.clock import Clock
 from draco.kube.errors import AlreadyExists, NotFound, Unreachable
 from draco.resources.api.draco import GpuNode
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, GPU_NODES, NODES, SLICES, Kind
 
 NODE = "node-0"
@@ -210,6 +211,11 @@ class Source:
         pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
         spec = {"driver": DRIVER, "nodeName": NODE, "pool": pool, "devices": devices, "sharedCounters": counters}
         self.put(SLICES, {"metadata": {"name": NODE, "ownerReferences": OWNERS}, "spec": spec})
+
+    @property
+    def slices(self) -> dict[ObjectKey, Any]:
+        """The node's slices."""
+        return {each.metadata.key: each for each in self._objects.get(SLICES.plural, {}).values()}
 
     async def get(self, kind: Kind[Any], key: Any, **_options: Any) -> Any:
         self._reach()
