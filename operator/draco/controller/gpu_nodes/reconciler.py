@@ -71,7 +71,7 @@ class GpuNodeReconciler:
         view.gpu_nodes.subscribe(lambda change: wake(change.key.name))
         view.nodes.subscribe(lambda change: wake(change.key.name), reads=lambda node: node.metadata.labels)
         view.slices.subscribe_keys(wake, lambda item: [item.spec.pool.name], reads=lambda item: item.spec)
-        view.claims.subscribe_keys(wake, _pools_of, reads=lambda claim: claim.devices_held)
+        view.claims.subscribe_keys(wake, _pools_of, reads=lambda claim: claim.results)
         view.mig_policies.subscribe(lambda change: self._wake_for_policy(change, wake))
         view.sharing_policies.subscribe(lambda change: self._wake_for_policy(change, wake))
         view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake), reads=_concern)
