@@ -100,7 +100,7 @@ class GpuProcess(msgspec.Struct):
     variables: dict[str, str] = {}  # what else its environment has
 
 
-class MemoryLimit(msgspec.Struct):
+class CgroupMemoryLimit(msgspec.Struct):
     """What a cgroup may have of a GPU's memory, in bytes; at first nothing is guaranteed and everything allowed."""
 
     soft: int = 0
@@ -136,7 +136,7 @@ class GpuState(msgspec.Struct, kw_only=True):
     mig_pending: int = 0
     compute_mode: int = 0  # NVML's number
     time_slice: int = 0  # 0 to 3: default, short, medium, long
-    memory_limits: dict[str, MemoryLimit] = {}  # by the cgroup's folder
+    memory_limits: dict[str, CgroupMemoryLimit] = {}  # by the cgroup's folder
     instances: list[GpuInstance] = []
     processes: list[GpuProcess] = []
     ecc: EccCounts = msgspec.field(default_factory=EccCounts)

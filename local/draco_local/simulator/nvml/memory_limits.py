@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pynvml
 
-from draco_local.simulator.gpus.state import GpuState, MemoryLimit, SimulatedNodeState
+from draco_local.simulator.gpus.state import CgroupMemoryLimit, GpuState, SimulatedNodeState
 from draco_local.simulator.nvml.session import Session, invalid_argument, not_supported
 
 _MARK: Final = "cgroup.controllers"
@@ -37,9 +37,9 @@ class MemoryLimitCalls:
             known = self._session.device(device, state).gpu.memory_limits
             for gone in [name for name in known if not Path(name).is_dir()]:
                 del known[gone]
-            before = known.setdefault(str(folder), MemoryLimit())
+            before = known.setdefault(str(folder), CgroupMemoryLimit())
             for above in _above(folder):
-                kept = known.setdefault(str(above), MemoryLimit())
+                kept = known.setdefault(str(above), CgroupMemoryLimit())
                 kept.soft = max(0, kept.soft + limits.softLimit - before.soft)
             before.soft, before.hard = limits.softLimit, limits.hardLimit
 
@@ -49,7 +49,7 @@ class MemoryLimitCalls:
         """A cgroup's limits, and what its processes and those below it use."""
         folder = self._cgroup(device, limits.nameSpace)
         gpu = self._session.device(device).gpu
-        known = gpu.memory_limits.get(str(folder), MemoryLimit())
+        known = gpu.memory_limits.get(str(folder), CgroupMemoryLimit())
         limits.softLimit, limits.hardLimit = known.soft, known.hard
         limits.currentUsed = used_in(gpu, folder) << 20
 

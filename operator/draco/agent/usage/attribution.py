@@ -33,7 +33,7 @@ class ProcessPlace(msgspec.Struct, frozen=True):
 NOWHERE = ProcessPlace()
 
 
-class Use(msgspec.Struct, frozen=True, kw_only=True):
+class ContainerUse(msgspec.Struct, frozen=True, kw_only=True):
     """What the processes of one container use of a device together, and its possible claims; None: not reported.
 
     A claim whose device nobody uses has an entry without processes. `largest` is the PID of the process with most memory, or 0.
@@ -60,11 +60,11 @@ def attributed(
     places: Mapping[int, ProcessPlace],
     claims: Iterable[PreparedClaim],
     later_pods: Mapping[ClaimUid, Sequence[ClaimPod]],
-) -> list[Use]:
+) -> list[ContainerUse]:
     """Who uses the devices. `places` by PID; `later_pods`: pods for which claims were reserved after they were prepared."""
     prepared = [one for one in claims if one.state is PreparationState.PREPARED]
     pods = _Pods(prepared, later_pods)
-    found: list[Use] = []
+    found: list[ContainerUse] = []
     for device in devices:
         holders = [one for one in prepared if any(device_uuid(each) == device.uuid for each in one.devices)]
         found += _of_device(device, places, holders, pods)
@@ -104,7 +104,7 @@ class _Pods:
 
 def _of_device(
     device: DeviceUse, places: Mapping[int, ProcessPlace], holders: Sequence[PreparedClaim], pods: _Pods
-) -> Iterator[Use]:
+) -> Iterator[ContainerUse]:
     groups: dict[ProcessPlace, list[ProcessUse]] = {}
     for process in device.processes:
         groups.setdefault(places.get(process.pid, NOWHERE), []).append(process)
@@ -116,7 +116,7 @@ def _of_device(
         if memory is None and len(groups) == 1:
             memory = device.used_bytes  # the driver does not tell it by process, and nobody else is there
         namespace, name = pods.name(place.pod)
-        yield Use(
+        yield ContainerUse(
             device=device,
             place=place,
             namespace=candidates[0].namespace if candidates else namespace,
@@ -129,7 +129,7 @@ def _of_device(
         )
     for claim in holders:
         if claim.uid not in used:
-            yield Use(
+            yield ContainerUse(
                 device=device,
                 namespace=claim.namespace,
                 pod=pods.only(claim),
@@ -144,16 +144,16 @@ def _sum(values: Sequence[int | None]) -> int | None:
     return sum(told) if len(told) == len(values) else None
 
 
-def _bounded(found: list[Use]) -> list[Use]:
+def _bounded(found: list[ContainerUse]) -> list[ContainerUse]:
     """At most MOST_USERS, of which those with processes and much memory are named; the others as one of nobody per device."""
     if len(found) <= MOST_USERS:
         return found
     by_weight = sorted(found, key=lambda one: (bool(one.processes), one.memory_bytes or 0), reverse=True)
-    rest: dict[str, list[Use]] = {}
+    rest: dict[str, list[ContainerUse]] = {}
     for one in by_weight[MOST_USERS:]:
         rest.setdefault(one.device.uuid, []).append(one)
     together = [
-        Use(
+        ContainerUse(
             device=some[0].device,
             processes=sum(one.processes for one in some),
             memory_bytes=_sum([one.memory_bytes for one in some]),

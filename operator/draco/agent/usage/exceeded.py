@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from draco.agent.mig.users import HeldDevice, device_uuid
 from draco.agent.record.contents import PreparationState, PreparedClaim
-from draco.agent.usage.attribution import Use
+from draco.agent.usage.attribution import ContainerUse
 from draco.agent.usage.reading import UsageReading
 from draco.resources.quantity import Quantity
 
@@ -26,7 +26,7 @@ class ExceededShares:
         """Compare with a reading. A share of a device that could not be read stays as it was."""
         seen = {one.uuid for one in reading.devices}
         asked = asked_memory(reading.claims)
-        uses: dict[HeldDevice, list[Use]] = {}
+        uses: dict[HeldDevice, list[ContainerUse]] = {}
         for use in reading.uses:
             if use.claim is not None and use.processes:
                 uses.setdefault(HeldDevice(use.claim.uid, use.device.uuid), []).append(use)
@@ -50,7 +50,7 @@ def asked_memory(claims: Sequence[PreparedClaim]) -> dict[HeldDevice, int]:
     return found
 
 
-def _sentence(most: int, uses: Sequence[Use]) -> str:
+def _sentence(most: int, uses: Sequence[ContainerUse]) -> str:
     greedy = max(uses, key=lambda use: use.memory_bytes or 0)
     container = f"container {greedy.place.name} of " if greedy.place.name else ""
     return (

@@ -21,7 +21,7 @@ from draco.agent.hardware.nvml_limits import NvmlMemory
 from draco.agent.hardware.nvml_memory import CGROUPS
 from draco.agent.mig.holders import Holders
 from draco.agent.threads import DaemonExecutor
-from draco.agent.usage.attribution import Use
+from draco.agent.usage.attribution import ContainerUse
 from draco.agent.usage.reading import UsageReading
 from draco.kube.clock import Clock
 from draco.resources.names import GpuUuid
@@ -69,14 +69,14 @@ class LimitKeeper:
         finally:
             thread.close()
 
-    async def check(self, uses: Iterable[Use], thread: DaemonExecutor) -> None:
+    async def check(self, uses: Iterable[ContainerUse], thread: DaemonExecutor) -> None:
         """Check once, in the thread."""
         limited = [(use, mib) for use in uses if (mib := _limit_mib(use))]
         for use, mib in limited:
             await self._keep(thread, use, mib)
         self._told &= {(use.device.gpu, use.place.container) for use, _ in limited}
 
-    async def _keep(self, thread: DaemonExecutor, use: Use, mib: int) -> None:
+    async def _keep(self, thread: DaemonExecutor, use: ContainerUse, mib: int) -> None:
         where = (use.device.gpu, use.place.container)
         whose = f"container {use.place.name or use.place.container[:12]} of pod {use.namespace}/{use.pod}"
         try:
@@ -91,7 +91,7 @@ class LimitKeeper:
             note = f"The driver did not hold {whose} to its {mib} MiB of GPU {use.device.gpu}, {problem}"
             self._tell(REASON, "SetLimit", note, f"{use.device.gpu}/{use.place.container}")
 
-    def _set_if_missing(self, use: Use, limit: int) -> str:
+    def _set_if_missing(self, use: ContainerUse, limit: int) -> str:
         """Set the limit if the driver holds none, or a higher one; what was done, "" for nothing. Raises NvmlError."""
         for process in use.device.processes:
             if self._holders.place(process.pid).container != use.place.container:
@@ -108,7 +108,7 @@ class LimitKeeper:
         return ""
 
 
-def _limit_mib(use: Use) -> int:
+def _limit_mib(use: ContainerUse) -> int:
     """The limit of a container on a GPU; 0 without one, or for processes in no container."""
     if not use.place.container or use.device.instance is not None:
         return 0

@@ -21,7 +21,7 @@ from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import ClaimPod, PreparedClaim
 from draco.agent.state.node import NodeState
 from draco.agent.threads import DaemonExecutor
-from draco.agent.usage.attribution import ProcessPlace, Use, attributed
+from draco.agent.usage.attribution import ContainerUse, ProcessPlace, attributed
 from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.client import Client
 from draco.kube.errors import KubeError
@@ -47,7 +47,7 @@ class UsageReading(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     gpus: tuple[Gpu, ...] = ()
     devices: tuple[DeviceUse, ...] = ()
-    uses: tuple[Use, ...] = ()
+    uses: tuple[ContainerUse, ...] = ()
     claims: tuple[PreparedClaim, ...] = ()
     unread: tuple[GpuUuid, ...] = ()
 
@@ -146,7 +146,7 @@ class UsageReader:
     def _new_thread(self) -> DaemonExecutor:
         return DaemonExecutor("usage", monotonic=self._clock.monotonic)
 
-    async def _learn_pods(self, uses: Iterable[Use], claims: Sequence[PreparedClaim]) -> bool:
+    async def _learn_pods(self, uses: Iterable[ContainerUse], claims: Sequence[PreparedClaim]) -> bool:
         """Ask for which pods the claims of devices with unknown pods are reserved now; whether that is known of any."""
         on_record = {one.uid for one in claims}
         self._later_pods = {uid: pods for uid, pods in self._later_pods.items() if uid in on_record}

@@ -4,7 +4,7 @@ from draco.agent.hardware.gpus import Instance
 from draco.agent.hardware.nvml_usage import DeviceUse, ProcessUse
 from draco.agent.record.contents import ClaimPod, Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.usage import attribution
-from draco.agent.usage.attribution import ProcessPlace, Use, attributed
+from draco.agent.usage.attribution import ContainerUse, ProcessPlace, attributed
 from draco.resources.names import ClaimUid, GpuUuid
 
 GPU = GpuUuid("GPU-0")
@@ -35,7 +35,7 @@ def place(pod: str, name: str = "main") -> ProcessPlace:
     return ProcessPlace(f"u{pod}", f"{pod} {name}", name)
 
 
-def told(found: list[Use]) -> dict[tuple[str, str, str, str], tuple[int, int | None, int | None]]:
+def told(found: list[ContainerUse]) -> dict[tuple[str, str, str, str], tuple[int, int | None, int | None]]:
     """Processes, memory and utilization by namespace, claim, pod and container."""
     return {
         (one.namespace, one.claim.name if one.claim else "", one.pod, one.place.name): (

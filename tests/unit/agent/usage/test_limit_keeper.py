@@ -15,13 +15,13 @@ from draco.agent.hardware.nvml_usage import DeviceUse, ProcessUse
 from draco.agent.mig.holders import Holders
 from draco.agent.record.contents import PreparedClaim, PreparedDevice
 from draco.agent.threads import DaemonExecutor
-from draco.agent.usage.attribution import ProcessPlace, Use
+from draco.agent.usage.attribution import ContainerUse, ProcessPlace
 from draco.agent.usage.limit_keeper import LimitKeeper
 from draco.resources.names import GpuUuid
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import procfs
 from draco_local.simulator.gpus.procfs import cgroup_of
-from draco_local.simulator.gpus.state import GpuProcess, MemoryLimit, create, load, mutate
+from draco_local.simulator.gpus.state import CgroupMemoryLimit, GpuProcess, create, load, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.doubles.clock import ManualClock
 from tests.unit.agent.claims.test_containers import CLAIM
@@ -67,12 +67,12 @@ class Bench:
 
     def limit(self, folder: str, gib: int) -> None:
         with mutate(self.path) as state:
-            state.gpus[0].memory_limits[folder] = MemoryLimit(0, gib * GIB)
+            state.gpus[0].memory_limits[folder] = CgroupMemoryLimit(0, gib * GIB)
 
-    def use(self, mib: int, *, container: str = CONTAINER) -> Use:
+    def use(self, mib: int, *, container: str = CONTAINER) -> ContainerUse:
         device = PreparedDevice(device="gpu-0", gpu=self.gpu, minor=0, request="gpu", pool="node", memory_limit_mib=mib)
         claim: PreparedClaim = msgspec.structs.replace(CLAIM, devices=[device])
-        return Use(
+        return ContainerUse(
             device=DeviceUse(gpu=self.gpu, processes=(ProcessUse(7, 512 << 20, None), ProcessUse(8, 1, None))),
             place=ProcessPlace(POD, container, "main"),
             namespace="default",
@@ -80,7 +80,7 @@ class Bench:
             claims=(claim,),
         )
 
-    async def checked(self, *uses: Use) -> None:
+    async def checked(self, *uses: ContainerUse) -> None:
         """Check twice; who was told once is not told again."""
 
         def tell(reason: str, action: str, note: str, about: str = "") -> None:
