@@ -234,6 +234,7 @@ class AgentParts:
             hardware=self.hardware,
             threads=self.threads,
             events=self.node_events,
+            mps_place=mps.place,
             settings=settings,
             files=files,
             boot_id=boot_id,

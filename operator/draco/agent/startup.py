@@ -12,6 +12,7 @@ import structlog
 
 from draco.agent.claims import rebuilding, recovery
 from draco.agent.claims.cdi import CdiFolder
+from draco.agent.claims.plan import MpsPlace
 from draco.agent.files import Files
 from draco.agent.hardware.gpus import GpuLocation, KnownGpu
 from draco.agent.hardware.monitor import HardwareMonitor, HardwareView
@@ -65,6 +66,7 @@ class Startup:
         hardware: HardwareMonitor,
         threads: AgentThreads,
         events: NodeEvents,
+        mps_place: MpsPlace,
         settings: AgentSettings,
         files: Files,
         boot_id: str,
@@ -82,6 +84,7 @@ class Startup:
         self._hardware = hardware
         self._threads = threads
         self._events = events
+        self._mps_place = mps_place
         self._path = settings.state_folder / CHECKPOINT
         self._kubelet_dir = settings.kubelet_dir
         self._files = files
@@ -166,6 +169,7 @@ class Startup:
             driver=self._driver,
             pool=self._node,
             gpus=view.by_device,
+            mps_place=self._mps_place,
             with_spec=self._cdi.uids(),
             by_spec=by_spec,
             by_old_spec=self._cdi.claims_before_boot(),

@@ -16,10 +16,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
-from draco.agent.claims.plan import conflict, intent_of
+from draco.agent.claims.plan import MpsPlace, conflict, intent_of
 from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import Gpu, Instance, PlacementKey
 from draco.agent.record.contents import (
@@ -34,6 +35,7 @@ from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceCl
 from draco.resources.api.draco import GpuNode, InstanceUse
 from draco.resources.api.meta import is_true
 from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
+from draco.resources.quantity import Quantity
 
 _MIG_UUID = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -47,6 +49,7 @@ def rebuilt(
     driver: str,
     pool: str,
     gpus: Mapping[str, Gpu],
+    mps_place: MpsPlace,
     with_spec: Iterable[ClaimUid],
     by_spec: Iterable[PreparedClaim] = (),
     by_old_spec: Iterable[PreparedClaim] = (),
@@ -57,15 +60,17 @@ def rebuilt(
 
     `claims` are the API server's; `with_spec` have a spec here. `by_spec` and `by_old_spec` come from specs of this boot and of
     an earlier one. `before` is the record before the damage. `kubelet_denies`: whether kubelet's readable record lacks a claim.
+    `mps_place`: see MpsPlace.
     """
     specs = set(with_spec)
     prepared = [claim for claim in claims if claim.metadata.uid in specs or _reported_ready(claim, driver, pool)]
     old = {one.uid: one for one in by_old_spec}
     remembered = (one for one in before if one.state is not PreparationState.PREPARING and not kubelet_denies(one.uid))
+    read = partial(_planned, driver=driver, pool=pool, gpus=gpus, mps_place=mps_place, old=old)
     found: dict[ClaimUid, PreparedClaim] = {}
     for one in (
         *by_spec,
-        *(planned for claim in prepared if (planned := _planned(claim, driver, pool, gpus, old)) is not None),
+        *(planned for claim in prepared if (planned := read(claim)) is not None),
         *remembered,
     ):
         if one.uid not in found and not conflict(one, found.values()):
@@ -74,21 +79,27 @@ def rebuilt(
 
 
 def _planned(
-    claim: ResourceClaim, driver: str, pool: str, gpus: Mapping[str, Gpu], old: Mapping[ClaimUid, PreparedClaim]
+    claim: ResourceClaim,
+    *,
+    driver: str,
+    pool: str,
+    gpus: Mapping[str, Gpu],
+    mps_place: MpsPlace,
+    old: Mapping[ClaimUid, PreparedClaim],
 ) -> PreparedClaim | None:
     """The prepared claim of an allocation; None if it is another node's or driver's, or its GPUs are unknown."""
-    with suppress(PrepareError):
-        return msgspec.structs.replace(
-            intent_of(claim, driver=driver, pool=pool, gpus=gpus), state=PreparationState.PREPARED
-        )
-    results = [one for one in claim.results if one.driver == driver]
-    if not results or any(one.pool != pool for one in results):
-        return None
     said = {
         (one.device, one.share_id): known
         for one in claim.status.devices
         if (one.driver, one.pool) == (driver, pool) and (known := _said(one.data))
     }
+    with suppress(PrepareError):
+        intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus, mps_place=mps_place)
+        limited = [_limited(one, said.get((one.device, one.share_id or None))) for one in intent.devices]
+        return msgspec.structs.replace(intent, state=PreparationState.PREPARED, devices=limited)
+    results = [one for one in claim.results if one.driver == driver]
+    if not results or any(one.pool != pool for one in results):
+        return None
     devices = [_by_status(one, said.get((one.device, one.share_id))) for one in results]
     if None not in devices:
         return PreparedClaim(
@@ -107,13 +118,19 @@ class _Placed(msgspec.Struct):
     size: int
 
 
-class _Identity(msgspec.Struct, rename={"parent_uuid": "parentUUID"}):
+class _Identity(msgspec.Struct, rename={"parent_uuid": "parentUUID", "memory_limit": "memoryLimit"}):
     """The part of what `claim_status.identity` writes that is needed here."""
 
     uuid: str = ""
     parent_uuid: str = ""
     profile: str = ""
     placement: _Placed | None = None
+    memory_limit: str = ""
+
+    @property
+    def memory_limit_mib(self) -> int:
+        limit = Quantity.read(self.memory_limit)
+        return limit.value() >> 20 if limit is not None else 0
 
 
 def _said(data: object) -> _Identity | None:
@@ -121,6 +138,11 @@ def _said(data: object) -> _Identity | None:
         known = msgspec.convert(data, _Identity)
         return known if known.uuid or known.parent_uuid else None
     return None
+
+
+def _limited(device: PreparedDevice, said: _Identity | None) -> PreparedDevice:
+    """The device with the limit that its container got, whatever is enforced now."""
+    return device if said is None else msgspec.structs.replace(device, memory_limit_mib=said.memory_limit_mib)
 
 
 def _by_status(result: DeviceRequestAllocationResult, said: _Identity | None) -> PreparedDevice | None:
@@ -145,6 +167,7 @@ def _by_status(result: DeviceRequestAllocationResult, said: _Identity | None) ->
         admin=bool(result.admin_access),
         share_id=result.share_id or "",
         consumed=result.consumed_capacity,
+        memory_limit_mib=said.memory_limit_mib,
         partition=part,
     )
 

@@ -84,7 +84,7 @@ def wanted(
 
 
 def identity(device: PreparedDevice) -> dict[str, Any]:
-    """A device's hardware, to join claims with metrics of NVML and DCGM. Unknown facts are left out."""
+    """A device's hardware, to join claims with metrics of NVML and DCGM, and the limit of a share. Unknown facts are left out."""
     said: dict[str, Any] = {"version": IDENTITY_VERSION, "pciBusID": device.pci_bus_id}
     part = device.partition
     if part is None:
@@ -98,6 +98,8 @@ def identity(device: PreparedDevice) -> dict[str, Any]:
             "giID": part.gi if part.gi >= 0 else "",
             "ciID": part.ci if part.ci >= 0 else "",
         }
+    if device.memory_limit_mib:
+        said["memoryLimit"] = f"{device.memory_limit_mib}Mi"
     return {name: value for name, value in said.items() if value != ""}
 
 

@@ -20,6 +20,7 @@ from draco.agent.files import TEMPORARY, Files
 from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.hardware.gpus import Gpu
+from draco.agent.mps.folder import DaemonName
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged
 from draco.agent.record.contents import PreparationState
@@ -490,7 +491,14 @@ def test_a_lost_record_is_rebuilt_from_specs_and_from_what_claims_say() -> None:
         ready(a_claim("elsewhere", on=["node-1/gpu-0"])),
         a_claim("pending"),
     ]
-    found = rebuilding.rebuilt(claims, driver=NVIDIA_DRIVER, pool="node-0", gpus=GPUS, with_spec=[uid(TWO)])
+    found = rebuilding.rebuilt(
+        claims,
+        driver=NVIDIA_DRIVER,
+        pool="node-0",
+        gpus=GPUS,
+        mps_place=lambda _: (DaemonName(""), ""),
+        with_spec=[uid(TWO)],
+    )
     assert [(claim.name, claim.state) for claim in found] == [
         ("one", PreparationState.PREPARED),
         ("two", PreparationState.PREPARED),

@@ -11,10 +11,13 @@ from draco.agent.claims import rebuilding, recovery
 from draco.agent.claims.cdi import CLAIM, CdiFolder, annotated
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import Capabilities
-from draco.agent.hardware.gpus import Instance, PlacementKey
+from draco.agent.hardware.gpus import Gpu, Instance, PlacementKey
+from draco.agent.mps.folder import DaemonName, daemon_name
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import CheckpointDamaged
 from draco.agent.record.contents import OwnedInstance, Partition, PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.report.claim_status import identity
+from draco.allocation.configurations import VERSION
 from draco.resources.api.claims import (
     AllocatedDeviceStatus,
     AllocationResult,
@@ -26,10 +29,15 @@ from draco.resources.api.draco import GpuMig, InstanceUse
 from draco.resources.api.meta import Condition
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
 from draco_local.simulator.gpus import state
-from tests.builders import a_claim, a_gpu, a_mig_instance, a_mig_node
+from tests.builders import a_claim, a_gpu, a_mig_instance, a_mig_node, configured
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 OURS, THEIRS = (f"MIG-{number}0000000-0000-0000-0000-000000000000" for number in (1, 2))
+
+
+def mps_place(devices: Sequence[str]) -> tuple[DaemonName, str]:
+    name = daemon_name(devices)
+    return name, f"/mps/{name}"
 
 
 def ready(claim: ResourceClaim) -> ResourceClaim:
@@ -56,7 +64,9 @@ def reported(*, pool: str = "node-0", driver: str = NVIDIA_DRIVER, status: str =
 def counted(claim: ResourceClaim) -> int:
     """How many claims count as prepared by the status of the claim alone."""
     gpus = {"gpu-0": a_gpu(0)}
-    return len(rebuilding.rebuilt([claim], driver=NVIDIA_DRIVER, pool="node-0", gpus=gpus, with_spec=[]))
+    return len(
+        rebuilding.rebuilt([claim], driver=NVIDIA_DRIVER, pool="node-0", gpus=gpus, mps_place=mps_place, with_spec=[])
+    )
 
 
 def known(claims: Sequence[ResourceClaim] = (), *uses: InstanceUse) -> set[str]:
@@ -161,6 +171,7 @@ class Lost:
                 driver=NVIDIA_DRIVER,
                 pool="node-0",
                 gpus=self.node.named,
+                mps_place=mps_place,
                 with_spec=[] if reboot else self.node.cdi.uids(),
                 by_spec=by_spec,
                 before=before.claims.values(),
@@ -240,7 +251,14 @@ def test_what_the_record_said_before_gives_no_device_a_second_time(tmp_path: Pat
     whole = lost.prepared[ClaimUid(lost.claims[2].metadata.uid)]
     stale = msgspec.structs.replace(whole, uid=ClaimUid("an earlier one"), name="earlier")
     found = rebuilding.rebuilt(
-        [], driver=NVIDIA_DRIVER, pool="node-0", gpus={}, with_spec=[], by_spec=[whole], before=[stale]
+        [],
+        driver=NVIDIA_DRIVER,
+        pool="node-0",
+        gpus={},
+        mps_place=mps_place,
+        with_spec=[],
+        by_spec=[whole],
+        before=[stale],
     )
     assert found == [whole]
 
@@ -250,9 +268,44 @@ def test_a_claim_whose_gpu_is_not_there_is_known_by_the_uuid_in_its_status() -> 
     [entry] = claim.status.devices
     gone = msgspec.structs.replace(entry, data={"uuid": "GPU-gone"})
     claim = msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, devices=[gone]))
-    [found] = rebuilding.rebuilt([claim], driver=NVIDIA_DRIVER, pool="node-0", gpus={}, with_spec=[])
+    [found] = rebuilding.rebuilt(
+        [claim], driver=NVIDIA_DRIVER, pool="node-0", gpus={}, mps_place=mps_place, with_spec=[]
+    )
     assert [(device.gpu, device.minor) for device in found.devices] == [("GPU-gone", rebuilding.NOT_THERE)]
-    assert rebuilding.rebuilt([claim], driver=NVIDIA_DRIVER, pool="node-1", gpus={}, with_spec=[]) == []
+    assert (
+        rebuilding.rebuilt([claim], driver=NVIDIA_DRIVER, pool="node-1", gpus={}, mps_place=mps_place, with_spec=[])
+        == []
+    )
+
+
+@pytest.mark.parametrize("gpus", [{"gpu-0": a_gpu(0)}, {}], ids=["present", "gone"])
+def test_a_share_keeps_the_limit_that_its_status_tells(gpus: dict[str, Gpu]) -> None:
+    claim = reported()
+    assert claim.status.allocation is not None
+    [result], [entry] = claim.results, claim.status.devices
+    share = msgspec.structs.replace(result, share_id="one", consumed_capacity={"memory": "10Gi"})
+    entry = msgspec.structs.replace(entry, share_id="one", data={"uuid": "GPU-0", "memoryLimit": "10240Mi"})
+    allocation = AllocationResult(devices=DeviceAllocationResult(results=[share]))
+    status = msgspec.structs.replace(claim.status, allocation=allocation, devices=[entry])
+    claim = msgspec.structs.replace(claim, status=status)
+    [found] = rebuilding.rebuilt(
+        [claim], driver=NVIDIA_DRIVER, pool="node-0", gpus=gpus, mps_place=mps_place, with_spec=[]
+    )
+    [device] = found.devices
+    assert (device.share_id, device.memory_limit_mib) == ("one", 10240)
+    assert identity(device)["memoryLimit"] == "10240Mi"
+
+
+def test_a_claim_with_mps_keeps_its_daemon() -> None:
+    parameters = {"apiVersion": VERSION, "kind": "GpuConfig", "sharing": {"strategy": "MPS"}}
+    claim = configured(a_claim("mps", on=["node-0/gpu-0"]), parameters)
+    gpus = {"gpu-0": a_gpu(0)}
+    [found] = rebuilding.rebuilt(
+        [ready(claim)], driver=NVIDIA_DRIVER, pool="node-0", gpus=gpus, mps_place=mps_place, with_spec=[]
+    )
+    [device] = found.devices
+    assert device.mps is not None
+    assert (device.mps.daemon, device.mps.folder) == mps_place([device.gpu])
 
 
 def test_a_spec_of_another_boot_tells_nothing(tmp_path: Path) -> None:
@@ -290,7 +343,12 @@ def by_status(
     status = msgspec.structs.replace(claim.status, allocation=allocation, devices=list(entries))
     claim = msgspec.structs.replace(claim, status=status)
     found = rebuilding.rebuilt(
-        [claim], driver=NVIDIA_DRIVER, pool="node-0", gpus={}, with_spec=[ClaimUid(claim.metadata.uid)]
+        [claim],
+        driver=NVIDIA_DRIVER,
+        pool="node-0",
+        gpus={},
+        mps_place=mps_place,
+        with_spec=[ClaimUid(claim.metadata.uid)],
     )
     return [device for one in found for device in one.devices]
 
@@ -341,6 +399,7 @@ def test_a_claim_that_never_reported_is_known_by_its_spec_of_an_earlier_boot_whi
         driver=NVIDIA_DRIVER,
         pool="node-0",
         gpus={},
+        mps_place=mps_place,
         with_spec=lost.node.cdi.uids(),
         by_old_spec=specs,
     )
@@ -358,7 +417,13 @@ def test_a_spec_of_an_earlier_boot_tells_nothing_of_a_claim_that_has_something_e
     elsewhere = [a_claim(claim.metadata.name, on=["node-0/gpu-7"]) for claim in lost.claims]
     for claims in (elsewhere, []):
         found = rebuilding.rebuilt(
-            claims, driver=NVIDIA_DRIVER, pool="node-0", gpus={}, with_spec=lost.node.cdi.uids(), by_old_spec=specs
+            claims,
+            driver=NVIDIA_DRIVER,
+            pool="node-0",
+            gpus={},
+            mps_place=mps_place,
+            with_spec=lost.node.cdi.uids(),
+            by_old_spec=specs,
         )
         assert found == []
 
@@ -389,7 +454,8 @@ def test_a_device_counts_as_ready_by_no_other_condition() -> None:
 
 def test_what_the_record_said_before_is_believed_unless_kubelet_denies_it(tmp_path: Path) -> None:
     whole = Lost(tmp_path).prepared[ClaimUid(a_claim("whole").metadata.uid)]
-    arguments: Any = {"driver": NVIDIA_DRIVER, "pool": "node-0", "gpus": {}, "with_spec": [], "before": [whole]}
+    arguments: Any = {"driver": NVIDIA_DRIVER, "pool": "node-0", "gpus": {}, "mps_place": mps_place, "with_spec": []}
+    arguments["before"] = [whole]
     assert rebuilding.rebuilt([], **arguments) == [whole]
     assert rebuilding.rebuilt([], **arguments, kubelet_denies=lambda _: True) == []
 
