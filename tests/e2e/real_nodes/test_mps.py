@@ -1,9 +1,12 @@
 """MPS on a real node: clients in containers, and what is restarted beneath them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from draco.allocation.configurations import TimeSlice
 from draco_local.cluster.realnode.agent import gpu_state_file
 from draco_local.cluster.realnode.nodes import disk_of
 from draco_local.simulator.gpus import state
@@ -13,6 +16,8 @@ from tests.e2e.real_nodes.pods import DRIVER, STARTS_WITHIN_S, Bench, claim, pod
 
 pytestmark = [pytest.mark.real_node, pytest.mark.local_provider]
 
+EXAMPLES = Path(__file__).parents[3] / "manifests" / "examples"
+EXCLUSIVE_PROCESS = 3
 CONTROL = "nvidia-cuda-mps-control"
 
 
@@ -23,6 +28,17 @@ def asking(name: str) -> dict[str, Any]:
     parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing}
     made["spec"]["devices"]["config"] = [{"opaque": {"driver": DRIVER, "parameters": parameters}}]
     return made
+
+
+def example(bench: Bench, name: str) -> list[dict[str, Any]]:
+    """Apply an example, its pods on the bench's node; returns the pods."""
+    documents = [each for file in (EXAMPLES / name).iterdir() for each in yaml.safe_load_all(file.read_text())]
+    pods = [each for each in documents if each["kind"] == "Pod"]
+    for each in pods:
+        each["spec"]["nodeSelector"] = {"kubernetes.io/hostname": bench.node}
+    bench.apply(documents)
+    bench.wait(*(each["metadata"]["name"] for each in pods))
+    return pods
 
 
 def modes(bench: Bench) -> list[int]:
@@ -45,7 +61,7 @@ def test_two_pods_are_clients_of_a_daemon_that_outlives_agent_and_keeper(bench: 
     for name in ("first", "second"):
         assert bench.environment(name)["CUDA_MPS_PIPE_DIRECTORY"] == "/tmp/nvidia-mps"
         assert said(bench, name, "get_default_active_thread_percentage") == "50.0"
-    assert sum(modes(bench)) == 3, "one GPU is exclusive"
+    assert sum(modes(bench)) == EXCLUSIVE_PROCESS, "one GPU is exclusive"
     before = daemon(bench)
     for service in ("agent", "mps"):
         pid = service_pid(bench.nodes, bench.node, service)
@@ -69,3 +85,17 @@ def test_two_pods_are_clients_of_a_daemon_that_outlives_agent_and_keeper(bench: 
     assert daemon(bench)
     bench.delete("second")
     eventually(lambda: not daemon(bench) and sum(modes(bench)) == 0, within_s=STARTS_WITHIN_S, what="all is given back")
+
+
+def test_the_example_lets_two_pods_compute_at_the_same_time(bench: Bench) -> None:
+    for each in example(bench, "mps"):
+        assert said(bench, each["metadata"]["name"], "get_default_active_thread_percentage") == "50.0"
+
+
+def test_one_claim_has_a_gpu_with_time_slices_and_one_with_mps(bench: Bench) -> None:
+    example(bench, "time-slices-beside-mps")
+    gpus = state.load(gpu_state_file(disk_of(bench.nodes.folder, bench.node))).gpus
+    assert sorted((gpu.time_slice, gpu.compute_mode) for gpu in gpus if gpu.time_slice or gpu.compute_mode) == [
+        (TimeSlice.DEFAULT, EXCLUSIVE_PROCESS),
+        (TimeSlice.LONG, 0),
+    ]
