@@ -200,7 +200,7 @@ async def test_a_cluster_without_dracos_kinds_is_shown_and_says_that_they_are_mi
     result = await asyncio.to_thread(draco_status, "--kubeconfig", kubeconfig, "-o", "json")
     assert result.exit_code == 0
     assert [item["name"] for item in json.loads(result.stdout)["missing"]] == [
-        "GpuNode, DeviceMaintenance, MaintenanceBudget, MigPolicy, DeviceLimit, DeviceReservation"
+        "GpuNode, DeviceMaintenance, MaintenanceBudget, MigPolicy, SharingPolicy, DeviceLimit, DeviceReservation"
     ]
 
 
