@@ -2,13 +2,14 @@
 
 Kubelet may unprepare a claim under a running container. Owns which processes count:
 
-- a process in a container that NVML lists on the device counts, whichever its pod: nobody shares a GPU;
-- so does one in a container whose environment names the device as our CDI specs do: it can use the device at any time. Containers
-  with administrative access have the same variable, so while such a claim exists, only pods of the last claim count this way;
+- a process in a container that NVML lists on the device counts, whichever its pod;
+- so does one in a container whose environment names the device as our CDI specs do: it can use the device at any time. While
+  other claims may use the device, too, by administrative access or with a share of it, only pods of the last claim count in these
+  ways: nobody knows all pods of the others;
 - one that computes and certainly runs in no container may belong to anybody. It counts for UNKNOWN_S and is then the node's own:
   a server that shares GPUs, or a person's program. A process that only has the device open, as monitoring does, never counts.
 
-Pods of the claim itself, and of claims with administrative access, may be there. Changes nothing.
+Pods of the claim itself, of claims with administrative access, and of other shares of the device may be there. Changes nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,7 +59,7 @@ class DeviceUsers:
         last = self._record.last_users.get(place)
         if last is not None and last.uid == claim.uid:
             return None  # kubelet unprepared it too early: its own processes are there
-        at_home = [claim, *self._admins(place)]
+        at_home = [claim, *self._beside(claim, place)]
         for process in self._counting((place, None), running, uuid, last, unsure=len(at_home) > 1):
             if not any(_is_of(process, one) for one in at_home):
                 return process
@@ -75,10 +76,10 @@ class DeviceUsers:
         for device in claim.devices:
             uuid = device_uuid(device)
             place = device.key or device.gpu
-            admins = [one for one in self._admins(place) if one.uid != claim.uid]
+            others = self._beside(claim, place)
             listed = running.get(uuid, UNLISTED)
-            for process in self._counting((place, claim.uid), listed, uuid, claim, unsure=bool(admins) or device.admin):
-                if not any(_is_of(process, one) for one in admins):
+            for process in self._counting((place, claim.uid), listed, uuid, claim, unsure=bool(others) or device.admin):
+                if not any(_is_of(process, one) for one in others):
                     found[process.pid] = process
         return list(found.values())
 
@@ -123,14 +124,21 @@ class DeviceUsers:
         else:
             self._unknown_since_s.pop(asked, None)
 
-    def _admins(self, place: Place) -> list[PreparedClaim]:
-        """Prepared claims with administrative access to the GPU."""
+    def _beside(self, claim: PreparedClaim, place: Place) -> list[PreparedClaim]:
+        """Other prepared claims that may use the device, too: with administrative access to the GPU, or a share as the claim has."""
         gpu = place.gpu if isinstance(place, PlacementKey) else place
+        shares = _has_share(claim, place)
         return [
-            claim
-            for claim in self._record.claims.values()
-            if claim.state is PreparationState.PREPARED and any(one.admin and one.gpu == gpu for one in claim.devices)
+            other
+            for other in self._record.claims.values()
+            if other.state is PreparationState.PREPARED
+            and other.uid != claim.uid
+            and (any(one.admin and one.gpu == gpu for one in other.devices) or (shares and _has_share(other, place)))
         ]
+
+
+def _has_share(claim: PreparedClaim, place: Place) -> bool:
+    return any(one.share_id and not one.admin and (one.key or one.gpu) == place for one in claim.devices)
 
 
 def device_uuid(device: PreparedDevice) -> str:

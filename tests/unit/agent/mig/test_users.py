@@ -15,7 +15,7 @@ from draco.resources.names import GpuUuid
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import procfs, state
 from draco_local.simulator.gpus.gpu_state import GpuProcess
-from tests.builders import a_claim, a_uid
+from tests.builders import a_claim, a_uid, as_shares
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 WHOLE = "node-0/gpu-0"
@@ -250,3 +250,33 @@ def test_where_nvml_does_not_say_who_runs_on_a_gpu_those_count_that_were_given_i
     node.hold(in_pod("a", variables={"DRACO_DEVICE_GPU_0": GpuUuid(node.uuid)}))
     with pytest.raises(PrepareError, match="process 4711"):
         node.prepare(claim("other", WHOLE))
+
+
+# Shares
+
+
+def a_share(name: str, device: str, *pods: str) -> ResourceClaim:
+    return as_shares(claim(name, device, *pods), f"of-{name}", memory="10Gi")
+
+
+def test_a_share_is_given_out_beside_the_processes_of_other_shares(node: Node, device: str) -> None:
+    node.prepare(a_share("first", device, "a"))
+    node.hold(in_pod("a"))
+    node.prepare(a_share("second", device, "b"))
+    assert len(node.specs()) == 2
+
+
+def test_a_process_of_a_claim_that_had_the_device_alone_keeps_it_from_shares(node: Node, device: str) -> None:
+    node.prepare(claim("first", device, "a"))
+    node.hold(in_pod("a"))
+    node.given_up(claim("first", device, "a"))
+    with pytest.raises(PrepareError, match="process 4711 of an earlier user still runs on it"):
+        node.prepare(a_share("second", device, "b"))
+
+
+def test_a_process_of_a_share_keeps_the_device_from_a_claim_that_has_it_alone(node: Node, device: str) -> None:
+    node.prepare(a_share("first", device, "a"))
+    node.hold(in_pod("a"))
+    node.given_up(a_share("first", device, "a"))
+    with pytest.raises(PrepareError, match="process 4711 of an earlier user still runs on it"):
+        node.prepare(claim("second", device, "b"))
