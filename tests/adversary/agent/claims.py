@@ -17,7 +17,7 @@ from tests.adversary.agent.configurations import CONFIGURED, Said
 from tests.adversary.agent.driven import NoAnswer
 from tests.adversary.agent.node import NUMBERS, fired
 from tests.adversary.agent.scheduler import Claim, Result
-from tests.adversary.agent.slicing import TimeSlicing
+from tests.adversary.agent.sharing import Sharing, sharers
 from tests.adversary.agent.surroundings import NODE
 
 KINDS = st.sampled_from(("whole", "part", "part"))
@@ -25,7 +25,7 @@ OTHERS = ("3g.40gb-9-0", "3g.40gb-9-4", "1g.10gb-19-0", "1g.10gb-19-3", "1g.10gb
 """Valid partition names that the node need not have published."""
 
 
-class LifeOfClaims(TimeSlicing):
+class LifeOfClaims(Sharing):
     """Claims and pods of one node."""
 
     @precondition(lambda self: bool(self.past) and len(self.claims) < 8)
@@ -49,8 +49,7 @@ class LifeOfClaims(TimeSlicing):
             fitting = [name for name in free if ("-mig-" in name) is (kind == "part")] or free
             if fitting:
                 device = fitting[pick % len(fitting)]
-                claim.results = [*claim.results, Result(device, admin=admin)]
-                claim.boards = claim.boards | {device: published.board(device)}
+                self._give(claim, published, device, tolerant=tolerant, admin=admin)
         if claim.results:
             self._add(claim, "allocate admin" if admin else "allocate", asked=asked)
 
@@ -78,8 +77,10 @@ class LifeOfClaims(TimeSlicing):
         sick = self._sick()
         if sick:
             device = sick[pick % len(sick)]
-            claim = Claim(name=self._name(), results=[Result(device)], boards={device: self.past[-1].board(device)})
-            self._add(claim, "allocate what is sick", asked=True)
+            claim = Claim(name=self._name(), results=[])
+            self._give(claim, self.past[-1], device, tolerant=True)
+            if claim.results:
+                self._add(claim, "allocate what is sick", asked=True)
 
     def _sick(self) -> list[str]:
         """Free devices that have a fault."""
@@ -113,7 +114,10 @@ class LifeOfClaims(TimeSlicing):
             )
             for pick, far, admin in devices
         ]
-        self._add(Claim(name=self._name(), results=results), "allocate blindly", asked=asked)
+        boards = {
+            one.device: self.past[-1].board(one.device) for one in results if one.device in self._published_names()
+        }
+        self._add(Claim(name=self._name(), results=results, boards=boards, blind=True), "allocate blindly", asked=asked)
 
     def _name(self) -> str:
         self.number += 1
@@ -124,6 +128,7 @@ class LifeOfClaims(TimeSlicing):
         fired[what] += 1
         self.claims[claim.name] = claim
         self.source.put(CLAIMS, claim.object(NODE))
+        self._operator_looks()
         if asked and self._served():
             self._ask(claim)
 
@@ -151,14 +156,20 @@ class LifeOfClaims(TimeSlicing):
                     assert all(one.claim != claim.uid for one in given), "refused, and there is a spec of it"
                     self._check_refusal(claim, error)
                     self._check_left_alone(claim, error, shared, calm=calm)
+                    self._check_share_refusal(claim, error)
                 return
+            self._check_sharers(claim)
             assert again or before or not claim.must_be_refused, (
                 f"{claim.name} is prepared, and was to be refused: {claim.said}"
             )
-            assert {one.device_name for one in devices} == {one.device for one in claim.results}
+            assert {(one.device_name, one.share_id) for one in devices} == {
+                (one.device, one.share) for one in claim.results
+            }
+            names = [name for one in devices for name in one.cdi_device_ids]
+            assert not claim.shared or len(set(names)) == len(claim.results), f"shares have {names} together"
             claim.told, claim.unsure = True, False
             self._check_answer(claim)
-            for part in () if again or before else claim.exclusive:
+            for part in () if again or before else claim.exclusive.values():
                 why = self.sickness.why(part.gpu, self._hardware())
                 assert not why, f"{claim.name} was given {part}, which has had {why}"
 
@@ -176,12 +187,12 @@ class LifeOfClaims(TimeSlicing):
         others = {one.claim for one in seen.given} - {claim.uid}
         for other in others:
             pair = tuple(one for one in seen.given if one.claim in (claim.uid, other))
-            why = observer.twice(seen._replace(given=pair), self._admin())
+            why = observer.twice(seen._replace(given=pair), self._admin(), sharers(self.claims.values()))
             assert not why, f"just answered, {why}"
         self._check_boards(claim, mine, seen)
         self._take_up(claim)
         self._check_slices(claim)
-        for part in claim.exclusive:
+        for part in claim.exclusive.values():
             gpu = next(each for each in seen.gpus if each["uuid"] == part.gpu)
             if self.hanging and self.modes.get(part.gpu) != gpu["mig_current"]:
                 continue  # it was switched before the driver hung, so the agent cannot know
@@ -317,6 +328,7 @@ class LifeOfClaims(TimeSlicing):
         del self.claims[claim.name]
         self.source.drop(CLAIMS, f"default/{claim.name}")
         self._kubelet_records()
+        self._operator_looks()
 
     def _pick(self, pick: int) -> Claim:
         return list(self.claims.values())[pick % len(self.claims)]
@@ -343,6 +355,7 @@ class LifeOfClaims(TimeSlicing):
         uuids = [one.uuid for one in seen.given if one.claim == claim.uid]
         if any(one.admin for one in claim.results):
             self.watching |= {claim.name}
+        self.sharing |= {(claim.name, part.gpu) for device, part in claim.parts.items() if device in claim.shared}
         for gpu in seen.gpus:
             if gpu["uuid"] in uuids:
                 self._hold(claim, gpu["uuid"], gpu["uuid"], None, None, listed=listed)

@@ -176,9 +176,19 @@ class Driven:
             there = self.source.gpu_node
             listed = {there.metadata.key: there} if there is not None else {}
             self.agent.parts.keeper._informer.take(ListedCollection(listed, "", []))
-        slices = self.agent.parts.publisher._informer
-        if not (self.source.gone or slices.synced.is_set()):
-            slices.take(ListedCollection(self.source.slices, "", []))
+            if there is not None:
+                self.source.heard = [msgspec.to_builtins(each) for each in there.spec.shared]
+        if not (self.source.gone or self.agent.parts.publisher._informer.synced.is_set()):
+            self.see_slices()
+
+    def see_slices(self) -> None:
+        """Deliver the slices through the agent's watch."""
+        self.agent.parts.publisher._informer.take(ListedCollection(self.source.slices, "", []))
+
+    def slices_written(self) -> None:
+        """Let the agent know that the API server has what it wants to publish: the machine writes it."""
+        publisher = self.agent.parts.publisher
+        publisher._written = publisher._wanted
 
     @property
     def forgets(self) -> bool:

@@ -13,11 +13,11 @@ from hypothesis.stateful import precondition
 
 from draco.agent.errors import AnotherPlugin
 from draco.agent.plugin.handover import stands_by
-from tests.adversary.agent.claims import LifeOfClaims
 from tests.adversary.agent.driven import Driven
 from tests.adversary.agent.node import NUMBERS, accident, fired
 from tests.adversary.agent.processes import POLL_S, SELDOM_S, looking_often
 from tests.adversary.agent.scheduler import Claim
+from tests.adversary.agent.shares import ClaimsOfShares
 from tests.adversary.agent.surroundings import Death
 
 PATIENCE_S = 60.0
@@ -66,7 +66,7 @@ class Asked:
         return str(self.answer.result().claims[self.claim.uid].error)
 
 
-class HandingOver(LifeOfClaims):
+class HandingOver(ClaimsOfShares):
     """Steps that upgrade an agent."""
 
     @precondition(lambda self: self.agent is not None and self.next is None)

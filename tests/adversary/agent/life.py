@@ -68,6 +68,7 @@ class LifeOfAgent(Node):
         dynamic=st.sampled_from(((), (0,), (0, 1), (1,))),
         peace=st.sampled_from((4, 2, 8, 0)),
         lacks=st.just(()) | st.lists(LACKS, min_size=1, max_size=3, unique_by=lambda one: one[0]).map(tuple),
+        shared=st.sampled_from(((), (), ("Memory by default",), ("Count 4", "Memory"), ("", "Unlimited"))),
     )
     def begin(
         self,
@@ -76,6 +77,7 @@ class LifeOfAgent(Node):
         dynamic: tuple[int, ...],
         peace: int = 0,
         lacks: tuple[tuple[str, str], ...] = (),
+        shared: tuple[str, ...] = (),
     ) -> None:
         fired["sequences"] += 1
         self._patch()
@@ -97,6 +99,11 @@ class LifeOfAgent(Node):
             self._policy(gpu, "dynamic")
         self.start()
         self.turn(REST_S)
+        for index, asked in enumerate(shared):
+            self._share_gpu(index, asked)
+        for _ in (1, 2) if shared else ():
+            if self.agent is not None:
+                self.turn(REST_S)
 
     @precondition(lambda self: self.agent is None)
     @rule()
@@ -147,6 +154,9 @@ class LifeOfAgent(Node):
         answered = self._answers()  # if not, the agent's last reading may have failed
         late = self._to_be_given_up() if seconds == REST_S else set()
         sliced = seconds == REST_S and self._slices_rest()
+        self._operator_looks()
+        if self.agent is not agent:
+            return  # it died of what it was told
         with self._living("turn"):
             agent.turn(seconds)
             served = self._served()
@@ -345,8 +355,18 @@ class LifeOfAgent(Node):
         if self.source.gpu_node is not None:
             fired["decided"] += 1
             gpus = [msgspec.to_builtins(each) for each in self.wanted.values()]
-            self.source.decide(self.decisions.spec(self._boards()) | {"gpus": gpus})
+            self.source.decide(self.decisions.spec(self._boards()) | {"gpus": gpus} | self._forms())
         self._told()
+
+    def _share_gpu(self, pick: int, asked: str) -> None:
+        """Say how a GPU is to be shared. `Sharing` implements it."""
+
+    def _forms(self) -> dict[str, Any]:
+        """How the operator wants GPUs to be shared. `Sharing` implements it."""
+        return {}
+
+    def _operator_looks(self) -> None:
+        """Let the operator decide anew about shared GPUs. `Sharing` implements it."""
 
     def _told(self) -> None:
         """Let the agent read the GpuNode, if it can."""

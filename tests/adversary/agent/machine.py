@@ -25,6 +25,13 @@ says so.
 When the agent answers a Prepare, the claim's time slices are set. A claim that was refused for its configuration left the GPUs'
 time slices and compute modes as they were. After a long turn in which everything works, each GPU has the time slice that its
 claim asks for, unless something other than a load of the driver ended it, and the record says which.
+What is published leaves kube-scheduler no more of a GPU than there is, given all claims that are allocated: a GPU of which claims
+have shares is published for several claims and with the same capacities; one that a claim has alone is not. Before such a form
+changes, its taint has been published for as long as the scheduler may take to see it. Demanded only while the operator can write
+its decision and the agent can read it, and not of GPUs in allocations that no scheduler made.
+The record never has two claims of whole GPUs that exclude each other, and keeps each share that kubelet was told is prepared.
+Each share has its own CDI device, all shares of a GPU have one time slice, and processes of shares keep no other share away.
+At rest, a GPU that no claim has is published as its SharingPolicy asks.
 A claim of whole GPUs can be unprepared even if the driver or nvidia-smi does not answer; a claim of partitions if they answer and
 nothing uses them. Neither needs disk space or the API server.
 A GPU for which NVML does not support some calls counts as healthy. Every healthy GPU is published, whatever is wrong with the
@@ -47,6 +54,7 @@ from tests.adversary.agent.accidents import Accidents
 from tests.adversary.agent.life import REST_S
 from tests.adversary.agent.node import Over, at_once, fired
 from tests.adversary.agent.scheduler import Claim, Result
+from tests.adversary.agent.sharing import sharers
 from tests.adversary.agent.sickness import refused
 from tests.adversary.agent.surroundings import NODE
 
@@ -72,6 +80,7 @@ class AgentMachine(Accidents):
         self.no_two_pods_run_on_the_same()
         self.no_two_claims_were_told_of_the_same()
         self.specs_are_what_is_there()
+        self.shares_are_on_record()
         if self.until is not None and time.monotonic() > self.until:
             raise Over
         self.broken = False
@@ -96,21 +105,26 @@ class AgentMachine(Accidents):
         assert self.alive <= seen.serials(), "an instance of a claim that kubelet was told of was destroyed"
 
     def no_two_pods_run_on_the_same(self) -> None:
-        why = observer.together(observer.look(self.folder), self.watching)
+        why = observer.together(observer.look(self.folder), self.watching, self.sharing)
         assert not why, why
 
     def no_two_claims_were_told_of_the_same(self) -> None:
         told = [
-            (claim, part)
+            (claim, part, (part.gpu, part.units) if device in claim.shared else None)
             for claim in self.claims.values()
             if claim.told and not claim.leaving
-            for part in claim.exclusive
+            for device, part in claim.exclusive.items()
         ]
-        for index, (claim, part) in enumerate(told):
-            for other, theirs in told[index + 1 :]:
-                assert claim is other or not part.meets(theirs), (
+        for index, (claim, part, share) in enumerate(told):
+            for other, theirs, their_share in told[index + 1 :]:
+                both_shares = share is not None and share == their_share
+                assert claim is other or both_shares or not part.meets(theirs), (
                     f"{claim.name} and {other.name} were both told of {part}"
                 )
+
+    def shares_are_on_record(self) -> None:
+        if self._served():
+            self._check_share_record()
 
     def specs_are_what_is_there(self) -> None:
         seen = observer.look(self.folder)
@@ -120,7 +134,7 @@ class AgentMachine(Accidents):
         for one in seen.given:
             why = observer.wrong(one, seen)
             assert not why, why
-        why = observer.twice(seen, self._admin())
+        why = observer.twice(seen, self._admin(), sharers(self.claims.values()))
         assert not why, why
 
     # At rest
@@ -180,6 +194,8 @@ class AgentMachine(Accidents):
         for check in (self.specs_are_what_is_there, self.nothing_foreign_is_touched):
             check()
         assert not observer.look(self.folder).given, "specs are left of claims that were given up"
+        if self.policies:
+            self._forms_rest()
         self.wanted = {}
         self.decisions.now.clear()
         assert self.source.gpu_node is not None, "nobody makes the GpuNode again"
@@ -196,6 +212,21 @@ class AgentMachine(Accidents):
         assert not ours, f"instances are left that nobody has: {ours}"
         self._no_time_slice_is_left()
         self._every_gpu_is_served()
+
+    def _forms_rest(self) -> None:
+        """Without claims, each GPU comes to be published as its policy asks, and for one claim alone when that is gone."""
+        for claim in list(self.claims.values()):
+            self._delete(claim)
+        for last in (False, True):
+            if last:
+                self.policies = {}
+            assert self.source.gpu_node is not None, "nobody makes the GpuNode again"
+            self._decide()
+            for _ in range(3):
+                self.turn(REST_S)
+            published = self._publish()
+            if published is not None:
+                self._check_settled(published)
 
     def _no_time_slice_is_left(self) -> None:
         if self._slices_rest():

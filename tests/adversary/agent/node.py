@@ -234,12 +234,19 @@ class Node(RuleBasedStateMachine):
         if not self.source.gone and (not self.past or self.past[-1] != fresh):
             self.past = [*self.past[-3:], fresh]
             self.source.publish(*found)
+            self._up().slices_written()
+            if self.next is not None:
+                self.next.see_slices()
+            self._check_forms(fresh)
             why = self.decisions.why_bare(fresh, self.sickness)
             assert not why, why
             self._check_names(fresh)
             self._check_counters(fresh)
             fired["published anew"] += 1
         return fresh
+
+    def _check_forms(self, published: Published) -> None:
+        """Check how devices are shared. `Sharing` implements it."""
 
     def _check_fences(self, published: Published | None) -> None:
         """A GPU that is known to be faulty is not offered, nor any partition of it."""
@@ -307,7 +314,7 @@ class Node(RuleBasedStateMachine):
     def _check_counters(self, published: Published) -> None:
         """A GPU with a claimed partition is not free as a whole: it consumes counters or is tainted."""
         claims = [claim for claim in self.claims.values() if claim.told and not claim.leaving]
-        parts = {part.gpu for claim in claims for part in claim.exclusive if not part.whole}
+        parts = {part.gpu for claim in claims for part in claim.exclusive.values() if not part.whole}
         for device in published.devices:
             board = published.board(device["name"])
             if board in parts and "-mig-" not in device["name"]:

@@ -110,7 +110,7 @@ def _given(claim: str, spec: Mapping[str, Any]) -> Iterator[Given]:
         nodes = [*shared, *edits["deviceNodes"]]
         own = {each["path"] for each in nodes if re.fullmatch(r".*/nvidia(\d+|-caps/nvidia-cap\d+)", each["path"])}
         absent = {each["hostPath"] for each in nodes if not Path(each["hostPath"]).exists()}
-        yield Given(claim, device["name"].removesuffix(f"-{claim}"), told[0], frozenset(own), frozenset(absent))
+        yield Given(claim, device["name"].partition(f"-{claim}")[0], told[0], frozenset(own), frozenset(absent))
 
 
 def wrong(one: Given, seen: Seen) -> str:
@@ -136,8 +136,11 @@ def _differ(one: Given, right: set[str]) -> str:
     return f"the spec of claim {one.claim} opens {sorted(one.nodes)} for {one.uuid}, which is {sorted(right)}"
 
 
-def together(seen: Seen, watching: Collection[str]) -> str:
-    """Names two pods whose processes use the same hardware; "" if there are none. Pods in `watching` may share."""
+def together(seen: Seen, watching: Collection[str], sharing: Collection[tuple[str, str]] = ()) -> str:
+    """Names two pods whose processes use the same hardware; "" if there are none.
+
+    Pods in `watching` may be there beside others, and `sharing` are pods and the GPUs that they may have together.
+    """
     using: list[tuple[str, Part]] = []
     for gpu in seen.gpus:
         units = {one["id"]: frozenset(range(one["start"], one["start"] + one["size"])) for one in gpu["instances"]}
@@ -147,17 +150,23 @@ def together(seen: Seen, watching: Collection[str]) -> str:
                 using.append((pod, Part(gpu["uuid"], units.get(instance, frozenset()), instance is None)))
     for index, (pod, part) in enumerate(using):
         for other, theirs in using[index + 1 :]:
-            if pod != other and part.meets(theirs):
+            shared = {(pod, part.gpu), (other, part.gpu)} <= set(sharing)
+            if pod != other and part.meets(theirs) and not shared:
                 return f"processes of pods {pod} and {other} both run on {part}"
     return ""
 
 
-def twice(seen: Seen, admin: frozenset[tuple[str, str]]) -> str:
-    """Names two claims whose specs share hardware or device nodes; "" if none do. `admin`: exempt (claim, device) pairs."""
+def twice(seen: Seen, admin: frozenset[tuple[str, str]], shares: frozenset[tuple[str, str]] = frozenset()) -> str:
+    """Names two claims whose specs share hardware or device nodes; "" if none do.
+
+    `admin`: exempt (claim, device) pairs. `shares`: those of which one device may be in several.
+    """
     alone = [one for one in seen.given if (one.claim, one.device) not in admin]
     for index, one in enumerate(alone):
         for other in alone[index + 1 :]:
             if one.claim == other.claim:
+                continue
+            if one.device == other.device and {(one.claim, one.device), (other.claim, other.device)} <= shares:
                 continue
             mine, theirs = seen.part(one.uuid), seen.part(other.uuid)
             if one.uuid == other.uuid or (mine and theirs and mine.meets(theirs)):

@@ -1,11 +1,13 @@
 """Claims, and the devices that kube-scheduler could allocate to them from a node's slices.
 
-Owns which devices are free according to slices: names, counters, taints. It reads JSON and knows nothing of GPUs.
+Owns which devices are free according to slices: names, counters, capacities, taints. It reads JSON and knows nothing of GPUs. As
+kube-scheduler, it counts neither the holder of a whole device against its shares nor shares against a whole device.
 """
 
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -24,6 +26,8 @@ class Result(msgspec.Struct, frozen=True):
     device: str
     admin: bool = False
     share: str = ""
+    consumed: Mapping[str, int] = {}
+    """What a share has of each capacity."""
 
 
 class Claim(msgspec.Struct, kw_only=True):
@@ -31,7 +35,8 @@ class Claim(msgspec.Struct, kw_only=True):
 
     `told`: kubelet was told that it is prepared. `unsure`: kubelet asked to prepare it and got no answer. `leaving`: it is being
     unprepared, and kubelet was not told that this is done. `gone`: its object was deleted. `parts` is the hardware that kubelet
-    was told of, `boards` the board of each device when the scheduler chose it. `said`: NVIDIA's configurations.
+    was told of, `boards` the board of each device when the scheduler chose it. `said`: NVIDIA's configurations. `blind`: no
+    scheduler allocated it.
     """
 
     name: str
@@ -43,6 +48,7 @@ class Claim(msgspec.Struct, kw_only=True):
     parts: dict[str, Part] = {}
     boards: dict[str, str] = {}
     said: Said = ()
+    blind: bool = False
 
     @property
     def uid(self) -> str:
@@ -55,10 +61,15 @@ class Claim(msgspec.Struct, kw_only=True):
         return str(uuid.uuid5(uuid.NAMESPACE_DNS, self.name))
 
     @property
-    def exclusive(self) -> list[Part]:
-        """The hardware that it does not share: all but administrative access."""
+    def exclusive(self) -> dict[str, Part]:
+        """The hardware that is its own, by device, or of which it has shares: all but administrative access."""
         admin = {one.device for one in self.results if one.admin}
-        return [part for device, part in self.parts.items() if device not in admin]
+        return {device: part for device, part in self.parts.items() if device not in admin}
+
+    @property
+    def shared(self) -> set[str]:
+        """The devices of which it has shares."""
+        return {one.device for one in self.results if one.share and not one.admin}
 
     @property
     def time_slices(self) -> dict[str, int]:
@@ -82,6 +93,7 @@ class Claim(msgspec.Struct, kw_only=True):
             {"request": f"r{index}", "driver": DRIVER, "pool": pool, "device": one.device}
             | ({"adminAccess": True} if one.admin else {})
             | ({"shareID": one.share} if one.share else {})
+            | ({"consumedCapacity": {name: str(much) for name, much in one.consumed.items()}} if one.consumed else {})
             for index, one in enumerate(self.results)
         ]
         return {
@@ -100,25 +112,56 @@ class Published(msgspec.Struct, frozen=True):
     devices: Sequence[Mapping[str, Any]]
     counters: Sequence[Mapping[str, Any]]
 
-    def free(self, claims: Iterable[Claim], *, tolerant: bool) -> list[str]:
-        """Names of the devices that a claim could be allocated."""
-        taken = {one.device for claim in claims if not claim.gone for one in claim.results if not one.admin}
+    def free(
+        self, claims: Iterable[Claim], *, tolerant: bool, asked: Mapping[str, str] = MappingProxyType({})
+    ) -> list[str]:
+        """Names of the devices that a claim could be allocated, or shares of them of what it asks for."""
+        given = held(claims)
+        taken = {one.device for one in given if not one.share}
+        counted = {one.device for one in given}
         left = {
-            (each["name"], name): _amount(counter["value"])
+            (each["name"], name): amount(counter["value"])
             for each in self.counters
             for name, counter in each["counters"].items()
         }
         for device in self.devices:
-            if device["name"] in taken:
-                for key, amount in _drawn(device):
-                    left[key] = left.get(key, 0) - amount
+            if device["name"] in counted:
+                for key, drawn in _drawn(device):
+                    left[key] = left.get(key, 0) - drawn
         return [
             str(device["name"])
             for device in self.devices
-            if device["name"] not in taken
+            if (device.get("allowMultipleAllocations") or device["name"] not in taken)
+            and self.consumption(device["name"], asked, given) is not None
             and (tolerant or not _tainted(device))
-            and all(left.get(key, 0) >= amount for key, amount in _drawn(device))
+            and (
+                (device.get("allowMultipleAllocations") and device["name"] in counted)
+                or all(left.get(key, 0) >= drawn for key, drawn in _drawn(device))
+            )
         ]
+
+    def consumption(self, name: str, asked: Mapping[str, str], held: Iterable[Result]) -> dict[str, int] | None:
+        """What a share of a device would have of each capacity, {} for one that a claim has alone; None if it does not fit."""
+        device = self.device(name)
+        if not device.get("allowMultipleAllocations"):
+            return {}
+        found = {}
+        mine = [one.consumed for one in held if one.device == name]
+        for what, capacity in device.get("capacity", {}).items():
+            there = amount(capacity["value"])
+            found[what] = _rounded(asked.get(what), capacity.get("requestPolicy"), there)
+            if found[what] + sum(each.get(what, 0) for each in mine) > there:
+                return None
+        return found if asked.keys() <= found.keys() else None
+
+    def device(self, name: str) -> Mapping[str, Any]:
+        """The device of this name."""
+        return next(each for each in self.devices if each["name"] == name)
+
+    def form(self, name: str) -> tuple[object, ...]:
+        """How a device is published for claims; () if it is not."""
+        found = [each for each in self.devices if each["name"] == name]
+        return tuple((bool(each.get("allowMultipleAllocations")), *sorted(each.get("capacity", {}))) for each in found)
 
     def names(self) -> list[str]:
         """Names of all devices."""
@@ -126,14 +169,18 @@ class Published(msgspec.Struct, frozen=True):
 
     def board(self, name: str) -> str:
         """UUID of the board that a device name stands for."""
-        device = next(each for each in self.devices if each["name"] == name)
-        attributes = device["attributes"]
+        attributes = self.device(name)["attributes"]
         return str((attributes.get("parentUUID") or attributes["uuid"])["string"])
+
+
+def held(claims: Iterable[Claim]) -> list[Result]:
+    """What claims hold of devices."""
+    return [one for claim in claims if not claim.gone for one in claim.results if not one.admin]
 
 
 def _drawn(device: Mapping[str, Any]) -> list[tuple[tuple[str, str], int]]:
     return [
-        ((drawn["counterSet"], name), _amount(counter["value"]))
+        ((drawn["counterSet"], name), amount(counter["value"]))
         for drawn in device.get("consumesCounters", ())
         for name, counter in drawn["counters"].items()
     ]
@@ -143,7 +190,19 @@ def _tainted(device: Mapping[str, Any]) -> bool:
     return any(taint["effect"] != "None" for taint in device.get("taints", ()))
 
 
-def _amount(quantity: str) -> int:
+def _rounded(asked: str | None, policy: Mapping[str, Any] | None, there: int) -> int:
+    """What a request consumes: its default, or a multiple of the step from the minimum on; without a policy all of it."""
+    if policy is None:
+        return there
+    if asked is None:
+        return amount(policy["default"])
+    within = policy["validRange"]
+    least, step = amount(within["min"]), amount(within["step"])
+    return least + max(0, -(-(amount(asked) - least) // step)) * step
+
+
+def amount(quantity: str) -> int:
+    """A quantity as a number."""
     found = re.fullmatch(r"(\d+)(Ki|Mi|Gi)?", quantity)
     if found is None:
         raise ValueError(quantity)

@@ -156,6 +156,8 @@ class Source:
         self.slow_s = 0.0
         """How long reading a claim takes."""
         self.clock: Clock | None = None
+        self.heard: list[Any] = []
+        """The forms of GPUs in the spec that an agent has read last."""
         self._objects: dict[str, dict[str, Any]] = {}
         self.version = 0
         self.put(NODES, {"metadata": {"name": NODE, "uid": NODE_UID}})
@@ -211,6 +213,11 @@ class Source:
         pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
         spec = {"driver": DRIVER, "nodeName": NODE, "pool": pool, "devices": devices, "sharedCounters": counters}
         self.put(SLICES, {"metadata": {"name": NODE, "ownerReferences": OWNERS}, "spec": spec})
+
+    @property
+    def claims(self) -> list[Any]:
+        """All claims."""
+        return list(self._objects.get(CLAIMS.plural, {}).values())
 
     @property
     def slices(self) -> dict[ObjectKey, Any]:

@@ -125,7 +125,7 @@ class DeviceUsers:
             self._unknown_since_s.pop(asked, None)
 
     def _beside(self, claim: PreparedClaim, place: Place) -> list[PreparedClaim]:
-        """Other prepared claims that may use the device, too: with administrative access to the GPU, or a share as the claim has."""
+        """Other prepared claims that may use the device, too: by administrative access to the GPU, or with another share."""
         gpu = place.gpu if isinstance(place, PlacementKey) else place
         shares = _has_share(claim, place)
         return [

@@ -1,0 +1,53 @@
+"""The agent machine's steps of claims that share GPUs.
+
+Owns these steps. `claims` has what must be true of an answer, `sharing` what must be true of what is published.
+"""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from tests.adversary.agent.claims import LifeOfClaims
+from tests.adversary.agent.configurations import CONFIGURED, Said
+from tests.adversary.agent.node import NUMBERS, fired
+from tests.adversary.agent.scheduler import Claim
+
+MEMORY = st.sampled_from((None, "1", "10Gi", "40Gi", "80Gi"))
+
+
+class ClaimsOfShares(LifeOfClaims):
+    """Claims with shares of one node's GPUs."""
+
+    @precondition(lambda self: len(self.claims) < 8 and bool(self._shareable()))
+    @rule(
+        picks=st.lists(NUMBERS, min_size=1, max_size=3),
+        memory=MEMORY,
+        age=st.sampled_from((0, 0, 0, 1)),
+        tolerant=st.sampled_from((False, False, False, True)),
+        asked=st.sampled_from((True, True, True, False)),
+        said=st.just(()) | CONFIGURED,
+    )
+    def share(
+        self,
+        picks: list[int],
+        memory: str | None,
+        age: int = 0,
+        tolerant: bool = False,
+        asked: bool = True,
+        said: Said = (),
+    ) -> None:
+        """The scheduler allocates a claim of shares, perhaps several of one GPU."""
+        published = self.past[max(0, len(self.past) - 1 - age)]
+        claim = Claim(name=self._name(), results=[], said=said)
+        wanted = {"memory": memory} if memory is not None else {}
+        for pick in picks:
+            names = self._shareable()
+            if names:
+                self._give(claim, published, names[pick % len(names)], tolerant=tolerant, wanted=wanted)
+        if claim.results:
+            fired["allocate several shares"] += len(claim.results) > 1
+            self._add(claim, "allocate shares", asked=asked)
+
+    def _shareable(self) -> list[str]:
+        """The devices that several claims may have."""
+        last = self.past[-1].devices if self.past else ()
+        return [str(each["name"]) for each in last if each.get("allowMultipleAllocations")]
