@@ -114,9 +114,7 @@ class LifeOfClaims(Sharing):
             )
             for pick, far, admin in devices
         ]
-        boards = {
-            one.device: self.past[-1].board(one.device) for one in results if one.device in self._published_names()
-        }
+        boards = {one.device: board for one in results if (board := self._board_of(one.device))}
         self._add(Claim(name=self._name(), results=results, boards=boards, blind=True), "allocate blindly", asked=asked)
 
     def _name(self) -> str:

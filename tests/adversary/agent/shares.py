@@ -47,6 +47,20 @@ class ClaimsOfShares(LifeOfClaims):
             fired["allocate several shares"] += len(claim.results) > 1
             self._add(claim, "allocate shares", asked=asked)
 
+    @precondition(lambda self: self._served() and len(self.claims) < 6 and bool(self._shareable()))
+    @rule(
+        several=st.lists(st.tuples(NUMBERS, MEMORY), min_size=2, max_size=4),
+        interval=st.sampled_from(("", "", "", "Long", "Short")),
+        runs=st.booleans(),
+    )
+    def pods_that_share(self, several: list[tuple[int, str | None]], interval: str, runs: bool) -> None:
+        """Several typical pods with a share each; perhaps their programs run."""
+        for pick, memory in several:
+            if self._served():
+                self.share([pick], memory, said=(("FromClaim", interval),) if interval else ())
+                if runs and self.claims:
+                    self.run_pod(pick, listed=True, ends=False)
+
     def _shareable(self) -> list[str]:
         """The devices that several claims may have."""
         last = self.past[-1].devices if self.past else ()

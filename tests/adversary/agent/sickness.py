@@ -18,6 +18,10 @@ APPLICATION = 31
 """An application's XID. The agent remembers it, because a policy may keep claims away for it."""
 ENDS: Mapping[int, str] = {**FATAL, APPLICATION: "reset"}
 LOST = 15
+FIRST_WITH_RECOVERY = 565
+"""The first release of the driver that tells of a recovery action."""
+NEW = 1000
+"""A release that tells of everything."""
 
 Xids = dict[str, frozenset[int]]
 
@@ -68,8 +72,11 @@ class Sickness:
         self.told = {}
         if long:
             self.listening = True
+            release = _release(hardware)
             self.seen = {
-                gpu["uuid"] for gpu in hardware["gpus"] if ill(gpu, knows_fabric=self._knows_fabric(gpu["uuid"]))
+                gpu["uuid"]
+                for gpu in hardware["gpus"]
+                if ill(gpu, release=release, knows_fabric=self._knows_fabric(gpu["uuid"]))
             }
             self.late = {gpu["uuid"] for gpu in hardware["gpus"] if joining(gpu) and self._knows_fabric(gpu["uuid"])}
         if room:
@@ -103,7 +110,8 @@ class Sickness:
         if fatal := self.known.get(gpu, frozenset()) & FATAL.keys():
             return " and ".join(f"XID {code}" for code in sorted(fatal))
         there = next((each for each in hardware["gpus"] if each["uuid"] == gpu), None)
-        return "what NVML says of it" if gpu in self.seen and there is not None and ill(there) else ""
+        now_ill = there is not None and ill(there, release=_release(hardware))
+        return "what NVML says of it" if gpu in self.seen and now_ill else ""
 
     def _knows_fabric(self, gpu: str) -> bool:
         """Whether NVML tells of a board's place in its fabric."""
@@ -128,11 +136,16 @@ class Sickness:
         return not there["remapped"]["failed"]  # it may have been read before the GPU had instances
 
 
-def ill(gpu: Mapping[str, Any], *, knows_fabric: bool = True) -> bool:
-    """Whether NVML reports a fault at every reading."""
+def ill(gpu: Mapping[str, Any], *, release: int = NEW, knows_fabric: bool = True) -> bool:
+    """Whether NVML of this release reports a fault at every reading."""
     failed = gpu["remapped"]["failed"] and not gpu["instances"]  # NVML does not report it for a GPU with instances
     apart = gpu["joined"] and gpu["fabric_status"] and not gpu["mig_current"]  # MIG mode does not need the fabric
-    return gpu["error"] == LOST or bool(gpu["recovery_action"]) or failed or bool(apart and knows_fabric)
+    recovers = gpu["recovery_action"] and release >= FIRST_WITH_RECOVERY
+    return gpu["error"] == LOST or bool(recovers or failed or (apart and knows_fabric))
+
+
+def _release(hardware: Mapping[str, Any]) -> int:
+    return int(hardware["driver"]["version"].partition(".")[0])
 
 
 def joining(gpu: Mapping[str, Any]) -> bool:
