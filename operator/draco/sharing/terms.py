@@ -121,6 +121,13 @@ def published_forms(devices: Iterable[Device], driver: str = "") -> dict[GpuUuid
     return {GpuUuid(uuid): shared_gpu_of(uuid, found, driver) for uuid, found in by_gpu.items()}
 
 
+def published_memory(devices: Iterable[Device], driver: str = "") -> dict[GpuUuid, int]:
+    """The memory of each whole GPU of one pool in bytes, by UUID, as far as published."""
+    whole = (each for each in devices if read_partition_name(each.name) is None)
+    read = ((each.text(ATTRIBUTE_UUID, driver), memory_of(each, driver)) for each in whole)
+    return {GpuUuid(uuid): memory for uuid, memory in read if uuid and memory is not None}
+
+
 def shared_gpu_of(uuid: str, devices: Iterable[Device], driver: str = "") -> SharedGpu | None:
     """How a GPU is shared, from its published devices; None if it is not."""
     shareable = [each for each in devices if each.allow_multiple_allocations]

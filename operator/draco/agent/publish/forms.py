@@ -16,20 +16,24 @@ from draco.sharing.enforcement import enforceable
 from draco.sharing.terms import TermsError, alike, as_shareable, form_of, terms_for
 
 
-def enforces(gpu: Gpu, form: SharedGpu) -> bool:
-    """Whether the GPU can hold shares to their memory as asked; taken for granted while its driver does not say."""
+def can_have(gpu: Gpu, whole: Device, form: SharedGpu) -> bool:
+    """Whether the GPU, `whole` as a device, has what the form asks; taken for granted while its driver does not say."""
+    try:
+        terms_for(form, whole)
+    except TermsError:  # the operator says why in the policy's status
+        return False
     return form.enforcement in enforceable(gpu.memory_limit or MemoryLimitBy.DRIVER)
 
 
 def as_shared(device: Device, form: SharedGpu | None) -> Device:
-    """The device for several claims, if it is to be shared on terms that it can have; otherwise for one."""
+    """The device for several claims, if it is to be shared; a MIG device that is too small for the form for one."""
     terms = form_of(form, device.name)
     if terms is None:
         return device
     try:
         return as_shareable(device, terms_for(terms, device))
     except TermsError:
-        return device  # the operator says why in the policy's status
+        return device
 
 
 def held_forms(

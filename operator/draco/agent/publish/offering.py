@@ -18,7 +18,7 @@ import structlog
 from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, Use, device_name, position
 from draco.agent.mig.keeper import MigKeeper
 from draco.agent.publish import partitions, slices
-from draco.agent.publish.forms import as_shared, enforces, held_forms
+from draco.agent.publish.forms import as_shared, can_have, held_forms
 from draco.agent.publish.known_divisions import KnownDivisions
 from draco.agent.publish.nvlink import nvlinks
 from draco.agent.publish.partitions import Divisible, Place
@@ -52,7 +52,7 @@ from draco.resources.names import (
     GpuUuid,
     gpu_name,
 )
-from draco.sharing.terms import alike, published_forms
+from draco.sharing.terms import alike, published_forms, published_memory
 
 PACE_S = 2.0
 """Minimum time between publications that differ only in their order. A stale order is legal, only worse."""
@@ -79,10 +79,13 @@ class Offering:
         self._order: list[Place] = []
         self._ordered_at_s = float("-inf")
         self._withdrawals = Withdrawals()
+        self.memory: Mapping[GpuUuid, int] = {}
+        """The memory of GPUs in bytes, as last read or published."""
 
-    def recall(self, forms: Mapping[GpuUuid, SharedGpu | None]) -> None:
-        """How GPUs are shared that have been published already; None for one claim alone."""
+    def recall(self, forms: Mapping[GpuUuid, SharedGpu | None], memory: Mapping[GpuUuid, int]) -> None:
+        """How GPUs are shared that have been published already, None for one claim alone, and with how much memory."""
         self._withdrawals.recall(forms)
+        self.memory = memory
 
     @property
     def forms(self) -> Mapping[GpuUuid, SharedGpu | None]:
@@ -118,14 +121,23 @@ class Offering:
         going: set[str] = set()
         again: list[float] = []
         forms: dict[str, SharedGpu] = {}
+        unsettled = {device_name(each) for each in gpus if each.uuid in changing}
         self._withdrawals.keep_only({each.uuid for each in gpus})
-        for gpu in sorted(gpus, key=position):
+        self.memory = {
+            **self.memory,
+            **{each.uuid: each.memory_bytes for each in gpus if each.memory_bytes is not None},
+        }
+        for gpu in map(self._with_memory, sorted(gpus, key=position)):
             uuid = gpu.uuid
             mig = migs.get(uuid) or GpuMigView(gpu=uuid)
             of_claims = promised.get(uuid, ())
             asked = self._divisible(gpu, mig, wanted.get(uuid), keeping(None, mig.board, of_claims))
-            offered = self._withdrawals.offer(gpu, mig, asked, shared.get(uuid), written=written, now_s=now_s)
-            if offered.shared is not None and enforces(gpu, offered.shared):
+            form = shared.get(uuid)
+            if form is not None and not can_have(gpu, slices.device(gpu, driver), form):
+                form = self.forms.get(uuid)  # claims may hold it so; the operator decides
+                unsettled |= {device_name(gpu)} if form is not None else set()
+            offered = self._withdrawals.offer(gpu, mig, asked, form, written=written, now_s=now_s)
+            if offered.shared is not None:
                 forms[device_name(gpu)] = offered.shared
             made = offered.divided
             going |= offered.going
@@ -150,10 +162,9 @@ class Offering:
             for one in plain + partitions.devices(divisible, driver, self._order)
         ]
         devices = [as_shared(one, forms.get(gpu_name(one.name))) for one in devices] if forms else devices
-        if changing:
-            names = {device_name(each) for each in gpus if each.uuid in changing}
+        if unsettled:
             devices = [
-                _tainted(one, TAINT_UNSETTLED, UNSETTLED_SHARING) if gpu_name(one.name) in names else one
+                _tainted(one, TAINT_UNSETTLED, UNSETTLED_SHARING) if gpu_name(one.name) in unsettled else one
                 for one in devices
             ]
         if operator_allocated:
@@ -170,6 +181,12 @@ class Offering:
         if not self.partitionable:
             return DeviceOffer([msgspec.structs.replace(one, consumes_counters=[]) for one in devices], [], again_in_s)
         return DeviceOffer(devices, partitions.counters(divisible), again_in_s)
+
+    def _with_memory(self, gpu: Gpu) -> Gpu:
+        """A shared GPU keeps its memory while it cannot be read: claims hold amounts of it."""
+        if gpu.memory_bytes is not None or self.forms.get(gpu.uuid) is None:
+            return gpu
+        return msgspec.structs.replace(gpu, memory_bytes=self.memory.get(gpu.uuid))
 
     def _reorder(self, gpus: Sequence[Divisible], now_s: float) -> float | None:
         """Adopt the best order if it differs in a way that counts and the pace permits; returns seconds to wait, or None."""
@@ -314,9 +331,9 @@ class Offers:
         """The cluster now keeps, or does not keep, the counters of partitions."""
         kept = facts.features is None or facts.features.partitionable_devices is not False
         if kept is not self._offering.partitionable:
-            forms = self._offering.forms
+            before = self._offering
             self._offering = Offering(partitionable=kept)  # earlier offers mean nothing now
-            self._offering.recall(forms)
+            self._offering.recall(before.forms, before.memory)
         self.touch()
 
     async def run(self, *, recovered: asyncio.Event, follows: bool) -> None:
@@ -330,7 +347,8 @@ class Offers:
                     "offers.wishes_unknown", remedy="give the agent the right to list and watch gpunodes.draco.dev"
                 )
         await wait_for(self._slicing_known, self._clock, TRIED_S)  # else it is published twice
-        self._offering.recall(published_forms(await self._publisher.before()))
+        before = await self._publisher.before()
+        self._offering.recall(published_forms(before), published_memory(before))
         self._forms = self._offering.forms
         self.touch()
         await run_workers(self._queue, self._reconcile, workers=1, log=log)

@@ -206,6 +206,29 @@ def test_shares_are_limited_only_by_a_driver_that_can() -> None:
     assert plain.devices[0].attributes["draco.dev/memoryLimit"].string == "none"
 
 
+def test_a_shared_gpu_whose_memory_cannot_be_read_stays_as_claims_hold_it() -> None:
+    unread = msgspec.structs.replace(GPU, memory_bytes=None)
+    node = Node()
+    before = node.offers(None, shared=MEMORY)
+    offered = node.offers(None, gpu=unread, shared=MEMORY)
+    assert (shareable(offered), withdrawn(offered)) == ({"gpu-0"}, set())
+    assert offered.devices[0].capacity == before.devices[0].capacity
+    again = Node()  # the same after a restart
+    again.offering.recall({UUID: MEMORY}, node.offering.memory)
+    assert again.offers(None, gpu=unread, shared=MEMORY).devices[0].capacity == before.devices[0].capacity
+    assert shareable(Node().offers(None, gpu=unread, shared=MEMORY)) == set()
+
+
+def test_shares_that_a_driver_no_longer_limits_stay_shares_and_get_no_new_ones() -> None:
+    limited = msgspec.structs.replace(MEMORY, enforcement=Enforcement.DRIVER_LIMIT)
+    node = Node()
+    able, unable = (msgspec.structs.replace(GPU, memory_limits=can) for can in (True, False))
+    assert withdrawn(node.offers(None, gpu=able, shared=limited)) == set()
+    offered = node.offers(None, gpu=unable, shared=limited)
+    assert shareable(offered) == {"gpu-0"}
+    assert ("draco.dev/unsettled", "Sharing") in {(each.key, each.value) for each in offered.devices[0].taints}
+
+
 def test_mig_devices_are_shared_where_that_is_asked() -> None:
     layout = [WantedInstance(profile="1g.10gb", start=5)]
     offered = Node().offers(MigMode.STATIC, layout=layout, shared=MEMORY)
@@ -218,10 +241,10 @@ def test_mig_devices_are_shared_where_that_is_asked() -> None:
 
 def test_a_restarted_agent_gives_notice_of_a_change_of_form_too(node: Node) -> None:
     """It may end between the wish and the notice, and kube-scheduler sees the old slices meanwhile."""
-    node.offering.recall({UUID: None})
+    node.offering.recall({UUID: None}, {})
     offered = node.offers(None, shared=MEMORY)
     assert (shareable(offered), withdrawn(offered)) == (set(), {"gpu-0"})
     again = Node()
-    again.offering.recall({UUID: MEMORY})
+    again.offering.recall({UUID: MEMORY}, {})
     offered = again.offers(None, shared=msgspec.structs.replace(MEMORY, default="10Gi"))
     assert (shareable(offered), withdrawn(offered)) == ({"gpu-0"}, set())
