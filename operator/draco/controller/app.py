@@ -5,7 +5,6 @@ that holds the lease. Losing the lease ends the process, since another replica m
 """
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Final
@@ -26,6 +25,7 @@ from draco.controller.webhook.pod_gates import PodGates
 from draco.controller.webhook.server import OWN_PATH, PATH, PODS_PATH, serving_webhook, webhook_app
 from draco.endpoints import http_app, serving
 from draco.kube.clock import Clock, SystemClock
+from draco.kube.collector import freeze_for_good
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connect
 from draco.kube.connect.retry import retry
@@ -204,8 +204,7 @@ class Operator:
             objects={name: len(each.store) for name, each in self.view.collections.items()},
         )
         # The data just read is long-lived: each full collection would traverse it, 18 ms for 8,000 devices.
-        gc.collect()
-        gc.freeze()
+        freeze_for_good()
         try:
             await self.election.run(self._lead)
         finally:  # the lease is released, so nobody waits for this

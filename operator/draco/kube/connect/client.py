@@ -5,14 +5,14 @@ does) and retries nothing (`retry` does).
 """
 
 import asyncio
-import gc
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
 from functools import cache
 from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
+from draco.kube.collector import collector_at_rest
 from draco.kube.connect.connection import Connection
 from draco.kube.errors import Expired
 from draco.resources.api.base import set_fields
@@ -351,25 +351,6 @@ def identify(raw: bytes | msgspec.Raw, error: str) -> Undecodable:
     """Identify the object by the part of it that always fits."""
     identity = read(_named_decoder, raw).metadata
     return Undecodable(ObjectKey(identity.namespace, identity.name), identity.uid, identity.resource_version, error)
-
-
-@contextmanager
-def collector_at_rest() -> Iterator[None]:
-    """Pause the garbage collector while thousands of long-lived objects are created, which it would traverse repeatedly.
-
-    Then count them as old without traversing them once: freezing and unfreezing moves every object to the oldest generation. Not
-    in a process that keeps objects frozen.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            if not gc.get_freeze_count():
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
 
 
 @cache

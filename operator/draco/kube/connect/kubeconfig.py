@@ -7,7 +7,7 @@ Owns the search for kubeconfigs and the checks before anything is loaded. kubern
 import os
 from pathlib import Path
 
-from draco.kube.connect.client import collector_at_rest
+from draco.kube.collector import collector_at_rest
 from draco.kube.connect.connection import Connection
 from draco.kube.connect.incluster import runs_in_cluster
 from draco.kube.errors import KubeconfigError

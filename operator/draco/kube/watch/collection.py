@@ -15,7 +15,8 @@ import msgspec
 import structlog
 
 from draco.kube.clock import Clock
-from draco.kube.connect.client import Undecodable, collector_at_rest
+from draco.kube.collector import collector_at_rest
+from draco.kube.connect.client import Undecodable
 from draco.kube.watch.store import ApiObject, Change, Store
 from draco.kube.watch.watching import Bookmark, ListedCollection, Removal, Upsert, WatchEvent
 from draco.resources.kinds import Kind

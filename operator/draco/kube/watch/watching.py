@@ -10,7 +10,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from draco.kube.connect.client import PAGE_SIZE, Client, Undecodable, collector_at_rest, decode, identify
+from draco.kube.collector import collector_at_rest
+from draco.kube.connect.client import PAGE_SIZE, Client, Undecodable, decode, identify
 from draco.kube.errors import ApiError, ApiStatus, Expired, TooManyRequests, from_status
 from draco.kube.watch.store import ApiObject
 from draco.resources.api.foreign import read
