@@ -27,6 +27,7 @@ from draco.resources.kinds import (
     MIG_POLICIES,
     NODES,
     PODS,
+    SHARING_POLICIES,
     SLICES,
     TAINT_RULES,
 )
@@ -210,6 +211,24 @@ async def a_gpu_is_partitioned_and_an_idle_claim_gives_way(cluster: Cluster) -> 
         return not await partitions()
 
     await until(whole_again, what="a GPU without partitions")
+
+
+async def a_gpu_is_shared(cluster: Cluster) -> None:
+    client, node = cluster.client, NODE_NAMES[1]
+    nodes = {"matchLabels": {"kubernetes.io/hostname": node}}
+    spec = {"mode": "Memory", "default": "10Gi", "nodeSelector": nodes}
+    await client.create(SHARING_POLICIES, {"metadata": {"name": "by-memory"}, "spec": spec})
+
+    async def shared() -> bool:
+        slices = await client.list(SLICES)
+        return any(device.allow_multiple_allocations for each in slices for device in each.spec.devices)
+
+    async def unshared() -> bool:
+        return not await shared()
+
+    await until(shared, what="GPUs for several claims")
+    await cluster.gone(SHARING_POLICIES, ObjectKey("", "by-memory"))
+    await until(unshared, what="GPUs for one claim each again")
 
 
 async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
@@ -429,6 +448,7 @@ SCENARIOS: list[Callable[[Cluster], Awaitable[None]]] = [
     a_fault_opens_a_request_and_old_ones_are_cleared_away,
     a_taint_rule_is_reported,
     a_gpu_is_partitioned_and_an_idle_claim_gives_way,
+    a_gpu_is_shared,
     a_claim_is_allocated_by_draco,
     metrics_are_scraped,
     an_agent_is_lost,
