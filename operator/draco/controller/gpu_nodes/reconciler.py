@@ -12,8 +12,9 @@ import msgspec
 import structlog
 
 from draco.controller.gpu_nodes.plan import isolation_of, overrides_of, plan_spec, promised_devices, sorted_spec
-from draco.controller.health.decisions import HealthDecisions, said_by
+from draco.controller.health.decisions import HealthDecisions
 from draco.controller.mig.decisions import MigDecisions
+from draco.controller.node_decisions import said_by
 from draco.controller.own_status import SupersededVersions
 from draco.controller.sharing.decisions import SharingDecisions
 from draco.controller.view import BY_POOL, ClusterView

@@ -1,22 +1,20 @@
 """Decides what HealthPolicies make of each node's faults, from the current view.
 
-Owns the reading of the view for health policies and the cache of decisions: a node is decided again when an object that its
-decision depends on is replaced. Conditions run here, on the event loop: administrators write them, one takes at most some tens of
-milliseconds, and the loop is yielded in between. Writes nothing.
+Owns the reading of the view for health policies; `node_decisions` keeps the decisions. Conditions run here, on the event loop:
+administrators write them, one takes at most some tens of milliseconds, and the loop is yielded in between. Writes nothing.
 """
 
 import asyncio
 from collections.abc import Mapping
-from operator import is_
 
 from draco.controller.loop_watch import CooperativeWork
+from draco.controller.node_decisions import NodeDecisions, said_by
 from draco.controller.view import BY_POOL, ClusterView
 from draco.health.conditions import condition_of, load
 from draco.health.policy import NodeHealth, ReadyPolicy, SeenGpus, decide_node, first_asked_first, ready
-from draco.kube.watch.store import Change
 from draco.mig_policy.matching import whole_gpus
 from draco.resources.api.claims import DeviceClass
-from draco.resources.api.draco import GpuNode, MigPolicy
+from draco.resources.api.draco import GpuNode
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, own_slices
@@ -29,10 +27,9 @@ class HealthDecisions:
         self._view = view
         self._policies: tuple[ReadyPolicy, ...] | None = None
         self._version = 0  # of the policies and classes
-        self._known: dict[str, tuple[tuple[object, ...], NodeHealth]] = {}
         view.health_policies.subscribe(self._forget_policies, reads=said_by)
         view.classes.subscribe(self._forget_policies)
-        view.gpu_nodes.subscribe(self._forget_node)
+        self._decisions: NodeDecisions[NodeHealth] = NodeDecisions(view)
 
     async def policies(self) -> tuple[ReadyPolicy, ...]:
         """The compiled policies in evaluation order. Their status may be outdated."""
@@ -60,14 +57,7 @@ class HealthDecisions:
     async def all(self) -> list[NodeHealth]:
         """The decisions for all nodes with a GpuNode, by name. Yields the event loop in between."""
         policies = await self.policies()
-        cooperative = CooperativeWork(self._view.clock)
-        decisions = []
-        for key in sorted(self._view.gpu_nodes.store):
-            gpu_node = self._view.gpu_nodes.store.get(key)
-            if gpu_node is not None:  # it may be gone by now
-                decisions.append(self._decided(gpu_node, policies))
-            await cooperative.pause()
-        return decisions
+        return await self._decisions.all(lambda gpu_node: self._decided(gpu_node, policies))
 
     def whole_gpus(self, gpu_node: GpuNode) -> Mapping[str, Device]:
         """The node's GPUs by UUID, each as it is published or would be as a whole."""
@@ -79,19 +69,17 @@ class HealthDecisions:
     def _decided(self, gpu_node: GpuNode, policies: tuple[ReadyPolicy, ...]) -> NodeHealth:
         name = gpu_node.metadata.name
         if not policies:
-            self._known.pop(name, None)
+            self._decisions.forget(name)
             return NodeHealth(node=name)
         node = self._view.nodes.store.get(ObjectKey("", name))
         slices = self._view.slices.store.by_index(BY_POOL, gpu_node.pool)
-        basis = (policies, gpu_node, node, *slices)
-        known = self._known.get(name)
-        if known is not None and len(known[0]) == len(basis) and all(map(is_, known[0], basis)):
-            return known[1]
-        labels = node.metadata.labels if node else {}
-        seen = SeenGpus(gpu_node=gpu_node, labels=labels, devices=self.whole_gpus(gpu_node))
-        decision = decide_node(seen, policies)
-        self._known[name] = (basis, decision)
-        return decision
+
+        def made() -> NodeHealth:
+            labels = node.metadata.labels if node else {}
+            seen = SeenGpus(gpu_node=gpu_node, labels=labels, devices=self.whole_gpus(gpu_node))
+            return decide_node(seen, policies)
+
+        return self._decisions.of(name, (policies, gpu_node, node, *slices), made)
 
     def _class_of(self, policy: HealthPolicy) -> DeviceClass | None:
         name = policy.spec.device_class_name
@@ -100,12 +88,3 @@ class HealthDecisions:
     def _forget_policies(self, _: object) -> None:
         self._version += 1
         self._policies = None
-
-    def _forget_node(self, change: Change[GpuNode]) -> None:
-        if change.after is None:
-            self._known.pop(change.key.name, None)
-
-
-def said_by(policy: HealthPolicy | MigPolicy) -> tuple[object, ...]:
-    """The fields of a policy that decisions depend on."""
-    return policy.spec, policy.metadata.uid, policy.metadata.deletion_timestamp

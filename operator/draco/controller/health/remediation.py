@@ -10,7 +10,8 @@ from contextlib import suppress
 import structlog
 from prometheus_client import Counter
 
-from draco.controller.health.decisions import HealthDecisions, said_by
+from draco.controller.health.decisions import HealthDecisions
+from draco.controller.node_decisions import said_by
 from draco.controller.own_status import SupersededVersions
 from draco.controller.view import BY_UID, ClusterView
 from draco.health.policy import NodeHealth, RuleMatch

@@ -1,20 +1,17 @@
 """Decides the wanted layout of every node's GPUs from the current view.
 
-Owns the reading of the view for MIG policies and the cache of decisions: a node is decided again when an object that its decision
-depends on is replaced. Deciding a large fleet yields the event loop. Writes nothing.
+Owns the reading of the view for MIG policies; `node_decisions` keeps the decisions. Writes nothing.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from operator import is_
 from types import MappingProxyType
 from typing import NamedTuple
 
 from draco.allocation.ownership.handover import GpuPlace
-from draco.controller.health.decisions import said_by
-from draco.controller.loop_watch import CooperativeWork
 from draco.controller.metrics import OperatorMetrics
+from draco.controller.node_decisions import NodeDecisions, said_by
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
@@ -50,7 +47,6 @@ class MigDecisions:
         self._rules: tuple[Rules, ...] | None = None
         self._permits: dict[str, bool] = {}
         self._permits_hold: tuple[datetime, datetime] = (_NEVER, _NEVER)  # from when to when
-        self._known: dict[str, tuple[tuple[object, ...], NodeDecision]] = {}
         self._all_decided = False  # at least once
         self._ahead: dict[str, Ahead] | None = None  # by node; None: not measured here yet
         self.when_ahead = Listeners[[str]]()
@@ -60,7 +56,7 @@ class MigDecisions:
         self.ahead = AheadReport()
         """What is kept ahead of claims, and why."""
         view.mig_policies.subscribe(self._forget_rules, reads=said_by)
-        view.gpu_nodes.subscribe(self._forget_node)
+        self._decisions: NodeDecisions[NodeDecision] = NodeDecisions(view)
 
     @property
     def rules(self) -> Sequence[Rules]:
@@ -93,13 +89,7 @@ class MigDecisions:
         """
         rules = self.rules
         permits = self._permitted(rules)
-        cooperative = CooperativeWork(self._view.clock)
-        decisions = []
-        for key in sorted(self._view.gpu_nodes.store):
-            gpu_node = self._view.gpu_nodes.store.get(key)
-            if gpu_node is not None:  # it may be gone by now
-                decisions.append(self._decided(gpu_node, rules, permits))
-            await cooperative.pause()
+        decisions = await self._decisions.all(lambda gpu_node: self._decided(gpu_node, rules, permits))
         self._all_decided = True
         return decisions
 
@@ -110,7 +100,7 @@ class MigDecisions:
             return {}
         policies = (each.metadata for each in self._view.mig_policies.store.values())
         names = [meta.name for meta in policies if meta.deletion_timestamp is None]
-        gpus = (gpu for _, decision in self._known.values() for gpu in decision.gpus)
+        gpus = (gpu for decision in self._decisions.known for gpu in decision.gpus)
         counts = Counter((gpu.policy, gpu.condition.state) for gpu in gpus)
         return {(name, state.value): counts[name, state] for name in names for state in LayoutState}
 
@@ -137,12 +127,9 @@ class MigDecisions:
         slices = self._slices(gpu_node)
         ahead = self._ahead.get(name, _NONE_AHEAD) if self._ahead is not None else None
         basis = (rules, permits, gpu_node, node, ahead, *slices)
-        known = self._known.get(name)
-        if known is not None and len(known[0]) == len(basis) and all(map(is_, known[0], basis)):
-            return known[1]
-        decision = decide(SeenNode.of(gpu_node, node, slices), rules, permits, ahead)
-        self._known[name] = (basis, decision)
-        return decision
+        return self._decisions.of(
+            name, basis, lambda: decide(SeenNode.of(gpu_node, node, slices), rules, permits, ahead)
+        )
 
     def _slices(self, gpu_node: GpuNode) -> list[ResourceSlice]:
         own = own_slices(self._view.slices.store.by_index(BY_POOL, gpu_node.pool), gpu_node.metadata.name)
@@ -162,10 +149,6 @@ class MigDecisions:
 
     def _forget_rules(self, _: Change[MigPolicy]) -> None:
         self._rules = None
-
-    def _forget_node(self, change: Change[GpuNode]) -> None:
-        if change.after is None:
-            self._known.pop(change.key.name, None)
 
 
 def register_mig(metrics: OperatorMetrics, decisions: MigDecisions) -> None:
