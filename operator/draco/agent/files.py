@@ -6,6 +6,7 @@ rebuilt after a reboot. The agent takes `Files` as an argument, so that tests ca
 """
 
 import errno
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +14,21 @@ from pathlib import Path
 
 TEMPORARY = ".tmp"
 """Suffix of a file being written. One left by a crash is overwritten by the next write, or swept."""
+
+
+def is_locked(path: Path) -> bool:
+    """Whether another process holds the lock of a file. Asking holds it for an instant, too."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class Files:

@@ -17,7 +17,7 @@ from typing import Final, NewType
 
 import msgspec
 
-from draco.agent.files import TEMPORARY, Files
+from draco.agent.files import TEMPORARY, Files, is_locked
 
 DaemonName = NewType("DaemonName", str)
 """Short, since sockets below it may have 107 bytes in their paths."""
@@ -127,14 +127,4 @@ class MpsFolder:
 
     def is_kept(self) -> bool:
         """Whether a keeper runs on this node."""
-        try:
-            descriptor = os.open(self.root / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        return is_locked(self.root / _LOCK)

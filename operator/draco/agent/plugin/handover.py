@@ -20,6 +20,7 @@ from typing import Final, Self
 import structlog
 
 from draco.agent.errors import AnotherPlugin
+from draco.agent.files import is_locked
 from draco.kube.clock import Clock
 
 log = structlog.get_logger()
@@ -111,14 +112,4 @@ def _taken(descriptor: int) -> bool:
 
 def stands_by(folder: Path) -> bool:
     """Whether an agent stands by."""
-    try:
-        descriptor = os.open(folder / _NEXT, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return is_locked(folder / _NEXT)
