@@ -19,7 +19,7 @@ from draco.mig_policy.matching import MatchVerdict, PolicyMatch, by_selectors, c
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.draco import GpuNode, GpuStatus, MigMode
 from draco.resources.api.meta import find_condition
-from draco.resources.api.sharing import Enforcement, SharedGpu, SharingMode, SharingPolicy
+from draco.resources.api.sharing import Enforcement, SharedGpu, SharingMode, SharingPolicy, SharingSettings
 from draco.resources.api.slices import Device
 from draco.resources.names import gpu_name
 from draco.resources.texts import listed
@@ -175,18 +175,8 @@ def _takes(said: MatchVerdict, has_it: bool) -> bool:
 
 
 def _wanted(policy: SharingPolicy, uuid: str) -> SharedGpu:
-    spec = policy.spec
-    return SharedGpu(
-        uuid=uuid,
-        policy=policy.metadata.name,
-        mode=spec.mode,
-        step=spec.step,
-        minimum=spec.minimum,
-        default=spec.default,
-        count=spec.count,
-        mig_devices=spec.mig_devices,
-        enforcement=spec.enforcement,
-    )
+    settings = {name: getattr(policy.spec, name) for name in SharingSettings.__struct_fields__}
+    return SharedGpu(uuid=uuid, policy=policy.metadata.name, **settings)
 
 
 def _unenforced(gpu: GpuStatus, wanted: SharedGpu, now: SharedGpu | None) -> str:

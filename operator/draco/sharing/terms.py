@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from draco.resources.api.draco import MemoryLimitBy
-from draco.resources.api.sharing import Enforcement, SharedGpu, SharingMode, SharingPolicySpec
+from draco.resources.api.sharing import Enforcement, SharedGpu, SharingMode, SharingSettings
 from draco.resources.api.slices import CapacityRange, CapacityRequestPolicy, Device, DeviceAttribute, DeviceCapacity
 from draco.resources.names import (
     ATTRIBUTE_MEMORY_LIMIT,
@@ -46,7 +46,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     enforcement: Enforcement = Enforcement.NONE
 
 
-def terms_for(wanted: SharedGpu | SharingPolicySpec, device: Device, driver: str = "") -> Terms:
+def terms_for(wanted: SharingSettings, device: Device, driver: str = "") -> Terms:
     """The terms for a device of this size. Raises TermsError."""
     if wanted.mode is SharingMode.UNLIMITED:
         return Terms(mode=wanted.mode, enforcement=wanted.enforcement)

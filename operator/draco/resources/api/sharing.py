@@ -24,35 +24,33 @@ class Enforcement(StrEnum):
     LIBRARY = "Library"
 
 
-class SharedGpu(ApiStruct, frozen=True, kw_only=True):
-    """How a GPU is published for several claims. Amounts of memory are quantities, "" for what its size makes of it.
+class SharingSettings(ApiStruct, frozen=True, kw_only=True):
+    """How claims share a GPU, as an administrator writes it. Amounts of memory are quantities, "" for what its size makes of it.
 
-    `policy` is "" where only published devices tell of it. `mig_devices`: its MIG devices are shared, too.
+    `mig_devices`: its MIG devices are shared, too.
     """
+
+    mode: SharingMode
+    step: str = ""
+    minimum: str = ""
+    default: str = ""
+    count: int | None = None
+    mig_devices: bool = False
+    enforcement: Enforcement = Enforcement.NONE
+
+
+class SharedGpu(SharingSettings, frozen=True, kw_only=True):
+    """How a GPU is published for several claims. `policy` is "" where only published devices tell of it."""
 
     uuid: str
     policy: str
-    mode: SharingMode
-    step: str = ""
-    minimum: str = ""
-    default: str = ""
-    count: int | None = None
-    mig_devices: bool = False
-    enforcement: Enforcement = Enforcement.NONE
 
 
-class SharingPolicySpec(ApiStruct, frozen=True, kw_only=True):
+class SharingPolicySpec(SharingSettings, frozen=True, kw_only=True):
     """Selected GPUs, and how claims share them."""
 
-    mode: SharingMode
     node_selector: LabelSelector | None = None
     device_selectors: list[DeviceSelector] = []
-    step: str = ""
-    minimum: str = ""
-    default: str = ""
-    count: int | None = None
-    mig_devices: bool = False
-    enforcement: Enforcement = Enforcement.NONE
 
 
 class SharingPolicyNode(ApiStruct, frozen=True, kw_only=True):
