@@ -19,6 +19,7 @@ from draco_local.simulator.kubelet.standin import Kubelet, KubeletSettings
 from tests.component.simulator.conftest import DRIVER, HoursLater, Workload, running_kubelet
 from tests.doubles.draplugin import RecordingPlugin
 
+NOOP = frozenset({DRIVER})
 RAW_PODS: Kind[Any] = Kind("", "v1", "pods", "Pod", True, dict)
 
 
@@ -270,6 +271,15 @@ async def test_a_restarted_stand_in_keeps_its_pods_and_notices_what_went_meanwhi
     assert set(plugin.calls) == {("prepare", "claim-stays"), ("unprepare", "claim-goes")}
 
 
+async def restarted_later(client: Client, root: Path, workload: Workload) -> None:
+    """Restart the stand-in hours later: it starts a new pod, and the status of the one that runs stays as it is."""
+    before = await client.get(RAW_PODS, workload.key("pod"))
+    async with running_kubelet(client, root, workload.node_name, noop_drivers=NOOP, clock=HoursLater()):
+        await workload.pod("new")
+        await until(partial(phase_is, workload, "new", "Running"))
+        assert (await client.get(RAW_PODS, workload.key("pod")))["status"] == before["status"]
+
+
 async def test_a_stand_in_killed_before_it_heard_back_keeps_the_start_it_reported(
     client: Client, root: Path, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,33 +290,23 @@ async def test_a_stand_in_killed_before_it_heard_back_keeps_the_start_it_reporte
         return answer
 
     apply = client.apply
-    noop = frozenset({DRIVER})
     with monkeypatch.context() as patch:
         patch.setattr(client, "apply", apply_unheard)
-        async with running_kubelet(client, root, workload.node_name, noop_drivers=noop):
+        async with running_kubelet(client, root, workload.node_name, noop_drivers=NOOP):
             await workload.claim("one")
             await workload.pod("pod", "one")
             await until(partial(phase_is, workload, "pod", "Running"))
-    before = await client.get(RAW_PODS, workload.key("pod"))
-    async with running_kubelet(client, root, workload.node_name, noop_drivers=noop, clock=HoursLater()):
-        await workload.pod("new")
-        await until(partial(phase_is, workload, "new", "Running"))
-        assert (await client.get(RAW_PODS, workload.key("pod")))["status"] == before["status"]
+    await restarted_later(client, root, workload)
 
 
 async def test_a_restarted_stand_in_takes_no_pod_for_gone_before_it_has_seen_them_all(
     client: Client, root: Path, workload: Workload
 ) -> None:
-    noop = frozenset({DRIVER})
-    async with running_kubelet(client, root, workload.node_name, noop_drivers=noop):
+    async with running_kubelet(client, root, workload.node_name, noop_drivers=NOOP):
         await workload.claim("one")
         await workload.pod("pod", "one")
         await until(partial(phase_is, workload, "pod", "Running"))
-    before = await client.get(RAW_PODS, workload.key("pod"))
-    async with running_kubelet(client, root, workload.node_name, noop_drivers=noop, clock=HoursLater()):
-        await workload.pod("new")
-        await until(partial(phase_is, workload, "new", "Running"))
-        assert (await client.get(RAW_PODS, workload.key("pod")))["status"] == before["status"]
+    await restarted_later(client, root, workload)
 
 
 async def test_a_pod_that_waits_for_a_driver_is_looked_at_as_soon_as_it_registers(
