@@ -21,7 +21,7 @@ from draco.kube.connect.client import Client
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import GPU_NODES
-from draco.resources.names import NVIDIA_DRIVER, ClaimUid
+from draco.resources.names import ATTRIBUTE_TIME_SLICING, NVIDIA_DRIVER, ClaimUid
 from draco_local.cluster import ports
 from draco_local.simulator.accidents import by_hand
 from draco_local.simulator.gpus import state
@@ -157,6 +157,13 @@ async def test_calls_wait_for_an_agent_that_has_registered_and_is_not_the_nodes_
 async def test_one_that_stands_by_is_ready_and_touches_nothing(node: SimulatedNode) -> None:
     port = ports.pick()
     async with node.running():
+
+        async def probed() -> bool:
+            """Whether the serving agent has found out, and on record, which GPUs can have time slices."""
+            devices = [device for each in await node.slices() for device in each.spec.devices]
+            return bool(devices) and all(ATTRIBUTE_TIME_SLICING in device.attributes for device in devices)
+
+        await eventually(probed)
         before = (node.checkpoint.read_bytes(), sorted(each.name for each in node.registration_socket.parent.iterdir()))
         following = an_agent(node, takes_over=True, listen=("127.0.0.1", port))
         try:
