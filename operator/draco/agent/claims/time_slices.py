@@ -77,8 +77,13 @@ class TimeSlices:
                 )
 
     def supported(self, gpu: GpuUuid) -> bool | None:
-        """Whether the time slice of a GPU can be set; None if unknown. After a change of the driver, as with the one before."""
-        return self._known(gpu).supported
+        """Whether the time slice of a GPU can be set; None if unknown.
+
+        Until a new driver is tried, it can what the last one could; what that refused is unknown, and stays so in MIG mode.
+        """
+        known = self._known(gpu)
+        is_outdated = known.driver_version != self._driver_version()
+        return None if is_outdated and not known.supported else known.supported
 
     def wanted(self, gpu: GpuUuid) -> TimeSlice:
         """What the last prepared claim that has the whole GPU asks for."""

@@ -94,6 +94,19 @@ def test_whether_a_gpu_can_have_a_time_slice_is_found_out_once_per_driver(node: 
     assert older.slices.supported(older.uuid) is False
 
 
+def test_what_an_old_driver_refused_is_unknown_with_the_next_one_in_mig_mode(node: MigNode, path: Path) -> None:
+    faults.reload_driver(path, version="450.80.02")
+    older = MigNode(path.parent)
+    with pytest.raises(TimeSliceRefused):
+        older.settle_slices()
+    by_hand.set_mode(path, 0, 1)
+    faults.reload_driver(path, version="580.95.05")
+    newer = MigNode(path.parent)
+    assert newer.slices.supported(newer.uuid) is None
+    by_hand.set_mode(path, 0, 0)
+    newer.prepare(LONG)
+
+
 def test_a_board_without_time_slices_refuses_the_claim_and_nothing_is_changed(tmp_path: Path) -> None:
     path = build(tmp_path, board="P4", mig=False)
     node = MigNode(tmp_path)
