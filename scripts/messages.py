@@ -37,6 +37,7 @@ PARTS = {
         "operator/draco/overview",
         "operator/draco/whatif",
         "operator/draco/linting",
+        "operator/draco/migration",
         "operator/draco/__main__.py",
     ),
     "Local cluster": ("local/draco_local",),

@@ -36,6 +36,7 @@ COMMANDS: Final = MappingProxyType(
         "layout": ("draco.cli.layout.command", "Show how GPUs are divided by MIG, and what a policy would change."),
         "lint": ("draco.cli.lint.command", "Check manifests before they reach a cluster, and correct them."),
         "maintain": ("draco.cli.maintain.command", "Take devices out of service, and bring them back."),
+        "migrate": ("draco.cli.migrate.command", "Bring workloads and settings from other tools to Draco."),
         "mps": ("draco.cli.mps", "Keep the MPS control daemons that claims need (runs on every GPU node)."),
         "operator": ("draco.cli.operator", "Watch the whole cluster's GPUs and claims (runs in the cluster)."),
         "reserve": ("draco.cli.reserve.command", "Reserve devices for future pods, for a limited time."),
