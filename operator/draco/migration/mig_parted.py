@@ -9,18 +9,18 @@ Source: the types and checks of NVIDIA's mig-parted, version v1 of its configura
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from draco.mig.board import Board
 from draco.mig.known_boards import BOARDS, MODELS
 from draco.mig.layouts import LayoutError, resolve
+from draco.migration.conversion import Conversion, FormatError, Rest, decoded, object_name
 from draco.migration.device_ids import PRODUCTS
 from draco.resources.api.claims import CelSelector, DeviceSelector
 from draco.resources.api.draco import LayoutInstances, MigLayout, MigMode, MigPolicy, MigPolicySpec
 from draco.resources.api.meta import LabelSelector, ObjectMeta
-from draco.resources.errors import DracoError
 from draco.resources.names import MIG_PROFILE, NVIDIA_DRIVER
 from draco.resources.texts import agreeing, listed, nearest
 
@@ -35,10 +35,6 @@ _BOARDS: Final[Mapping[str, Board]] = {
     model.product_name: BOARDS[name] for name, model in MODELS.items() if name in BOARDS
 }
 """By product name, those whose profiles are known."""
-
-
-class FormatError(DracoError):
-    """The configuration is not one of mig-parted's; the message says where and why."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
@@ -56,38 +52,16 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
         return [each for each in filters if each]
 
 
-class Configuration(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class LayoutsByName(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """A configuration: entries by the name of the layout."""
 
     version: str
     mig_configs: dict[str, list[Entry]] = {}
 
 
-class Rest(NamedTuple):
-    """What of a layout was not converted, as a sentence with what to do."""
-
-    layout: str
-    sentence: str
-
-    def __str__(self) -> str:
-        return f"{self.layout}: {self.sentence}"
-
-
-class Conversion(NamedTuple):
-    """The policies, and what they leave out."""
-
-    policies: Sequence[MigPolicy]
-    rests: Sequence[Rest]
-
-
-def read(document: object) -> Configuration:
-    """Read a configuration, or the ConfigMap value of one once decoded. Raises FormatError."""
-    try:
-        found = msgspec.convert(document, Configuration)
-    except msgspec.ValidationError as error:
-        raise FormatError(
-            f"this is no configuration of mig-parted: {str(error)[:1].lower()}{str(error)[1:]}"
-        ) from error
+def read(document: object) -> LayoutsByName:
+    """Read a configuration. Raises FormatError."""
+    found = decoded(document, LayoutsByName, "mig-parted")
     if found.version != VERSION:
         raise FormatError(f"its version is {found.version!r}, and only {VERSION} is known")
     for name, entries in found.mig_configs.items():
@@ -97,16 +71,13 @@ def read(document: object) -> Configuration:
     return found
 
 
-def convert(configuration: Configuration, layouts: Collection[str] = ()) -> Conversion:
+def convert(configuration: LayoutsByName, layouts: Collection[str] = ()) -> Conversion:
     """Convert the layouts named, or all. Raises FormatError for one that does not exist."""
     there = configuration.mig_configs
     for each in layouts:
         if each not in there:
             raise FormatError(f"there is no layout {each}{nearest(each, there)}")
-    found = [each for name in layouts or there for each in _converted(name, there[name])]
-    return Conversion(
-        [each for each in found if isinstance(each, MigPolicy)], [each for each in found if isinstance(each, Rest)]
-    )
+    return Conversion.of(each for name in layouts or there for each in _converted(name, there[name]))
 
 
 def _problems(entry: Entry) -> Iterator[str]:
@@ -227,9 +198,7 @@ def _selectors(products: Sequence[str]) -> list[DeviceSelector]:
 
 
 def _name(layout: str, products: Sequence[str]) -> str:
-    return re.sub(
-        r"[^a-z0-9.]+", "-", "-".join([layout, *(each.removeprefix("NVIDIA ") for each in products[:1])]).lower()
-    )
+    return object_name("-".join([layout, *(each.removeprefix("NVIDIA ") for each in products[:1])]))
 
 
 def _id(device_filter: str) -> str:

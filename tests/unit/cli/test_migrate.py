@@ -31,8 +31,8 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def run(*arguments: object, given: str = "") -> Result:
-    return CliRunner().invoke(command, ["mig-parted", *map(str, arguments)], input=given, catch_exceptions=False)
+def run(*arguments: object, given: str = "", what: str = "mig-parted") -> Result:
+    return CliRunner().invoke(command, [what, *map(str, arguments)], input=given, catch_exceptions=False)
 
 
 def policies(result: Result) -> list[dict[str, Any]]:
@@ -65,13 +65,13 @@ def test_the_config_map_of_the_mig_manager_is_read(file: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ("", "- is empty"),
+        ("", "- is empty: give a configuration, or a ConfigMap that has one"),
         (
-            "kind: ConfigMap\ndata: {one: '', two: ''}",
+            "kind: ConfigMap\ndata: {one: 'a: 1', two: 'b: 1'}",
             "the ConfigMap has no config.yaml; give the one that the MIG manager",
         ),
-        ("kind: ConfigMap", "the ConfigMap has no config.yaml"),
-        ("kind: ConfigMap\ndata: none", "the ConfigMap has no config.yaml"),
+        ("kind: ConfigMap", "the ConfigMap has no data; give the one that the tool reads"),
+        ("kind: ConfigMap\ndata: none", "the ConfigMap has no data"),
         ("kind: Pod\nversion: v1", "this is no configuration of mig-parted: object contains unknown field `kind`"),
     ],
 )
@@ -87,3 +87,26 @@ def test_what_is_not_converted_is_said_and_is_the_exit_status(file: Path) -> Non
     assert found.exit_code == 1
     assert len(policies(found)) == 2
     assert found.stderr.startswith("Not converted: all-enabled: it switches MIG on without instances.")
+
+
+def test_each_configuration_of_the_device_plugin_in_a_config_map_becomes_a_policy() -> None:
+    sliced = "{version: v1, sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}}"
+    config_map = {"kind": "ConfigMap", "data": {"any": sliced, "t4": sliced, "none": "version: v1"}}
+    found = run("-", given=yaml.safe_dump(config_map), what="sharing")
+    assert found.exit_code == 0, found.stderr
+    assert [each["metadata"]["name"] for each in policies(found)] == ["any", "t4"]
+    assert policies(found)[0]["spec"] == {
+        "mode": "Count",
+        "count": 4,
+        "nodeSelector": {"matchLabels": {"nvidia.com/device-plugin.config": "any"}},
+    }
+
+
+def test_a_configuration_that_shares_nothing_is_refused() -> None:
+    with pytest.raises(CommandError, match=r"- shares nothing: it has neither sharing\.timeSlicing nor sharing\.mps\."):
+        run("-", given="version: v1", what="sharing")
+
+
+def test_the_place_in_a_config_map_is_named() -> None:
+    with pytest.raises(CommandError, match=r"^standard input, document 1 \(line 1\), t4: its version is 'v9'"):
+        run("-", given="kind: ConfigMap\ndata: {t4: 'version: v9'}", what="sharing")

@@ -7,9 +7,10 @@ import pytest
 
 from draco.cli.input.mig_policy_checks import refusal
 from draco.mig.known_boards import MODELS
+from draco.migration.conversion import FormatError, Rest
 from draco.migration.device_ids import PRODUCTS
-from draco.migration.mig_parted import Conversion, FormatError, convert, read
-from draco.resources.api.draco import LayoutInstances, MigMode
+from draco.migration.mig_parted import convert, read
+from draco.resources.api.draco import LayoutInstances, MigMode, MigPolicy
 
 
 def an_entry(**fields: Any) -> dict[str, Any]:
@@ -17,17 +18,17 @@ def an_entry(**fields: Any) -> dict[str, Any]:
     return enabled | {name.replace("_", "-"): value for name, value in fields.items()}
 
 
-def converted(*entries: dict[str, Any], name: str = "all-1g.10gb") -> Conversion:
+def converted(*entries: dict[str, Any], name: str = "all-1g.10gb") -> tuple[list[MigPolicy], list[Rest]]:
     conversion = convert(read({"version": "v1", "mig-configs": {name: list(entries)}}))
-    for each in conversion.policies:
+    policies = [each for each in conversion.objects if isinstance(each, MigPolicy)]
+    for each in policies:
         assert not refusal(each, {"spec": msgspec.to_builtins(each.spec)})
-    return conversion
+    return policies, list(conversion.rests)
 
 
 def rest(*entries: dict[str, Any]) -> str:
-    found = converted(*entries)
-    assert not found.policies
-    (only,) = found.rests
+    policies, (only,) = converted(*entries)
+    assert not policies
     return str(only)
 
 
@@ -46,7 +47,7 @@ def test_a_layout_of_all_gpus_becomes_a_static_policy_for_the_nodes_with_its_lab
 
 def test_mig_off_becomes_mode_disabled() -> None:
     (policy,), rests = converted({"devices": "all", "mig-enabled": False}, name="all-disabled")
-    assert (policy.spec.mode, policy.spec.layouts, policy.spec.layout, list(rests)) == (MigMode.DISABLED, [], "", [])
+    assert (policy.spec.mode, policy.spec.layouts, policy.spec.layout, rests) == (MigMode.DISABLED, [], "", [])
 
 
 def test_a_filter_selects_boards_by_their_product_name() -> None:
@@ -70,12 +71,12 @@ def test_a_filter_selects_boards_by_their_product_name() -> None:
 def test_layouts_whose_names_differ_in_a_sign_become_different_policies() -> None:
     names = ["all-1g.24gb.me", "all-1g.24gb-me", "all-1g.24gb.me.all"]
     found = convert(read({"version": "v1", "mig-configs": {name: [an_entry()] for name in names}}))
-    assert [each.metadata.name for each in found.policies] == names
+    assert [each.metadata.name for each in found.objects] == names
 
 
 def test_only_the_layouts_named_are_converted() -> None:
     given = read({"version": "v1", "mig-configs": {"one": [an_entry()], "two": [an_entry()]}})
-    assert [each.metadata.name for each in convert(given, ["two"]).policies] == ["two"]
+    assert [each.metadata.name for each in convert(given, ["two"]).objects] == ["two"]
     with pytest.raises(FormatError, match="there is no layout tow; did you mean two"):
         convert(given, ["tow"])
 

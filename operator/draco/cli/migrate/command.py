@@ -1,6 +1,8 @@
 """`draco migrate`: what other tools' configuration becomes in Draco. Reads files, prints manifests, and changes nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -10,8 +12,12 @@ from draco.cli.input.yaml_documents import documents
 from draco.cli.options import output_option
 from draco.cli.output import CommandError, echo, print_document, print_yaml, warn
 from draco.cli.writing import manifest
-from draco.migration import mig_parted
-from draco.resources.kinds import MIG_POLICIES
+from draco.mig.known_boards import MODELS
+from draco.migration import device_plugin, mig_parted
+from draco.migration.conversion import Conversion, FormatError
+from draco.resources.kinds import DEVICE_CLASSES, MIG_POLICIES, SHARING_POLICIES
+
+_KINDS = {each.type: each for each in (MIG_POLICIES, SHARING_POLICIES, DEVICE_CLASSES)}
 
 
 @click.group()
@@ -38,11 +44,85 @@ def from_mig_parted(file: str, layouts: Sequence[str], output: str) -> None:
 
     \b
     draco migrate mig-parted config.yaml --layout all-balanced
-    kubectl get configmap -n gpu-operator default-mig-parted-config -o yaml | draco migrate mig-parted - | kubectl apply -f -
+    kubectl get configmap -n gpu-operator default-mig-parted-config -o yaml | draco migrate mig-parted - > policies.yaml
     """  # noqa: D301 - click keeps the lines below a backspace as they are
-    conversion = _converted(file, layouts)
+    given = {each.key: each for each in _given(file)}
+    only = given.get(mig_parted.DATA_KEY) or (next(iter(given.values())) if len(given) == 1 else None)
+    if only is None:
+        raise CommandError(f"the ConfigMap has no {mig_parted.DATA_KEY}; give the one that the MIG manager reads.")
+    with _refusals(only.source):
+        _show(mig_parted.convert(mig_parted.read(only.value), layouts), output)
+
+
+@command.command("sharing")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.option(
+    "--board",
+    type=click.Choice(list(MODELS)),
+    metavar="BOARD",
+    help=f"The GPUs' board, for MPS, whose shares are parts of its memory: {', '.join(MODELS)}.",
+)
+@output_option("yaml", "json")
+def from_device_plugin(file: str, board: str | None, output: str) -> None:
+    """Convert the sharing of NVIDIA's device plugin (time slicing, MPS) to SharingPolicies.
+
+    FILE is a configuration of the plugin, or a ConfigMap with one or several; "-" is standard input. The policies for a ConfigMap
+    select nodes by the same label as the plugin, nvidia.com/device-plugin.config. Pods go on asking for nvidia.com/gpu, or
+    nvidia.com/gpu.shared, and get a share for each. What cannot be converted is named on standard error, and the exit status is
+    then 1. Reads only the file.
+
+    \b
+    draco migrate sharing config.yaml
+    kubectl get configmap -n gpu-operator time-slicing-config -o yaml | draco migrate sharing - > policies.yaml
+    """  # noqa: D301 - click keeps the lines below a backspace as they are
+    configurations = {}
+    for each in _given(file):
+        with _refusals(each.source):
+            configurations[each.key] = device_plugin.read(each.value)
+    found = device_plugin.convert(configurations, MODELS[board] if board else None)
+    if not any(found):
+        raise CommandError(f"{file} shares nothing: it has neither sharing.timeSlicing nor sharing.mps.")
+    _show(found, output)
+
+
+class _Given(NamedTuple):
+    """A configuration, its place, and its key in a ConfigMap; "" for a file of its own."""
+
+    key: str
+    value: object
+    source: str
+
+
+@contextmanager
+def _refusals(source: str) -> Iterator[None]:
+    try:
+        yield
+    except FormatError as error:
+        raise CommandError(f"{source}: {error}") from error
+
+
+def _given(file: str) -> list[_Given]:
+    """The configurations of a file: itself, or those of a ConfigMap."""
+    document, source = next(iter(read_documents([file])), (None, file))
+    if document is None:
+        raise CommandError(f"{file} is empty: give a configuration, or a ConfigMap that has one.")
+    if not isinstance(document, Mapping) or document.get("kind") != "ConfigMap":
+        return [_Given("", document, source)]
+    data = document.get("data")
+    texts = {key: text for key, text in data.items() if isinstance(text, str)} if isinstance(data, Mapping) else {}
+    if not texts:
+        raise CommandError(f"{source}: the ConfigMap has no data; give the one that the tool reads.")
+    return [
+        _Given(key, each.value, f"{source}, {key}")
+        for key, text in texts.items()
+        for each in documents(f"{source}, {key}", text)
+    ]
+
+
+def _show(conversion: Conversion, output: str) -> None:
+    """Print the manifests, and on standard error what is missing. Raises Exit with status 1 if something is."""
     manifests = [
-        manifest(MIG_POLICIES, each.metadata.key, msgspec.to_builtins(each.spec)) for each in conversion.policies
+        manifest(_KINDS[type(each)], each.metadata.key, msgspec.to_builtins(each.spec)) for each in conversion.objects
     ]
     if output == "json":
         print_document({"apiVersion": "v1", "kind": "List", "items": manifests})
@@ -53,24 +133,3 @@ def from_mig_parted(file: str, layouts: Sequence[str], output: str) -> None:
     warn(f"Not converted: {each}" for each in conversion.rests)
     if conversion.rests:
         raise click.exceptions.Exit(1)
-
-
-def _converted(file: str, layouts: Sequence[str]) -> mig_parted.Conversion:
-    for document, source in read_documents([file]):
-        try:
-            return mig_parted.convert(mig_parted.read(_of_config_map(document, source)), layouts)
-        except mig_parted.FormatError as error:
-            raise CommandError(f"{source}: {error}") from error
-    raise CommandError(f"{file} is empty: give a configuration of mig-parted.")
-
-
-def _of_config_map(document: object, source: str) -> object:
-    """What a ConfigMap has under config.yaml, or its only key; any other document as it is."""
-    if not isinstance(document, Mapping) or document.get("kind") != "ConfigMap":
-        return document
-    data = document.get("data")
-    data = data if isinstance(data, Mapping) else {}
-    key = mig_parted.DATA_KEY if mig_parted.DATA_KEY in data or len(data) != 1 else next(iter(data))
-    if not isinstance(text := data.get(key), str):
-        raise CommandError(f"{source}: the ConfigMap has no {key}; give the one that the MIG manager reads.")
-    return next((each.value for each in documents(f"{source}, {key}", text)), None)
