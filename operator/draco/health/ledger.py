@@ -254,7 +254,7 @@ def _unseen(one: LedgerEntry, reading: GpuReading, asks: bool, clean: CleanProbe
     kind = one.kind
     if kind.family in reading.unasked or (kind.family in reading.hidden and not (one.ended and kind.load_ends)):
         return one
-    if kind.ends is FaultEnd.RESET and not one.ended and FaultFamily.RECOVERY not in reading.unasked:
+    if kind.ends is FaultEnd.RESET and not one.ended and FaultFamily.RECOVERY not in reading.unasked | reading.hidden:
         one = msgspec.structs.replace(one, asked=True) if asks else _ended(one) if one.asked else one
     if kind.ends is not FaultEnd.LOOK and not one.ended:
         return one

@@ -66,7 +66,13 @@ class HealthReader:
             for family in (FaultFamily.RECOVERY, FaultFamily.ECC, FaultFamily.NVLINK):
                 refused(family, error)
             values = {}
-        _recovery(values.get(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION), signs, unasked)
+        action = values.get(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
+        if action is None:  # an older driver does not know of it
+            lacks = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION in values
+            (hidden if lacks else unasked).add(FaultFamily.RECOVERY)
+        elif action != pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
+            unnamed = Sign(Recovery.UNKNOWN.value, f"The GPU needs recovery action {action}.")
+            signs.append(RECOVERY_ACTIONS.get(action, unnamed))
         errors = values.get(pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL)
         if errors is None:  # a divided GPU does not report them, nor one whose ECC is off
             lacks = divided or pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL in values
@@ -174,14 +180,6 @@ def _number(value: Any) -> int:
 
 
 _AT_NEXT_RESET = "a board that contains such errors keeps working: reset the GPU at the next opportunity"
-
-
-def _recovery(action: int | None, signs: list[Sign], unasked: set[FaultFamily]) -> None:
-    if action is None:
-        unasked.add(FaultFamily.RECOVERY)
-    elif action != pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
-        unnamed = Sign(Recovery.UNKNOWN.value, f"The GPU needs recovery action {action}.")
-        signs.append(RECOVERY_ACTIONS.get(action, unnamed))
 
 
 def _unless_faulty(error: CallError) -> None:

@@ -300,6 +300,15 @@ def test_a_recovery_action_is_a_fault_while_it_is_asked_for(tmp_path: Path) -> N
     assert node.well()
 
 
+def test_a_reset_that_was_asked_for_ends_with_the_load_of_a_driver_that_asks_for_none(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.recovery_action(node.path, 0, pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET)
+    faults.recovery_action(node.path, 1, pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT)
+    assert node.faults() == ["NeedsReset", "NeedsReboot"]
+    faults.reload_driver(node.path, version="450")
+    assert Node(tmp_path).faults(CLEAN) == ["", "NeedsReboot"], "no driver before R565 asks for a recovery action"
+
+
 def test_a_failed_remap_is_not_forgotten_while_the_gpu_is_divided_and_does_not_say(tmp_path: Path) -> None:
     node = Node(tmp_path)
     faults.remapped_rows(node.path, 0, RemappedRows(failed=True))
