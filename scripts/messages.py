@@ -53,6 +53,7 @@ PARTS = {
         "operator/draco/selectors",
         "operator/draco/allocation/pod_claims.py",
         "operator/draco/allocation/configurations.py",
+        "operator/draco/allocation/exclusion.py",
         "operator/draco/allocation/configured_claims.py",
         "operator/draco/allocation/mps.py",
     ),

@@ -267,7 +267,7 @@ def test_a_layout_is_changed_around_whoever_is_at_work(kube: Kubectl, example: E
 
     lay_out(kube, "sevenths")
     said = eventually(
-        lambda: f"in use by claim {NAMESPACE}/half" in policy_says(kube, "chosen-layout"),
+        lambda: f"waits for claim {NAMESPACE}/half" in policy_says(kube, "chosen-layout"),
         what="it says whom it waits for",
     )
     assert said

@@ -1,10 +1,22 @@
 """Compares what a policy wants of a GPU with what its agent reports. Owns the comparison and its messages."""
 
+from collections.abc import Iterable
 from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-from draco.resources.api.draco import GpuMig, GpuNode, GpuStatus, InstanceUse, MigMode, MigState, ResetPermit, WantedGpu
+from draco.allocation.exclusion import waits_for
+from draco.resources.api.draco import (
+    GpuMig,
+    GpuNode,
+    GpuStatus,
+    InstanceStatus,
+    InstanceUse,
+    MigMode,
+    MigState,
+    ResetPermit,
+    WantedGpu,
+)
 from draco.resources.api.meta import find_condition
 from draco.resources.names import CONDITION_PARTITIONABLE
 
@@ -94,9 +106,9 @@ def _static(mig: GpuMig, wanted: WantedGpu) -> GpuCondition:
     surplus = [each for each in ours if (each.profile, each.start) not in want]
     if not missing and not surplus and mig.state is MigState.READY:
         return GpuCondition(LayoutState.APPLIED)
+    if claims := _claims(surplus):
+        return _changing(waits_for(claims))
     for each in surplus:
-        if each.claim:
-            return _changing(f"{each.profile} at {each.start} is in use by claim {each.claim}")
         if each.holder:
             return _changing(f"{each.profile} at {each.start} is held by {each.holder}")
     foreign = [each for each in mig.instances if each.use is InstanceUse.FOREIGN]
@@ -109,6 +121,10 @@ def _static(mig: GpuMig, wanted: WantedGpu) -> GpuCondition:
     return _changing(mig.message or "its instances are being changed")
 
 
+def _claims(instances: Iterable[InstanceStatus]) -> list[str]:
+    return sorted({each.claim for each in instances if each.claim})
+
+
 def _reset(mig: GpuMig, wanted: WantedGpu, permit: ResetPermit) -> GpuCondition:
     if permit is ResetPermit.NEVER:
         return _failed(mig.message or "it needs a reset, which spec.reset.permit does not allow")
@@ -118,9 +134,8 @@ def _reset(mig: GpuMig, wanted: WantedGpu, permit: ResetPermit) -> GpuCondition:
 
 
 def _disabled(mig: GpuMig) -> GpuCondition:
-    for each in mig.instances:
-        if each.claim:
-            return _changing(f"{each.profile} at {each.start} is in use by claim {each.claim}")
+    if claims := _claims(mig.instances):
+        return _changing(waits_for(claims))
     if mig.enabled:
         return _changing(mig.message or "MIG is still on")
     # It may have to be divided again for a claim that was allocated a partition before.

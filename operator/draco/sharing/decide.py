@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from draco.allocation.exclusion import waits_for
 from draco.cel import Selector
 from draco.mig_policy.matching import MatchVerdict, PolicyMatch, by_selectors, compiled, whole_gpus
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
@@ -25,8 +26,6 @@ from draco.resources.names import gpu_name
 from draco.resources.texts import listed
 from draco.sharing.enforcement import enforceable
 from draco.sharing.terms import SHARES, TermsError, alike, consumed, form_of, shared_gpu_of, terms_for, terms_of
-
-_NAMED = 3
 
 
 class SharingRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,11 +152,11 @@ def _form(seen: SharableNode, seen_gpu: _PublishedGpu, rules: Sequence[SharingRu
             wanted = None
     there = shared_gpu_of(gpu.uuid, devices, driver) if devices else now
     holds = _holds(seen, gpu.device)
-    form, waits_for = _kept(wanted, now, there, holds, driver)
-    plain = GpuForm(uuid=gpu.uuid, device=gpu.device, form=form, changes=bool(waits_for), verdicts=verdicts)
+    form, claims = _kept(wanted, now, there, holds, driver)
+    plain = GpuForm(uuid=gpu.uuid, device=gpu.device, form=form, changes=bool(claims), verdicts=verdicts)
     if owner is None:
         return plain
-    state, message = _state(wanted, problem, waits_for, devices, driver)
+    state, message = _state(wanted, problem, claims, devices, driver)
     return msgspec.structs.replace(plain, policy=owner.name, state=state, message=message)
 
 
@@ -212,13 +211,12 @@ def _problem(node: GpuNode, gpu: GpuStatus, wanted: SharedGpu, devices: Sequence
 
 
 def _state(
-    wanted: SharedGpu | None, problem: str, waits_for: Sequence[str], devices: Sequence[Device], driver: str
+    wanted: SharedGpu | None, problem: str, claims: Sequence[str], devices: Sequence[Device], driver: str
 ) -> tuple[SharingState, str]:
     if problem:
         return SharingState.FAILED, problem
-    if waits_for:
-        claims = listed(waits_for[:_NAMED], total=len(waits_for))
-        return SharingState.WAITING, f"in use by {claims}, so it changes when that ends"
+    if claims:
+        return SharingState.WAITING, waits_for(claims)
     if wanted is None or not devices or not all(_is_as(wanted, each, driver) for each in devices):
         return SharingState.WAITING, "its agent has not published it yet"
     return SharingState.SHARED, ""

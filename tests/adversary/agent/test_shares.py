@@ -64,7 +64,7 @@ def test_two_claims_of_which_one_has_the_gpu_alone_are_seen(monkeypatch: pytest.
     blind = "state.allocate_blindly(devices=[(0, 0, False)], share=False, asked=True)"
     steps = [BEGIN.format(shared="Memory"), share(), blind]
     play(steps)
-    monkeypatch.setattr(plan, "_excludes", lambda *_: False)
+    monkeypatch.setattr(plan, "obstacle", lambda *_: None)
     monkeypatch.setattr(DeviceUsers, "earlier", lambda *_, **__: None)
     with pytest.raises(AssertionError, match=r"just answered, claims .* both have"):
         play(steps)
@@ -88,7 +88,7 @@ def test_shares_with_different_time_slices_are_seen(monkeypatch: pytest.MonkeyPa
     sliced = share().replace(")", ", said=(('FromClaim', 'Long'),))")
     steps = [BEGIN.format(shared="Memory"), sliced, share()]
     play(steps)
-    monkeypatch.setattr(plan, "differing", lambda *_: "")
+    monkeypatch.setattr(plan, "DeviceSettings", lambda *_: None)
     with pytest.raises(AssertionError, match="have shares of gpu-0 with different time slices"):
         play(steps)
 

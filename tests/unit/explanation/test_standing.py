@@ -17,7 +17,7 @@ from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaintRule, DeviceToleration
 from draco.resources.names import ATTRIBUTE_TIME_SLICING, LABEL_HOSTNAME
 from tests import builders
-from tests.builders import a_claim, a_device_class, a_node, a_pod, a_rule, a_slice
+from tests.builders import a_claim, a_device_class, a_node, a_pod, a_rule, a_slice, as_shares
 from tests.mig_claims import MIG_CLASS, a_mig_pool, a_partition
 from tests.unit.explanation.clusters import GPU, a_fleet
 
@@ -258,6 +258,26 @@ def test_a_time_slice_that_the_allocated_gpu_cannot_have_is_named() -> None:
     long = configured(a_claim(on=[HERE]), strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
     assert "because it asks for time slices of Long, and the board or the driver" in told(long, fleet=fleet).summary
     assert told(long).obstacles == []
+
+
+def test_a_share_with_another_time_slice_than_its_neighbour_is_named() -> None:
+    """Prepare refuses it, and kube-scheduler does not know."""
+
+    def share(name: str, interval: str) -> ResourceClaim:
+        made = as_shares(a_claim(name, on=[HERE]), name, memory="1Gi")
+        return configured(made, strategy="TimeSlicing", timeSlicingConfig={"interval": interval})
+
+    plain = as_shares(a_claim("plain", on=[HERE]), "plain", memory="1Gi")
+    found = told(share("claim", "Short"), share("other", "Long"))
+    assert found.reason is PendingReason.DEVICE_UNUSABLE
+    assert found.summary == (
+        "Claim default/claim is allocated, but it asks for time slices of Short on gpu-0, and claim default/other has another "
+        "share of it with time slices of Long. Give it the same configuration in a new claim, or wait until that one has ended."
+    )
+    assert "with time slices of Default" in told(share("claim", "Short"), plain).summary
+    assert told(share("claim", "Long"), share("other", "Long")).obstacles == []
+    wrong = configured(as_shares(a_claim("wrong", on=[HERE]), "wrong", memory="1Gi"), strategy="Mps")
+    assert told(share("claim", "Long"), wrong).obstacles == []
 
 
 def test_all_that_is_in_the_way_is_listed() -> None:

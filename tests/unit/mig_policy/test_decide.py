@@ -344,11 +344,11 @@ def having(*instances: Any, **fields: Any) -> GpuMig:
             having(CLAIMED),
             a_mig_policy(mode=MigMode.DISABLED),
             LayoutState.CHANGING,
-            "1g.10gb at 6 is in use by claim team/serve",
+            "waits for claim team/serve",
         ),
         (having(*BOTH), HALVES, LayoutState.APPLIED, ""),
         (having(BOTH[0]), HALVES, LayoutState.CHANGING, "its instances are being changed"),
-        (having(BOTH[0], CLAIMED), HALVES, LayoutState.CHANGING, "1g.10gb at 6 is in use by claim team/serve"),
+        (having(BOTH[0], CLAIMED), HALVES, LayoutState.CHANGING, "waits for claim team/serve"),
         (
             having(BOTH[0], FOREIGN),
             HALVES,
@@ -362,7 +362,7 @@ def having(*instances: Any, **fields: Any) -> GpuMig:
             LayoutState.CHANGING,
             "Verifying",
         ),
-        (having(BOTH[0], CLAIMED), LEFT, LayoutState.CHANGING, "1g.10gb at 6 is in use by claim team/serve"),
+        (having(BOTH[0], CLAIMED), LEFT, LayoutState.CHANGING, "waits for claim team/serve"),
         (
             having(enabled=False, state=MigState.CHANGING, message="MIG is asked for."),
             a_mig_policy(),
@@ -436,7 +436,7 @@ def test_a_claim_is_waited_for_before_a_reset() -> None:
     )
     gpus = [msgspec.structs.replace(each, architecture="Ampere") for each in node.status.gpus]
     node = msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, gpus=gpus))
-    assert decided(node, policy).gpus[0].condition.message == "1g.10gb at 6 is in use by claim team/serve"
+    assert decided(node, policy).gpus[0].condition.message == "waits for claim team/serve"
 
 
 def test_nothing_counts_as_applied_before_the_agent_has_seen_it() -> None:

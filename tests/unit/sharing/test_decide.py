@@ -76,7 +76,7 @@ def test_a_gpu_that_a_claim_has_alone_is_not_shared_before_it_is_gone() -> None:
     assert (gpu.form, gpu.changes) == (None, True)
     assert (gpu.state, gpu.message) == (
         SharingState.WAITING,
-        "in use by default/alone, so it changes when that ends",
+        "waits for claim default/alone",
     )
 
 
@@ -230,4 +230,4 @@ def test_amounts_that_a_gpu_does_not_have_are_named() -> None:
 def test_a_claim_with_several_shares_is_named_once() -> None:
     two = as_shares(a_claim("two", on=["node-0/gpu-0"]), "s1", "s2", memory="10Gi")
     gpu = decided(BY_COUNT, devices=[published(MEMORY)], claims=[two], before=MEMORY)
-    assert gpu.message == "in use by default/two, so it changes when that ends"
+    assert gpu.message == "waits for claim default/two"

@@ -39,25 +39,23 @@ def test_a_policy_says_what_a_claim_gets_that_asks_for_nothing() -> None:
 
 def test_what_failed_comes_before_what_waits() -> None:
     gpus = (
-        a_form("gpu-0", state=SharingState.WAITING, message="in use by a/b, so it changes when that ends"),
+        a_form("gpu-0", state=SharingState.WAITING, message="waits for claim a/b"),
         a_form("gpu-1", state=SharingState.FAILED, message="its memory is unknown"),
         a_form("gpu-2"),
     )
     found = status(NodeForms(node="node-0", gpus=gpus))
     assert (found.gpus, found.shared, found.waiting, found.failed) == (3, 1, 1, 1)
     assert found.message == "1 of 3 GPUs cannot be shared as the policy asks: gpu-1 of node-0: its memory is unknown."
-    assert [each.message for each in found.nodes] == [
-        "gpu-0: in use by a/b, so it changes when that ends; gpu-1: its memory is unknown."
-    ]
+    assert [each.message for each in found.nodes] == ["gpu-0: waits for claim a/b; gpu-1: its memory is unknown."]
     assert {each.type: each.status for each in found.conditions} == {
         "Valid": "True", "Applied": "False", "Conflicting": "False",
     }  # fmt: skip
 
 
 def test_for_whom_a_gpu_waits_is_in_the_message() -> None:
-    gpu = a_form(state=SharingState.WAITING, message="in use by a/b, so it changes when that ends")
+    gpu = a_form(state=SharingState.WAITING, message="waits for claim a/b")
     assert status(NodeForms(node="node-0", gpus=(gpu,))).message == (
-        "1 of 1 GPU not published as the policy asks yet: gpu-0 of node-0: in use by a/b, so it changes when that ends."
+        "1 of 1 GPU not published as the policy asks yet: gpu-0 of node-0: waits for claim a/b."
     )
 
 

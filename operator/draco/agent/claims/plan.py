@@ -1,10 +1,11 @@
 """Plans what Prepare does for a claim, or why it must refuse, from its allocation, the record and the GPUs.
 
-Owns reading the allocation, and the rule that no device is given to two claims. Pure. `preparer` carries the plan out.
+Owns reading the allocation, and that no device is given to two claims that exclude each other (`allocation.exclusion`). Pure.
+`preparer` carries the plan out.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, product
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ from draco.agent.hardware.gpus import Gpu
 from draco.agent.mps.folder import DaemonName
 from draco.agent.record.contents import ClaimPod, DeviceMps, Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.allocation import configurations
-from draco.allocation.mps import MpsLimitsError
+from draco.allocation.exclusion import DeviceSettings, DeviceUse, Obstacle, obstacle
+from draco.allocation.mps import MpsLimitsError, MpsSettings
 from draco.health.judgement import blocking
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.sharing import Enforcement
@@ -100,15 +102,10 @@ def plan_prepare(
     intent = intent_of(
         claim, driver=driver, pool=pool, gpus=gpus, can=can, mps_place=mps_place, enforcement=enforcement
     )
-    if (found := conflict(intent, record.values(), leftovers)) is not None:
+    if (found := next(conflicts(intent, record.values(), leftovers), None)) is not None:
         raise PrepareError(found.why) if found.holder is None else StillPrepared(found.why, holder=found.holder)
     by_uuid = {gpu.uuid: gpu for gpu in gpus.values()}
-    refusals = (
-        sick(intent, gpus),
-        joining(intent, gpus),
-        differing(intent, record.values()),
-        unlimitable(intent, by_uuid),
-    )
+    refusals = (sick(intent, gpus), joining(intent, gpus), unlimitable(intent, by_uuid))
     if refusal := next(filter(None, refusals), ""):
         raise PrepareError(refusal)
     gpus_of(intent, by_uuid)
@@ -259,45 +256,44 @@ class ClaimConflict(NamedTuple):
 
     why: str
     holder: ClaimUid | None
+    obstacle: Obstacle
 
 
-def conflict(
+def conflicts(
     claim: PreparedClaim, others: Iterable[PreparedClaim], leftovers: Mapping[ClaimUid, str] = MappingProxyType({})
-) -> ClaimConflict | None:
-    """The conflict with a claim that holds one of these devices; None without one.
+) -> Iterator[ClaimConflict]:
+    """The conflicts with claims that hold one of these devices.
 
-    A whole GPU and its partitions exclude each other, as do partitions that share units. Shares of one device, in one claim or
-    several, exclude only claims that have it alone. Administrative access never conflicts, but even then a partition cannot
-    overlap an instance or a whole GPU in use. Leftover intents hold nothing. Claims that kubelet unprepared are checked later,
-    when their remaining instances must give way.
-
+    Claims that kubelet unprepared are checked later, when their remaining instances must give way.
     Schedulers never allocate a device twice to one claim, but anybody who may write allocations can.
     """
-    for one, two in combinations(claim.devices, 2):
-        if one.device != two.device and _excludes(one, two):
-            why = (
-                f"Claim {claim} was allocated both {one.device} and {two.device}, which share hardware; delete all pods that "
-                "use the claim, so that it is allocated again."
-            )
-            return ClaimConflict(why, None)
+    uses = [_use(each) for each in claim.devices]
+    for one, two in combinations(uses, 2):
+        is_double = one.device == two.device and not (one.is_share and two.is_share)
+        if not is_double and (found := obstacle(one, two)) is not None:
+            yield ClaimConflict(found.in_itself(str(claim)), None, found)
     for other in others:
-        if (pair := _clash(claim, other)) is not None:
-            wanted, held = pair
-            what = "which is" if held.device == wanted.device else f"but {held.device} is"
-            then = leftovers.get(other.uid, "it can be prepared when kubelet has unprepared that one.")
-            why = (
-                f"Claim {claim} was allocated {wanted.device}, {what} still prepared for claim {other} "
-                f"(uid {other.uid}); {then}"
-            )
-            return ClaimConflict(why, other.uid)
-    return None
+        if other.uid == claim.uid or other.state is not PreparationState.PREPARED:
+            continue
+        for wanted, held in product(uses, map(_use, other.devices)):
+            if (found := obstacle(wanted, held)) is not None:
+                why = found.by(str(claim), str(other), other.uid, leftovers.get(other.uid, ""))
+                yield ClaimConflict(why, other.uid, found)
 
 
-def _clash(claim: PreparedClaim, other: PreparedClaim) -> tuple[PreparedDevice, PreparedDevice] | None:
-    if other.uid == claim.uid or other.state is not PreparationState.PREPARED:
-        return None
-    pairs = ((wanted, held) for held in other.devices for wanted in claim.devices if _excludes(wanted, held))
-    return next(pairs, None)
+def _use(device: PreparedDevice) -> DeviceUse:
+    settings = DeviceSettings(device.time_slice)
+    if (mps := device.mps) is not None:
+        asked = MpsSettings(percentage=mps.percentage, limit_mib=mps.limit_mib, multi_user=mps.multi_user)
+        settings = DeviceSettings(mps=asked, together=mps.gpus)
+    return DeviceUse(
+        gpu=device.gpu,
+        device=device.device,
+        units=None if device.partition is None else device.partition.mask,
+        is_share=bool(device.share_id),
+        is_admin=device.admin,
+        settings=settings,
+    )
 
 
 def sick(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> str:
@@ -336,58 +332,3 @@ def _sickness(gpu: Gpu, device: PreparedDevice) -> str:
     """What keeps new work off a device: a fault of its GPU, or of an instance that overlaps it."""
     worst = blocking(gpu.faults, None if device.partition is None else device.partition.mask)
     return "" if worst is None else f"{worst.status.name}: {worst.status.message}"
-
-
-def differing(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
-    """Why shares of the claim cannot be set up beside others of the same GPU, as a sentence; "" if they can.
-
-    A time slice and an MPS daemon are the GPU's, so all its shares must ask for the same. Sharers that ask for none have the
-    default.
-    """
-    prepared = [each for each in others if each.state is PreparationState.PREPARED and each.uid != claim.uid]
-    for other in (claim, *prepared):
-        pairs = ((wanted, held) for wanted in claim.devices for held in other.devices if _differs(wanted, held))
-        if (pair := next(pairs, None)) is not None:
-            wanted, held = pair
-            who = "the claim itself" if other is claim else f"claim {other}"
-            return (
-                f"Claim {claim} cannot be prepared: it asks for {_way(wanted)} on {wanted.device}, and {who} has another share "
-                f"of it with {_way(held)}. Give all claims that share a GPU the same configuration."
-            )
-    return ""
-
-
-def _differs(wanted: PreparedDevice, held: PreparedDevice) -> bool:
-    sharing = wanted.gpu == held.gpu and wanted.partition is None and held.partition is None
-    alone = wanted.admin or held.admin or not (wanted.share_id and held.share_id)
-    return sharing and not alone and (wanted.time_slice, wanted.mps) != (held.time_slice, held.mps)
-
-
-def _way(device: PreparedDevice) -> str:
-    """How programs share a GPU, after "asks for"."""
-    if (mps := device.mps) is None:
-        return f"time slices of {device.time_slice}"
-    settings = (
-        ("" if mps.percentage is None else f"{mps.percentage} % of the threads"),
-        ("" if mps.limit_mib is None else f"{mps.limit_mib}Mi for each client"),
-        ("several users" if mps.multi_user else ""),
-        (f"{len(mps.gpus)} GPUs together" if len(mps.gpus) > 1 else ""),
-    )
-    return f"MPS ({', '.join(filter(None, settings)) or 'without limits'})"
-
-
-def _excludes(wanted: PreparedDevice, held: PreparedDevice) -> bool:
-    if wanted.gpu != held.gpu or _both_shares(wanted, held):
-        return False
-    if wanted.partition is None and held.partition is None:
-        return not wanted.admin and not held.admin
-    if wanted.partition is None or held.partition is None:
-        # Administrative access to a partition creates its instance too, and so divides the GPU.
-        return not (wanted if wanted.partition is None else held).admin
-    if wanted.key == held.key:
-        return not wanted.admin and not held.admin
-    return bool(wanted.partition.mask & held.partition.mask)
-
-
-def _both_shares(wanted: PreparedDevice, held: PreparedDevice) -> bool:
-    return wanted.device == held.device and bool(wanted.share_id and held.share_id)

@@ -20,7 +20,7 @@ from functools import partial
 
 import msgspec
 
-from draco.agent.claims.plan import MpsPlace, conflict, intent_of
+from draco.agent.claims.plan import MpsPlace, conflicts, intent_of
 from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import Gpu, Instance, PlacementKey
 from draco.agent.record.contents import (
@@ -73,7 +73,7 @@ def rebuilt(
         *(planned for claim in prepared if (planned := read(claim)) is not None),
         *remembered,
     ):
-        if one.uid not in found and not conflict(one, found.values()):
+        if one.uid not in found and not _excluded(one, found.values()):
             found[one.uid] = one
     return list(found.values())
 
@@ -177,9 +177,14 @@ def forgotten(record: Iterable[PreparedClaim], by_spec: Iterable[PreparedClaim])
     known = {claim.uid: claim for claim in record}
     found: dict[ClaimUid, PreparedClaim] = {}
     for one in by_spec:
-        if one.uid not in known and not conflict(one, [*known.values(), *found.values()]):
+        if one.uid not in known and not _excluded(one, [*known.values(), *found.values()]):
             found[one.uid] = one
     return list(found.values())
+
+
+def _excluded(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> bool:
+    """Whether another claim has one of its devices. Specs do not tell how programs share a device."""
+    return any(not each.obstacle.settings for each in conflicts(claim, others))
 
 
 def instances_of(claims: Iterable[PreparedClaim], *, boot_id: str) -> list[OwnedInstance]:

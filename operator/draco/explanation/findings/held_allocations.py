@@ -9,6 +9,7 @@ from typing import Final
 
 from draco.allocation.configurations import CLAIMS_OWN, REMOVE, refused
 from draco.allocation.configured_claims import able
+from draco.allocation.exclusion import SAME_SETTINGS, DeviceUse, Obstacle, asked_settings, obstacle
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.pools import SliceState
 from draco.explanation.findings.lifting import lifting
@@ -28,6 +29,7 @@ from draco.resources.names import (
     NVIDIA_DRIVER,
     DeviceKey,
     PoolKey,
+    read_partition_name,
 )
 from draco.resources.texts import listed
 
@@ -49,6 +51,7 @@ def obstacles(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) ->
     ]
     if starts:
         found += (each for claim in claims if (each := refused_configuration(fleet, claim)) is not None)
+        found += (each for claim in claims if (each := _other_settings(fleet, claim)) is not None)
     return list({(each.claim, each.text): each for each in reversed(found)}.values())[::-1]
 
 
@@ -195,3 +198,37 @@ def refused_configuration(fleet: Fleet, claim: ResourceClaim) -> UseObstacle | N
     return UseObstacle(
         kind=ObstacleKind.CONFIGURATION_REFUSED, claim=str(claim.metadata.key), text=str(found), remedy=remedy
     )
+
+
+def _other_settings(fleet: Fleet, claim: ResourceClaim) -> UseObstacle | None:
+    """A share of a device that another claim shares with another time slice or MPS, which the agent refuses."""
+    if refused(claim, NVIDIA_DRIVER) is not None:
+        return None
+    for result in (each for each in claim.results if each.driver == NVIDIA_DRIVER and each.share_id):
+        others = [fleet.claims[each] for each in fleet.holders(result.key) if each != claim.metadata.key]
+        for other in (each for each in others if refused(each, NVIDIA_DRIVER) is None):
+            for held in (each for each in other.results if each.key == result.key):
+                if (found := _compared((claim, result), (other, held))) is not None:
+                    return UseObstacle(
+                        kind=ObstacleKind.CONFIGURATION_REFUSED,
+                        claim=str(claim.metadata.key),
+                        text=found.difference(str(other.metadata.key)),
+                        remedy=SAME_SETTINGS,
+                    )
+    return None
+
+
+def _compared(*uses: tuple[ResourceClaim, DeviceRequestAllocationResult]) -> Obstacle | None:
+    found = [
+        DeviceUse(
+            gpu=result.pool,
+            device=result.device,
+            units=None if read_partition_name(result.device) is None else 1,
+            is_share=bool(result.share_id),
+            is_admin=bool(result.admin_access),
+            settings=settings,
+        )
+        for claim, result in uses
+        if (settings := asked_settings(claim, result)) is not None
+    ]
+    return obstacle(*found) if len(found) == len(uses) else None
