@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from draco.allocation import mps
 from draco.allocation.mps import MpsSettings
 from draco.resources.api.claims import DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim
-from draco.resources.names import ATTRIBUTE_MPS, ATTRIBUTE_TIME_SLICING, read_partition_name
+from draco.resources.names import ATTRIBUTE_MPS, ATTRIBUTE_TIME_SLICING, DRACO_DOMAIN, read_partition_name
 from draco.resources.texts import ALIKE, most_like, nearest, shown, slip_of
 
 VERSION: Final = "resource.nvidia.com/v1beta1"
@@ -77,6 +77,33 @@ class RefusedConfiguration(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.source}'s configuration for request {self.request} cannot be carried out, because {self.why}"
+
+    @property
+    def remedy_before_allocation(self) -> str:
+        """What to do about a claim that waits."""
+        return f"{self._enabled}{self._corrected('the claim')}"
+
+    @property
+    def remedy_once_allocated(self) -> str:
+        """What to do about an allocated claim, which cannot be changed any more."""
+        chosen = f", or with the selector {able(self.lacks)}" if self.lacks else ""
+        return f"{self._enabled}{self._corrected('a new claim')}{chosen}"
+
+    @property
+    def _enabled(self) -> str:
+        return "set mps.enabled in the chart's values if it is off, or " if self.lacks == ATTRIBUTE_MPS else ""
+
+    def _corrected(self, where: str) -> str:
+        if self.source != CLAIMS_OWN:
+            return f"{self.remedy} there, or override it in {where}"
+        if where == "the claim":
+            return self.remedy
+        return f"make {where} without it" if self.remedy == REMOVE else f"{self.remedy} in {where}"
+
+
+def able(attribute: str) -> str:
+    """The selector of devices that can be shared in the way of which an attribute tells, as far as known."""
+    return f'device.attributes["{DRACO_DOMAIN}"].?{attribute.partition("/")[2]}.orValue(true)'
 
 
 Can: TypeAlias = "Callable[[DeviceRequestAllocationResult, str], bool | None]"

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from draco.allocation.configurations import FROM_CLASS, refused
+from draco.allocation.configurations import FROM_CLASS, able, refused
 from draco.resources.api.claims import (
     AllocationResult,
     CelSelector,
@@ -20,7 +20,7 @@ from draco.resources.api.claims import (
     DeviceSelector,
     ResourceClaim,
 )
-from draco.resources.names import DRACO_DOMAIN, NVIDIA_DRIVER, DeviceKey
+from draco.resources.names import NVIDIA_DRIVER, DeviceKey
 
 _TYPE: Final = f'device.attributes["{NVIDIA_DRIVER}"].?type.orValue("gpu")'
 _IS_PARTITION: Final = f'{_TYPE} == "mig"'
@@ -28,11 +28,6 @@ _IS_WHOLE: Final = f'{_TYPE} != "mig"'
 _NOT_OURS: Final = f'device.driver != "{NVIDIA_DRIVER}"'
 WHOLE, _PARTITION = DeviceKey(NVIDIA_DRIVER, "", "gpu-0"), DeviceKey(NVIDIA_DRIVER, "", "gpu-0-mig-1g10gb-19-0")
 """They stand for any whole GPU and for any MIG device: a configuration is judged by the kind of device."""
-
-
-def able(attribute: str) -> str:
-    """The selector of devices that can be shared in the way of which an attribute tells, as far as known."""
-    return f'device.attributes["{DRACO_DOMAIN}"].?{attribute.partition("/")[2]}.orValue(true)'
 
 
 class ImpliedSelector(DeviceSelector, frozen=True, kw_only=True):

@@ -295,3 +295,44 @@ def test_a_limit_is_for_a_device_by_uuid_or_by_its_number_among_the_sorted() -> 
         MpsSettings(limits_mib={"3": 1}).limits(["GPU-a"])
     with pytest.raises(MpsLimitsError, match=r"names GPU-x, and the configuration is for 2 devices \(GPU-a, GPU-b\)"):
         MpsSettings(limits_mib={"GPU-x": 1}).limits(["GPU-b", "GPU-a"])
+
+
+CAN_SLICE = 'device.attributes["draco.dev"].?timeSlicing.orValue(true)'
+CAN_MPS = 'device.attributes["draco.dev"].?mps.orValue(true)'
+
+
+@pytest.mark.parametrize(
+    ("source", "parameters", "waiting", "allocated"),
+    [
+        ("FromClaim", WRONG, "correct it", "correct it in a new claim"),
+        ("FromClaim", {**gpu_config(), "kind": "VfioDeviceConfig"}, "remove it", "make a new claim without it"),
+        (
+            "FromClaim",
+            LONG,
+            "remove it",
+            f"make a new claim without it, or with the selector {CAN_SLICE}",
+        ),
+        (
+            "FromClaim",
+            MPS,
+            "set mps.enabled in the chart's values if it is off, or remove it",
+            f"set mps.enabled in the chart's values if it is off, or make a new claim without it, or with the selector {CAN_MPS}",
+        ),
+        (
+            "FromClass",
+            WRONG,
+            "correct it there, or override it in the claim",
+            "correct it there, or override it in a new claim",
+        ),
+        (
+            "FromClass",
+            LONG,
+            "remove it there, or override it in the claim",
+            f"remove it there, or override it in a new claim, or with the selector {CAN_SLICE}",
+        ),
+    ],
+)
+def test_each_refusal_has_its_fix(source: str, parameters: Any, waiting: str, allocated: str) -> None:
+    found = refused(claim((source, ["gpu"], parameters)), NVIDIA_DRIVER, lambda *_: False)
+    assert found is not None
+    assert (found.remedy_before_allocation, found.remedy_once_allocated) == (waiting, allocated)

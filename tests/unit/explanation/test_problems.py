@@ -387,18 +387,24 @@ def test_a_configuration_that_a_node_would_refuse_is_told_before_anything_is_all
     [([False], True), ([False, True], False), ([True, False], False), ([False, None], False), ([None], False)],
 )
 @pytest.mark.parametrize(
-    ("attribute", "sharing", "ending"),
+    ("attribute", "sharing", "ending", "remedy"),
     [
         (
             ATTRIBUTE_TIME_SLICING,
             {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}},
             "and the board or the driver of n1/gpu-0 cannot set them",
+            "remove it",
         ),
-        (ATTRIBUTE_MPS, {"strategy": "MPS"}, "and mps.enabled of the chart"),
+        (
+            ATTRIBUTE_MPS,
+            {"strategy": "MPS"},
+            "and mps.enabled of the chart",
+            "set mps.enabled in the chart's values if it is off, or remove it",
+        ),
     ],
 )
 def test_a_way_of_sharing_is_refused_if_no_selected_gpu_can_have_it(
-    published: list[bool | None], refused: bool, attribute: str, sharing: Any, ending: str
+    published: list[bool | None], refused: bool, attribute: str, sharing: Any, ending: str, remedy: str
 ) -> None:
     devices = [
         Device(name=f"gpu-{n}", attributes={} if can is None else {attribute: DeviceAttribute(bool_=can)})
@@ -415,6 +421,7 @@ def test_a_way_of_sharing_is_refused_if_no_selected_gpu_can_have_it(
     ] * refused
     if refused:
         assert problems[0].text.endswith(ending)
+        assert problems[0].remedy == remedy
     assert the_problems(configured(asking(), strategy="TimeSlicing"), fleet) == []
 
 

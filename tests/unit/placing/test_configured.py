@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.allocation.configurations import VERSION
-from draco.allocation.configured_claims import able, implied_selectors
+from draco.allocation.configurations import VERSION, able
+from draco.allocation.configured_claims import implied_selectors
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.claims import as_judged, as_searched
 from draco.explanation.explain import explain

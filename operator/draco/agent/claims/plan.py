@@ -145,9 +145,8 @@ def intent_of(
     found = {one.device: one.gpu for one in devices}
     refusal = configurations.refused(claim, driver, lambda result, way: can(found[result.device], way))
     if refusal is not None:
-        raise PrepareError(
-            f"Claim {name} cannot be prepared: {sentence(str(refusal))} Remove that configuration, or override it in a new claim."
-        )
+        fix = refusal.remedy_once_allocated
+        raise PrepareError(f"Claim {name} cannot be prepared: {sentence(str(refusal))} {fix[0].upper()}{fix[1:]}.")
     return PreparedClaim(
         uid=ClaimUid(claim.metadata.uid),
         namespace=claim.metadata.namespace,

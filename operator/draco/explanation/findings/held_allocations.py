@@ -7,8 +7,7 @@ allocation for none of these, so a pod that already has a node waits forever. De
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from draco.allocation.configurations import CLAIMS_OWN, REMOVE, refused
-from draco.allocation.configured_claims import able
+from draco.allocation.configurations import refused
 from draco.allocation.exclusion import SAME_SETTINGS, DeviceUse, Obstacle, asked_settings, obstacle
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.pools import SliceState
@@ -190,13 +189,11 @@ def refused_configuration(fleet: Fleet, claim: ResourceClaim) -> UseObstacle | N
     found = refused(claim, NVIDIA_DRIVER, lambda result, attribute: can(fleet, result.key, attribute))
     if found is None:
         return None
-    remedy = "make a new claim without it" if found.remedy == REMOVE else "correct it in a new claim"
-    if found.lacks:  # other devices could have it
-        remedy = f"make a new claim without it, or with the selector {able(found.lacks)}"
-    if found.source != CLAIMS_OWN:
-        remedy = f"{found.remedy} there, or override it in a new claim"
     return UseObstacle(
-        kind=ObstacleKind.CONFIGURATION_REFUSED, claim=str(claim.metadata.key), text=str(found), remedy=remedy
+        kind=ObstacleKind.CONFIGURATION_REFUSED,
+        claim=str(claim.metadata.key),
+        text=str(found),
+        remedy=found.remedy_once_allocated,
     )
 
 

@@ -7,8 +7,8 @@ what a device can do, so its claims need a selector; Draco's allocator gives no 
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from draco.allocation.configurations import CLAIMS_OWN, RefusedConfiguration, refused
-from draco.allocation.configured_claims import WHOLE, able, as_if_allocated, is_configured
+from draco.allocation.configurations import CLAIMS_OWN, RefusedConfiguration, able, refused
+from draco.allocation.configured_claims import WHOLE, as_if_allocated, is_configured
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import nonzero, packed, unpacked
 from draco.allocation.ownership.claims import is_for_operator
@@ -54,7 +54,7 @@ def _refusal(claim: ResourceClaim, found: RefusedConfiguration, *, fatal: bool =
         text=str(found),
         claim=str(claim.metadata.key),
         request=found.request,
-        remedy=found.remedy if is_own else f"{found.remedy} there, or override it in the claim",
+        remedy=found.remedy_before_allocation,
         fatal=fatal,
         is_of_class=not is_own,
     )

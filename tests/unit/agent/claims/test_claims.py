@@ -245,7 +245,7 @@ def configured(parameters: Any) -> ResourceClaim:
 
 
 def test_a_configuration_of_a_kind_that_there_is_not_is_refused_in_two_sentences(desk: Desk) -> None:
-    with pytest.raises(PrepareError, match=r"there is GpuConfig, MigDeviceConfig\. Remove that configuration, or "):
+    with pytest.raises(PrepareError, match=r"there is GpuConfig, MigDeviceConfig\. Correct it in a new claim"):
         desk.prepare(configured({"apiVersion": VERSION, "kind": "Nothing"}))
 
 
@@ -255,7 +255,7 @@ def test_a_configuration_that_draco_does_not_do_is_refused_before_anything_is_do
         desk.prepare(configured(config))
     assert str(refused.value) == (
         "Claim default/one cannot be prepared: the claim's configuration for request gpu cannot be carried out, because "
-        "sharing.strategy is Mps: there are TimeSlicing and MPS. Remove that configuration, or override it in a new claim."
+        "sharing.strategy is Mps: there are TimeSlicing and MPS. Correct it in a new claim."
     )
     assert desk.record.claims == {}
     assert desk.prepare(configured({**config, "sharing": {"strategy": "TimeSlicing"}})) == ["gpu-0"]
