@@ -13,14 +13,15 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from draco.allocation.errors import AllocationError
-from draco.allocation.fleet.capacity import arithmetic
+from draco.allocation.fleet.capacity import arithmetic, is_left, most, taken
 from draco.allocation.fleet.counters import Counters
 from draco.allocation.fleet.fleet import FREE, HELD, SHARED, Fleet
 from draco.allocation.fleet.node_rows import NodeRows
 from draco.allocation.fleet.pools import Pool, SliceState, is_device_for
 from draco.allocation.search.allocate import first_fitting
-from draco.resources.api.claims import DeviceClass
+from draco.resources.api.claims import CapacityRequirements, DeviceClass
 from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.slices import CapacityRange, CapacityRequestPolicy, Device, DeviceCapacity
 from draco.resources.names import NVIDIA_DEVICE_CLASS
 from tests.builders import a_claim, a_device_key, a_node, a_rule, a_slice
 from tests.mig_claims import a_mig_claim, a_mig_pool
@@ -342,3 +343,30 @@ def noting(worked: list[str], name: str, function: Any) -> Any:
         return function(*arguments)
 
     return noted
+
+
+@pytest.mark.parametrize(
+    ("policy", "largest"),
+    [
+        (None, "81559Mi"),
+        (CapacityRequestPolicy(default="1Gi"), "81559Mi"),
+        (CapacityRequestPolicy(default="1Gi", valid_range=CapacityRange(min="1Gi", step="1Gi")), "79Gi"),
+        (CapacityRequestPolicy(default="3Gi", valid_range=CapacityRange(min="3Gi", step="5Gi")), "78Gi"),
+        (CapacityRequestPolicy(default="1Gi", valid_range=CapacityRange(min="1Gi", max="40Gi")), "40Gi"),
+        (CapacityRequestPolicy(default="1Gi", valid_range=CapacityRange(min="1Gi", max="40Gi", step="1Gi")), "40Gi"),
+        (CapacityRequestPolicy(default="8Gi", valid_values=["8Gi", "40Gi", "80Gi"]), "40Gi"),
+    ],
+)
+def test_the_most_of_a_capacity_is_what_still_fits_when_it_is_rounded_up(
+    policy: CapacityRequestPolicy | None, largest: str
+) -> None:
+    capacity = DeviceCapacity(value="81559Mi", request_policy=policy)
+    device = Device(name="gpu-0", allow_multiple_allocations=True, capacity={"memory": capacity})
+    assert str(most(capacity)) == largest
+
+    def fits(bytes_: int) -> bool:
+        amounts = taken(CapacityRequirements(requests={"memory": str(bytes_)}), device)
+        return amounts is not None and is_left(amounts, device)
+
+    assert fits(most(capacity).value())
+    assert not fits(most(capacity).value() + 1)

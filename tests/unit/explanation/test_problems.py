@@ -23,7 +23,7 @@ from draco.resources.api.claims import (
     ResourceClaim,
     ResourceClaimSpec,
 )
-from draco.resources.api.slices import Device, DeviceAttribute
+from draco.resources.api.slices import CapacityRange, CapacityRequestPolicy, Device, DeviceAttribute, DeviceCapacity
 from draco.resources.names import ATTRIBUTE_MPS, ATTRIBUTE_TIME_SLICING
 from tests.builders import a_node, a_slice
 from tests.unit.explanation.clusters import A100, ATTRIBUTES, CAPACITY, GPU, H100, a_class, a_fleet, asking, selectors
@@ -523,3 +523,25 @@ def test_an_amount_that_no_device_has_is_told_beside_a_count_that_no_node_has() 
     assert count.kind is ProblemKind.TOO_MANY_DEVICES
     assert amount.text == "request gpu asks for 90Gi of memory, and no device that it selects has more than 80Gi"
     assert amount.remedy == "ask for 80Gi"
+
+
+def test_an_amount_that_is_rounded_up_past_the_whole_is_corrected_to_one_that_fits() -> None:
+    policy = CapacityRequestPolicy(default="1Gi", valid_range=CapacityRange(min="1Gi", step="1Gi"))
+    memory = DeviceCapacity(value="81559Mi", request_policy=policy)
+    shared = Device(name="gpu-0", allow_multiple_allocations=True, capacity={"memory": memory})
+    fleet = Fleet.of(
+        slices=[a_slice("n1", [shared], driver=GPU)],
+        nodes=[a_node("n1")],
+        classes=[a_class(GPU, f'device.driver == "{GPU}"')],
+    )
+
+    def asking_for(amount: str) -> ResourceClaim:
+        return asking(capacity=CapacityRequirements(requests={"memory": amount}))
+
+    problem = the_problem(asking_for("81559Mi"), fleet)
+    assert problem.text == (
+        "request gpu asks for 81559Mi of memory, and no device that it selects has more than 81559Mi, of which "
+        "a claim can have 79Gi"
+    )
+    assert problem.remedy == "ask for 79Gi"
+    assert the_problems(asking_for("79Gi"), fleet) == []

@@ -147,6 +147,33 @@ def test_a_configuration_of_a_class_is_looked_at_and_one_for_another_driver_is_n
     assert rules(of_driver("nic.example.com")) == set()
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("memory: 10Gi", ""),
+        ("memory: 1Mi", ""),
+        ("memory: 1.5Gi", ""),
+        ("shares: 2", ""),
+        ("example.com/slots: 0.5", ""),
+        ("memory: 0", "asks for 0 of memory, and gets the least that a device gives: write the amount that it needs"),
+        ("memory: -1Gi", "asks for -1Gi of memory, and gets the least"),
+        ("gpu.nvidia.com/memory: 10", "which is 10 bytes: write a unit, such as Gi or Mi"),
+        ("memory: 1.5", "asks for 1.5 of memory, which is 2 bytes"),
+        ("memory: 512Ki", "which is 524288 bytes"),
+        ("shares: -1", "asks for -1 of shares, and gets the least"),
+        ("shares: 1.5", "asks for 1.5 of shares, and shares are whole: Kubernetes rounds up, so write 2"),
+    ],
+)
+def test_an_amount_that_nobody_means_is_told(asked: str, said: str) -> None:
+    """The API server takes every quantity, and kube-scheduler rounds these up without a word."""
+    claim = CLAIM.replace("gpu.nvidia.com}", f"gpu.nvidia.com, capacity: {{requests: {{{asked}}}}}}}")
+    found = [(each.rule, each.severity, each.message) for each in checked(claim).findings]
+    assert len(found) == bool(said)
+    for rule, severity, message in found:
+        assert (rule, severity) == ("capacity-amount", "warning")
+        assert said in message
+
+
 NESTED = TEMPLATE.replace("ResourceClaimTemplate", "ResourceClaim")
 
 
@@ -219,8 +246,8 @@ def test_a_value_that_an_api_server_refuses_is_told_at_its_place(written: str, s
 def test_an_amount_is_corrected_where_nothing_is_lost(written: str, meant: str) -> None:
     [changed] = corrected(SLICE.replace("6Gi", written))
     assert changed["spec"]["devices"][0]["capacity"] == {"memory": {"value": meant}}
-    [changed] = corrected(CLAIM.replace("nvidia.com}", f"nvidia.com, capacity: {{requests: {{memory: {written}}}}}}}"))
-    assert changed["spec"]["devices"]["requests"][0]["exactly"]["capacity"] == {"requests": {"memory": meant}}
+    [changed] = corrected(CLAIM.replace("nvidia.com}", f"nvidia.com, capacity: {{requests: {{rate: {written}}}}}}}"))
+    assert changed["spec"]["devices"]["requests"][0]["exactly"]["capacity"] == {"requests": {"rate": meant}}
 
 
 def test_a_value_of_a_workload_s_pod_is_told_where_its_template_has_it() -> None:

@@ -75,6 +75,21 @@ def is_left(
     )
 
 
+def most(capacity: DeviceCapacity) -> Quantity:
+    """The most that one request can ask of a capacity: what is more is rounded up to an amount that the device has not."""
+    whole, policy = _parse(capacity.value), capacity.request_policy
+    if policy is None or (policy.valid_range is None and not policy.valid_values):
+        return whole
+    if (allowed := policy.valid_range) is None:
+        return max((each for each in map(_parse, policy.valid_values) if each <= whole), default=Quantity.of(0))
+    limit, least = whole if allowed.max is None else min(whole, _parse(allowed.max)), _parse(allowed.min)
+    if limit < least or allowed.step is None or (size := _parse(allowed.step).value()) <= 0:
+        return limit
+    start = least.value()
+    # Down to a whole amount: `value` rounds up.
+    return Quantity.of(start + (limit.nanos // 10**9 - start) // size * size, _parse(allowed.step).format)
+
+
 def _amount(name: str, wanted: str | None, capacity: DeviceCapacity) -> Quantity:
     policy = capacity.request_policy
     try:

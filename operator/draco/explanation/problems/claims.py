@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from draco.allocation.fleet.capacity import most
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import select
 from draco.cel.errors import CompileError
@@ -24,6 +25,7 @@ from draco.explanation.problems.published import PublishedNames, closest
 from draco.explanation.problems.suggestions import guard, main_error, rewritten
 from draco.explanation.selection import Asked, Selection, SelectorStep, count, drivers_of, first_rows, selection
 from draco.resources.api.claims import MAX_RESULTS, ExactDeviceRequest, ResourceClaim
+from draco.resources.api.slices import DeviceCapacity
 from draco.resources.quantity import Quantity
 from draco.resources.texts import agreeing, counted, listed, slip_of
 from draco.selectors import corrections
@@ -282,11 +284,12 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if not wanted or not count(self.selection.end):
             return
         columns = self.fleet.inventory.columns
-        amounts: dict[str, set[str]] = {}
+        amounts: dict[str, dict[str, DeviceCapacity]] = {}
         for row, device in enumerate(columns.devices):
             if device is not None and self.selection.end[row]:
                 for name, capacity in device.capacity.items():
-                    amounts.setdefault(name, set()).add(capacity.value)
+                    alike = capacity.value if capacity.request_policy is None else str(capacity)
+                    amounts.setdefault(name, {})[alike] = capacity
         for name in sorted(wanted.keys() - amounts.keys()):
             near = closest(name.rpartition("/")[2], amounts)
             there = f"leave it out: these devices have {listed(sorted(amounts)) or 'none'}"
@@ -297,12 +300,13 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 fatal=self.only,
             )
         for name in sorted(wanted.keys() & amounts.keys()):
-            largest = max(map(Quantity.parse, amounts[name]))
+            largest = max(map(most, amounts[name].values()))
+            whole = max(Quantity.parse(each.value) for each in amounts[name].values())
             if Quantity.parse(wanted[name]) > largest:
-                most = f"no device that it selects has more than {largest}"
+                gives = "has more than" if largest == whole else f"has more than {whole}, of which a claim can have"
                 yield self._problem(
                     kind=ProblemKind.TOO_MUCH_CAPACITY,
-                    text=f"{self.called} asks for {wanted[name]} of {name}, and {most}",
+                    text=f"{self.called} asks for {wanted[name]} of {name}, and no device that it selects {gives} {largest}",
                     remedy=f"ask for {largest}",
                     fatal=self.only,
                 )

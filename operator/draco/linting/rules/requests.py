@@ -6,8 +6,13 @@ from typing import Final
 from draco.linting import objects
 from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, SetField, TreePath, finding
 from draco.resources.api.claims import MAX_RESULTS
-from draco.resources.texts import slip_of
+from draco.resources.quantity import Quantity
+from draco.resources.texts import counted, slip_of
 
+_LEAST_MEMORY: Final = Quantity.of(1 << 20)
+"""What is less was meant in another unit."""
+_MEMORY: Final = "memory"
+_SHARES: Final = "shares"
 _MODES: Final = ("ExactCount", "All")
 _ADMIN_ACCESS: Final = "resource.kubernetes.io/admin-access"
 _PERMITTED: Final = {_ADMIN_ACCESS: "true"}
@@ -83,6 +88,7 @@ def _amount(claim: objects.WrittenClaim, asked: objects.WrittenRequest) -> Itera
         path = (*asked.path, "count")
         edits = [SetField(path, int(count))] if isinstance(count, str) and count.isdecimal() and len(count) < 3 else []
         yield finding("count", "count must be a number, without quotes", claim.manifest, path, *edits)
+    yield from _capacities(claim, asked)
     if "firstAvailable" in asked.path and "adminAccess" in fields:
         path = (*asked.path, "adminAccess")
         message = "an alternative of a prioritized list cannot ask for adminAccess: make a request of its own for it"
@@ -101,6 +107,25 @@ def _amount(claim: objects.WrittenClaim, asked: objects.WrittenRequest) -> Itera
         elif isinstance(cel := objects.mapping(selector).get("cel"), str):
             put = SetField((*path, "cel"), {"expression": cel})
             yield finding("selector-form", "`cel` must contain an `expression`", claim.manifest, (*path, "cel"), put)
+
+
+def _capacities(claim: objects.WrittenClaim, asked: objects.WrittenRequest) -> Iterator[Finding]:
+    """Amounts that the API server takes, and that nobody means: Kubernetes rounds them up to the least that a device gives."""
+    for name, written in objects.mapping(objects.mapping(asked.fields.get("capacity")).get("requests")).items():
+        amount = None if isinstance(written, bool) else Quantity.read(str(written))
+        if amount is None:
+            continue
+        said, short = f"the request asks for {written} of {name}", name.rpartition("/")[2]
+        if amount.sign() <= 0:
+            why = f"{said}, and gets the least that a device gives: write the amount that it needs, or leave it out"
+        elif short == _MEMORY and amount < _LEAST_MEMORY:
+            why = f"{said}, which is {counted(amount.value(), 'byte')}: write a unit, such as Gi or Mi"
+        elif short == _SHARES and amount.nanos % 10**9:
+            why = f"{said}, and shares are whole: Kubernetes rounds up, so write {amount.value()}"
+        else:
+            continue
+        path = (*asked.path, "capacity", "requests", name)
+        yield finding("capacity-amount", why, claim.manifest, path, severity="warning")
 
 
 def check_admin_access(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
