@@ -248,6 +248,8 @@ def _mistakes(parameters: Any, is_partition: bool | None) -> Iterator[str]:
         yield f"it names no kind: there are {GPU_CONFIG}, for whole GPUs, and {MIG_CONFIG}, for MIG devices"
     elif kind in _OF_OTHERS:
         return
+    elif kind not in _FIELDS and isinstance(version, str) and version.partition("/")[0] != VERSION.partition("/")[0]:
+        yield f"NVIDIA has no kind {_said(kind)} of {_said(version)}: there are {' and '.join(_FIELDS)} of {VERSION}"
     elif kind not in _FIELDS:
         yield f"there is no kind {_said(kind)}{nearest(kind, _FIELDS).rstrip('.')}"
     else:

@@ -116,6 +116,11 @@ def test_time_slicing_and_mps_may_be_asked_for(parameters: Any, is_partition: bo
         ({"apiVersion": VERSION}, False, "it names no kind: there are GpuConfig"),
         ({"kind": ["GpuConfig"]}, False, "it names no kind: there are GpuConfig"),
         ({**gpu_config(), "kind": "GPUConfig"}, False, "there is no kind GPUConfig; did you mean GpuConfig?"),
+        (
+            {"kind": "HamiConfig", "apiVersion": "hami.io/v1"},
+            False,
+            f"NVIDIA has no kind HamiConfig of hami.io/v1: there are GpuConfig and MigDeviceConfig of {VERSION}",
+        ),
         ({"kind": "GpuConfig"}, False, f"its apiVersion is missing: write {VERSION}"),
         (
             {**gpu_config(), "apiVersion": "resource.nvidia.com/v1"},

@@ -145,6 +145,20 @@ def test_a_configuration_of_a_class_is_looked_at_and_one_for_another_driver_is_n
 
     assert rules(of_driver("gpu.nvidia.com")) == {"opaque-configuration"}
     assert rules(of_driver("nic.example.com")) == set()
+    assert rules(of_driver("mig.nvidia.com")) == {"opaque-configuration"}
+
+
+@pytest.mark.parametrize("driver", ["mig.nvidia.com", "gpu.nvdia.com"])
+def test_a_configuration_for_a_driver_that_there_is_not_is_told(driver: str) -> None:
+    """Kubernetes hands it to nobody, so the pod starts without it."""
+    text = a_configured_claim("gpu.nvidia.com", SLICES, requests=[]).replace(
+        "driver: gpu.nvidia.com", f"driver: {driver}"
+    )
+    [found] = checked(text).findings
+    assert found.severity == "warning"
+    assert found.message == f"no driver is called {driver}, so this configuration has no effect: write gpu.nvidia.com"
+    [changed] = corrected(text)
+    assert changed["spec"]["devices"]["config"][0]["opaque"]["driver"] == "gpu.nvidia.com"
 
 
 @pytest.mark.parametrize(

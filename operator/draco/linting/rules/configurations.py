@@ -4,10 +4,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from draco.allocation.configurations import is_for, refusal
-from draco.linting.model import Finding, Json, Manifest, TreePath, finding
+from draco.allocation.configurations import VERSION, is_for, refusal
+from draco.linting.model import Finding, Json, Manifest, SetField, TreePath, finding
 from draco.linting.objects import WrittenClaim, claims, listed, mapping, of_kind, requests, text, wanted
 from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.texts import slip_of
 
 _RULE: Final = "opaque-configuration"
 _IS_PARTITION: Final[Mapping[str, bool]] = MappingProxyType({"gpu.nvidia.com": False, "mig.nvidia.com": True})
@@ -17,12 +18,26 @@ _IS_PARTITION: Final[Mapping[str, bool]] = MappingProxyType({"gpu.nvidia.com": F
 def check_configurations(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """Configurations that a node would refuse after the pod was scheduled, or that apply to no device of their claim."""
     for claim in claims(manifests):
+        yield from _misnamed(claim.manifest, claim.path, claim.devices)
         for place, config in _configs(claim.path, claim.devices):
             named = {name.partition("/")[0] for name in listed(config.get("requests")) if isinstance(name, str)}
             yield from _of_claim(claim, place, config, named)
     for index, manifest in of_kind(manifests, "DeviceClass"):
+        yield from _misnamed(index, ("spec",), mapping(manifest.tree.get("spec")))
         for place, config in _configs(("spec",), mapping(manifest.tree.get("spec"))):
             yield from _refused(index, place, [refusal(config["opaque"].get("parameters"))])
+
+
+def _misnamed(manifest: int, path: TreePath, holder: Json) -> Iterator[Finding]:
+    """Configurations of NVIDIA's for a driver that is nearly named so: nobody reads them."""
+    for number, config in enumerate(map(mapping, listed(holder.get("config")))):
+        opaque = mapping(config.get("opaque"))
+        driver, version = text(opaque.get("driver")), mapping(opaque.get("parameters")).get("apiVersion")
+        meant = driver in _IS_PARTITION or slip_of(driver, [NVIDIA_DRIVER])
+        if driver != NVIDIA_DRIVER and version == VERSION and meant:
+            place = (*path, "config", number, "opaque", "driver")
+            message = f"no driver is called {driver}, so this configuration has no effect: write {NVIDIA_DRIVER}"
+            yield finding(_RULE, message, manifest, place, SetField(place, NVIDIA_DRIVER), severity="warning")
 
 
 def _configs(path: TreePath, holder: Json) -> Iterator[tuple[TreePath, Json]]:
