@@ -148,6 +148,36 @@ def test_a_configuration_of_a_class_is_looked_at_and_one_for_another_driver_is_n
     assert rules(of_driver("mig.nvidia.com")) == {"opaque-configuration"}
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "has_no_effect"),
+    [
+        ({}, {}, True),
+        ({"requests": ["gpu"]}, {}, True),
+        ({"requests": ["gpu"]}, {"requests": ["gpu"]}, True),
+        ({"requests": ["gpu/a"]}, {"requests": ["gpu"]}, True),
+        ({"requests": ["gpu"]}, {"requests": ["gpu/a"]}, False),
+        ({"requests": ["gpu", "other"]}, {"requests": ["gpu"]}, False),
+        ({}, {"requests": ["gpu"]}, False),
+        ({}, {"kind": "MigDeviceConfig"}, False),
+        ({"driver": "nic.example.com"}, {}, False),
+    ],
+)
+def test_a_configuration_that_a_later_one_overrides_is_told(
+    first: dict[str, Any], second: dict[str, Any], has_no_effect: bool
+) -> None:
+    """A claim that asks for TimeSlicing and for MPS gets the later one."""
+
+    def config(strategy: str, asked: dict[str, Any]) -> dict[str, Any]:
+        parameters = {**SLICES, "kind": asked.get("kind", "GpuConfig"), "sharing": {"strategy": strategy}}
+        opaque = {"driver": asked.get("driver", "gpu.nvidia.com"), "parameters": parameters}
+        return {"opaque": opaque, **{name: each for name, each in asked.items() if name == "requests"}}
+
+    tree = yaml.safe_load(CLAIM)
+    tree["spec"]["devices"]["config"] = [config("TimeSlicing", first), config("TimeSlicing", second)]
+    told = "config[1] overrides this one for the same devices, so it has no effect: leave one of the two out"
+    assert (told in [each.message for each in checked(yaml.safe_dump(tree)).findings]) is has_no_effect
+
+
 @pytest.mark.parametrize("driver", ["mig.nvidia.com", "gpu.nvdia.com"])
 def test_a_configuration_for_a_driver_that_there_is_not_is_told(driver: str) -> None:
     """Kubernetes hands it to nobody, so the pod starts without it."""

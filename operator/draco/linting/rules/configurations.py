@@ -19,11 +19,13 @@ def check_configurations(manifests: Sequence[Manifest], _kubernetes: int) -> Ite
     """Configurations that a node would refuse after the pod was scheduled, or that apply to no device of their claim."""
     for claim in claims(manifests):
         yield from _misnamed(claim.manifest, claim.path, claim.devices)
+        yield from _overridden(claim.manifest, list(_configs(claim.path, claim.devices)))
         for place, config in _configs(claim.path, claim.devices):
             named = {name.partition("/")[0] for name in listed(config.get("requests")) if isinstance(name, str)}
             yield from _of_claim(claim, place, config, named)
     for index, manifest in of_kind(manifests, "DeviceClass"):
         yield from _misnamed(index, ("spec",), mapping(manifest.tree.get("spec")))
+        yield from _overridden(index, list(_configs(("spec",), mapping(manifest.tree.get("spec")))))
         for place, config in _configs(("spec",), mapping(manifest.tree.get("spec"))):
             yield from _refused(index, place, [refusal(config["opaque"].get("parameters"))])
 
@@ -45,6 +47,24 @@ def _configs(path: TreePath, holder: Json) -> Iterator[tuple[TreePath, Json]]:
     for number, config in enumerate(map(mapping, listed(holder.get("config")))):
         if mapping(config.get("opaque")).get("driver") == NVIDIA_DRIVER:
             yield (*path, "config", number, "opaque", "parameters"), config
+
+
+def _overridden(manifest: int, configs: Sequence[tuple[TreePath, Json]]) -> Iterator[Finding]:
+    """Configurations that a later one overrides on all their devices."""
+    for (place, config), later in zip(configs, range(1, len(configs) + 1), strict=True):
+        by = next((each for each, other in configs[later:] if _overrides(other, config)), None)
+        if by is not None:
+            number = next(part for part in reversed(by) if isinstance(part, int))
+            message = f"config[{number}] overrides this one for the same devices, so it has no effect: leave one of the two out"
+            yield finding(_RULE, message, manifest, place, severity="warning")
+
+
+def _overrides(later: Json, config: Json) -> bool:
+    named, ours = (set(map(text, listed(each.get("requests")))) for each in (later, config))
+    if named:
+        return bool(ours) and all(each in named or each.partition("/")[0] in named for each in ours)
+    kinds = {text(mapping(each["opaque"].get("parameters")).get("kind")) for each in (later, config)}
+    return len(kinds) == 1
 
 
 def _of_claim(claim: WrittenClaim, place: TreePath, config: Json, named: Collection[str]) -> Iterator[Finding]:
