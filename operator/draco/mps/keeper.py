@@ -142,7 +142,7 @@ class MpsKeeper:
             self._control.set_up(self._folder.pipe(name), wanted)
             problem = self._control.lacking(self._folder.pipe(name), wanted)
         except ProgramFailed as error:
-            problem = str(error)
+            problem = f"{error}; its log on the node is in {self._folder.log(name)}"
         before = self._folder.state(name)
         failures = before.failures + 1 if problem else 0
         self._folder.say(name, DaemonState(problem=problem, starts=before.starts + 1, failures=failures))

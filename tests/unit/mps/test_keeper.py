@@ -104,7 +104,9 @@ def test_a_daemon_that_does_not_start_is_tried_less_and_less_often(node: MpsNode
     node.daemons.broken = True
     node.folder.want(NAME, WANTED)
     assert [node.keeper.keep(NAME) for _ in range(6)] == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    assert "nvidia-cuda-mps-control failed" in node.folder.state(NAME).problem
+    assert node.folder.state(NAME).problem == (
+        f"nvidia-cuda-mps-control failed (exit status 1); its log on the node is in {node.folder.log(NAME)}"
+    )
     node.daemons.broken = False
     node.keeper.keep(NAME)
     assert node.folder.state(NAME).problem == ""

@@ -77,7 +77,9 @@ class MpsDaemons:
             if why := self._control.lacking(self._folder.pipe(name), wanted):
                 said = self._folder.state(name).problem
                 keeper = (
-                    "" if self._folder.is_kept() else " No `draco mps` runs on this node (mps.enabled of the chart)."
+                    ""
+                    if self._folder.is_kept()
+                    else " No `draco mps` runs on this node: set mps.enabled in the chart's values."
                 )
                 return f"its MPS daemon is not ready, because {said or why}.{keeper}"
         self._answered.update(device.mps for device in _whole(claim) if device.mps is not None)
