@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from draco.allocation.exclusion import waits_for
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import State, geometry
 from draco.mig.keeping import KeptInstances, keeping, kept, layout_of
 from draco.mig.observed import IDLE, IN_PLACE, ObservedGpu, ObservedInstance
 from draco.resources.api.draco import InstanceUse, MigMode, PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
+from draco.resources.texts import agreeing
 
 _NAMED = 3
 """At most this many blockers are named; the others are counted."""
@@ -290,7 +292,8 @@ def _laid_out(
             state = shape.add(state, placement)
     if plan.whole:
         what = f"The layout of policy {wanted.policy}" if gpu.enabled else "MIG mode"
-        waits = f"{what} waits for claim {plan.whole[0]}, which has the whole GPU."
+        has = agreeing(len(plan.whole), "has", "have")
+        waits = f"{what} {waits_for(plan.whole)}, which {has} the whole GPU."
         plan = msgspec.structs.replace(plan, switches_now=False, waits=waits)
     elif gpu.enabled and later:
         waits = f"The layout of policy {wanted.policy} is not complete: {'; '.join(one.why for one in later)}."

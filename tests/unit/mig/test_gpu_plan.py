@@ -255,6 +255,8 @@ def test_a_layout_waits_for_who_has_the_whole_gpu() -> None:
     plan = plan_gpu(gpu(enabled=False, whole=("default/all",)), static("3g.40gb@0"))
     assert (plan.switches_now, plan.makes, texts(plan.makes_later)) == (False, (), ["3g.40gb@0"])
     assert plan.waits == "MIG mode waits for claim default/all, which has the whole GPU."
+    plan = plan_gpu(gpu(enabled=False, whole=("default/one", "default/two")), static("3g.40gb@0"))
+    assert plan.waits == "MIG mode waits for claims default/one, default/two, which have the whole GPU."
     plan = plan_gpu(gpu(), static("3g.40gb@0"), [promise("", "default/all")])
     assert (plan.makes, plan.waits) == (
         (),
