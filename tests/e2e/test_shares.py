@@ -183,7 +183,7 @@ def test_a_gpu_in_use_keeps_its_form_and_the_policy_says_for_whom_it_waits(share
     kube.running("small")
     kube.run("patch", "sharingpolicy", POLICY, "--type=merge", "-p", json.dumps(BY_COUNT))
     name = f"{kube.get('resourceclaim', 'small')['metadata']['namespace']}/small"
-    eventually(lambda: f"in use by {name}" in says(kube), what="the policy says for whom it waits")
+    eventually(lambda: f"waits for claim {name}" in says(kube), what="the policy says for whom it waits")
     assert "shares" not in published(kube)["capacity"]
 
     kube.run("delete", "pod", "small", "--wait=true")
@@ -371,7 +371,7 @@ def test_the_driver_holds_shares_to_their_memory_where_it_can(kube: Kubectl) -> 
         ask(kube, "10Gi", "limited")
         eventually(lambda: results(kube, "limited"), what="the claim is allocated")
         kube.run("patch", "sharingpolicy", POLICY, "--type=merge", "-p", '{"spec": {"enforcement": "None"}}')
-        eventually(lambda: "in use by" in says(kube), what="the policy says for whom it waits")
+        eventually(lambda: "waits for claim" in says(kube), what="the policy says for whom it waits")
         assert held_by() == "driver"
         release(kube, "limited")
         eventually(lambda: held_by() == "none", what="gpu-0 is shared without limits")

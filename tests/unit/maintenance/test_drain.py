@@ -23,7 +23,7 @@ from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy, Main
 from draco.resources.api.meta import Condition, ObjectKey
 from draco.resources.api.taints import DeviceTaintRule, DeviceTaintRuleStatus, DeviceToleration
 from draco.resources.names import TAINT_MAINTENANCE
-from tests.builders import MOMENT, a_budget, a_claim, a_device_key, a_maintenance, a_pod, a_rule, a_uid
+from tests.builders import MOMENT, a_budget, a_claim, a_device_key, a_maintenance, a_pod, a_rule, a_uid, as_shares
 
 GPU = a_device_key("node-0/gpu-0")
 RUNNING = PodStatus(phase="Running")
@@ -104,6 +104,13 @@ def test_only_pods_that_a_claim_on_the_device_is_reserved_for_are_asked() -> Non
 def test_a_pod_with_two_claims_and_a_claim_with_two_pods_count_once() -> None:
     claims = [holds("one", "two"), holds("one", name="second")]
     assert drain(asks(), claims, [runs("one"), runs("two")]).evict == keys("one", "two")
+
+
+def test_the_pods_of_every_share_are_asked_and_waited_for() -> None:
+    shares = [as_shares(holds(name, name=name), name, memory="10Gi") for name in ("one", "two")]
+    pods = [runs("one", "one"), runs("two", "two")]
+    assert drain(asks(), shares, pods).evict == keys("one", "two")
+    assert drain(asks(), shares[1:], pods).evict == keys("two")
 
 
 def test_members_of_what_the_claim_is_reserved_for_are_asked() -> None:
