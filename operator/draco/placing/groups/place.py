@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from draco.allocation.fleet.fleet import FREE, Fleet
+from draco.allocation.fleet.fleet import HELD, Fleet
 from draco.allocation.ownership.claims import is_for_operator
 from draco.placing.groups.gang_search import GangSearch, GroupFit
 from draco.placing.groups.group import ClaimGroup, GroupPlacement, allocated, withheld
@@ -172,7 +172,7 @@ def _freeable(fleet: Fleet) -> list[ResourceClaim]:
 
 
 def _free_of(fleet: Fleet, fit: GroupFit) -> Iterable[DeviceKey]:
-    """The free devices of the GPUs that the group would get."""
+    """The devices of the GPUs that the group would get, without those that a claim has alone; others get no further share."""
     chosen = {each.key for results in fit.results for result in results for each in result.devices.results}
     gpus = {(key.pool_key, gpu_name(key.device)) for key in chosen}
     short = fleet.short
@@ -180,5 +180,5 @@ def _free_of(fleet: Fleet, fit: GroupFit) -> Iterable[DeviceKey]:
         known = fleet.inventory.pool(pool)
         for entry in known.entries if known is not None else ():
             for row, device in zip(entry.rows, entry.spec.devices, strict=True):
-                if gpu_name(device.name) == gpu and fleet.held[row] == FREE and not short[row]:
+                if gpu_name(device.name) == gpu and fleet.held[row] != HELD and not short[row]:
                     yield DeviceKey(pool.driver, pool.pool, device.name)

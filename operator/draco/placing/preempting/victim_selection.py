@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from draco.allocation.fleet.state import amount
 from draco.allocation.ownership.handover import GpuPlace
 from draco.placing.groups.gang_search import GangSearch, GroupFit, devices_of
 from draco.placing.groups.group import ClaimGroup, allocated
@@ -152,13 +153,27 @@ class _VictimSearch:
         yield list(dict.fromkeys(number for numbers in by_pool for number in numbers))
         if len(self._group.members) > 1:
             yield victims
+            yield from self._largest(victims)
         elif devices_of(self._group.members[0]) > 1:
-            yield from by_pool
+            for numbers in by_pool:
+                yield from [numbers, *self._largest(numbers)]
         else:
             for numbers in self._parts(victims, lambda gpu: gpu):
                 # Adjacent partitions make room for a larger one.
                 along = sorted(numbers, key=self._position)
-                yield from [numbers, along, along[::-1]] if len(numbers) > 1 else [numbers]
+                yield from [numbers, *self._largest(numbers), along, along[::-1]] if len(numbers) > 1 else [numbers]
+
+    def _largest(self, victims: Sequence[int]) -> list[list[int]]:
+        """The order with the largest shares first, of which the fewest have to leave; none without shares."""
+        sizes = {number: self._shared(number) for number in victims}
+        return [sorted(victims, key=lambda number: -sizes[number])] if any(sizes.values()) else []
+
+    def _shared(self, number: int) -> int:
+        """How much it has of devices that it shares."""
+        texts = (
+            text for one in self._claims[number] for each in one.results for text in each.consumed_capacity.values()
+        )
+        return sum(map(amount, texts))
 
     def _parts(self, victims: Sequence[int], part: Callable[[GpuPlace], Hashable]) -> list[list[int]]:
         """The victims grouped by the part of the cluster they hold devices in, the cheapest group first."""
