@@ -23,7 +23,7 @@ from draco.resources.api.claims import CapacityRequirements, DeviceClass
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.slices import CapacityRange, CapacityRequestPolicy, Device, DeviceCapacity
 from draco.resources.names import NVIDIA_DEVICE_CLASS
-from tests.builders import a_claim, a_device_key, a_node, a_rule, a_slice
+from tests.builders import a_claim, a_device_key, a_node, a_rule, a_slice, as_shares
 from tests.mig_claims import a_mig_claim, a_mig_pool
 from tests.unit.allocation.worlds import a_world, put, remove
 
@@ -68,6 +68,19 @@ def test_holders_are_the_claims_that_hold_a_device_or_a_share_of_it() -> None:
     fleet.put_claim(a_claim("b", on=["node-0/gpu-1"]))
     assert fleet.holders(device) == []
     assert fleet.holders(a_device_key("node-0/gpu-1")) == [ObjectKey("default", "b")]
+
+
+def test_a_share_in_transfer_between_two_claims_is_consumed_once() -> None:
+    device = a_device_key("node-0/gpu-0")
+    fleet = Fleet()
+    gib = 10**9 << 30
+    for name, share_id in (("gives", "one"), ("takes", "one"), ("other", "two")):
+        fleet.put_claim(as_shares(a_claim(name, on=["node-0/gpu-0"]), share_id, memory="10Gi"))
+    assert fleet.state.consumed(device) == {"memory": 20 * gib}
+    fleet.remove_claim(ObjectKey("default", "gives"))
+    assert fleet.state.consumed(device) == {"memory": 20 * gib}
+    fleet.remove_claim(ObjectKey("default", "takes"))
+    assert fleet.state.consumed(device) == {"memory": 10 * gib}
 
 
 def test_the_first_node_by_name_that_fits_is_found() -> None:

@@ -73,10 +73,12 @@ class AllocatedState:
             _add(self._whole, key, step)
             return
         shares = self._shares.setdefault(key, Counter())
+        before = shares[result.share_id]
         _add(shares, result.share_id, step)
         if not shares:
             del self._shares[key]
-        if result.consumed_capacity:
+        # A share in transfer from one claim to another is known twice, and consumed once.
+        if result.consumed_capacity and not min(before, before + step):
             consumed = self._consumed.setdefault(key, Counter())
             for name, text in result.consumed_capacity.items():
                 consumed[name] += step * amount(text)
@@ -94,6 +96,10 @@ class AllocatedState:
     def shares(self, device: DeviceKey) -> bool:
         """Whether a claim has a share of the device."""
         return device in self._shares
+
+    def has_share(self, device: DeviceKey, share_id: str) -> bool:
+        """Whether a claim has this share of the device."""
+        return share_id in self._shares.get(device, ())
 
     def uses(self, device: DeviceKey) -> bool:
         """Whether any claim holds the device or a share of it."""

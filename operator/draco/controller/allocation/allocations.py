@@ -163,7 +163,8 @@ class ClaimAllocations:
         self._returns.settle()
         await self._at_once(self.writes.again(key) for key in self.writes.unanswered())
         await self._at_once([self._returns.give_back(claim, why) for claim, why in self._useless.found()])
-        taken = [each for each in due(self._view, self._may_be_given) if not self._is_written(each[0].metadata.key)]
+        may_be_given = due(self._view, lambda device: self._handover.gives_out([device]), self.writes.claims)
+        taken = [each for each in may_be_given if not self._is_written(each[0].metadata.key)]
         await self._at_once([self.writes.write(claim, result) for claim, result in taken])
 
     def _read(self) -> AllocationSnapshot:
@@ -248,11 +249,6 @@ class ClaimAllocations:
         """Whether a write of the claim's allocation is in flight, or must not be tried yet."""
         return key in self.writes or self.writes.is_refused(key) or self.writes.is_outdated(key)
 
-    def _may_be_given(self, device: DeviceKey) -> bool:
-        """Whether Draco may allocate the device, and no write in flight allocates it."""
-        is_on_its_way = any(device in each.devices_held for each in self.writes.claims)
-        return self._handover.gives_out([device]) and not is_on_its_way
-
     def _forget_others(self, uids: set[str]) -> None:
         self._schedule.forget_others(uids)
         self._notes.forget_others(uids)
@@ -278,7 +274,7 @@ class ClaimAllocations:
             withheld=self._handover.withheld,
             preemptible=self._handover.preemptible,
             spread=self._handover.spread,
-            taken_over=frozenset(device for each in kept_claims(self._view) for device in each.devices_held),
+            taken_over=frozenset((one.key, one.share_id) for each in kept_claims(self._view) for one in each.results),
             kept=self._kept.devices,
             head=head,
         )

@@ -4,11 +4,13 @@ Owns the reading of what reservations have recorded. `draco.reservations.takeove
 the allocation of a due claim before it decides anything else.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Final
 
+from draco.allocation.fleet.capacity import is_left
+from draco.allocation.fleet.state import AllocatedState
 from draco.controller.view import BY_DEVICE, BY_NAMED, BY_RESERVATION, BY_TAKER, TAKING_OVER, ClusterView
 from draco.placing.groups.group import placeholder
 from draco.reservations.claims import reserved_by
@@ -18,6 +20,7 @@ from draco.resources.api.claims import AllocationResult, DeviceRequestAllocation
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation, Takeover
 from draco.resources.names import DeviceKey
+from draco.resources.quantity import Quantity
 
 KEPT: Final = "draco-taken-over"
 _CANDIDATES: Final = 512
@@ -64,21 +67,22 @@ def kept_claims(view: ClusterView) -> list[ResourceClaim]:
 
 
 def due(
-    view: ClusterView, may_be_given: Callable[[DeviceKey], bool]
+    view: ClusterView, may_be_given: Callable[[DeviceKey], bool], on_their_way: Sequence[ResourceClaim] = ()
 ) -> Iterator[tuple[ResourceClaim, AllocationResult]]:
-    """Due claims with the devices they get: these are free, and no new taint excludes them."""
+    """Due claims with the devices they get: these are free, and no new taint excludes them.
+
+    `on_their_way` are claims whose allocation is being written.
+    """
     for reservation in view.reservations.store.by_index(TAKING_OVER, True):
         for each in reservation.status.takeovers:
             claim = view.claims.store.get(ObjectKey(reservation.metadata.namespace, each.claim))
             allocation = allocation_of(each)
             if claim is None or claim.metadata.uid != each.uid or not claim.waits or allocation is None:
                 continue
-            devices = [result.key for result in allocation.devices.results]
-            if (
-                not any(view.claims.store.by_index(BY_DEVICE, device) for device in devices)
-                and all(map(may_be_given, devices))
-                and not _are_set_aside(view, allocation.devices.results)
-            ):
+            results = allocation.devices.results
+            if all(
+                may_be_given(result.key) and _is_free(view, result, on_their_way) for result in results
+            ) and not _are_set_aside(view, results):
                 yield claim, allocation
 
 
@@ -99,6 +103,19 @@ def about_to_take_over(view: ClusterView, claims: Iterable[ResourceClaim], now: 
             if reservation is not None:
                 found |= _next(view, reservation, now)
     return found
+
+
+def _is_free(view: ClusterView, result: DeviceRequestAllocationResult, on_their_way: Sequence[ResourceClaim]) -> bool:
+    """Whether nobody has the device, or for a share, whether nobody has it alone and the other shares leave enough."""
+    key, holders = result.key, view.claims.store.by_index(BY_DEVICE, result.key)
+    others = AllocatedState.of([*holders, *(each for each in on_their_way if key in each.devices_held)])
+    if result.share_id is None or not others.uses(key):
+        return not others.uses(key)
+    published = view.published(key)
+    if published is None or others.holds(key) or others.has_share(key, result.share_id):
+        return False
+    taken = {name: Quantity.parse(text) for name, text in result.consumed_capacity.items()}
+    return published[0].capacity.keys() <= taken.keys() and is_left(taken, published[0], others.consumed(key))
 
 
 def _are_set_aside(view: ClusterView, results: Iterable[DeviceRequestAllocationResult]) -> bool:

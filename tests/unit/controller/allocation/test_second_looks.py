@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import cast
 
+import msgspec
 import pytest
 import structlog
 
@@ -13,7 +14,7 @@ from draco.controller.allocation.waiting_group import WaitingGroup
 from draco.controller.allocation.wakes import WAKES
 from draco.controller.workers.messages import PlaceClaims
 from draco.resources.api.meta import ObjectKey
-from tests.builders import a_claim, a_slice
+from tests.builders import a_claim, a_device, a_slice
 from tests.unit.controller.allocation.test_asking_again import Lab, a_place, no_place
 from tests.unit.controller.allocation.test_what_decisions_rest_on import while_it_looks
 from tests.unit.controller.watching import tell
@@ -50,6 +51,15 @@ async def test_where_nothing_is_free_nobody_is_asked_about_again() -> None:
     for _ in range(3):
         await a_minute(lab)
     assert len(lab.workers.asked) == 1
+
+
+async def test_a_gpu_with_shares_may_have_room_for_more() -> None:
+    lab = a_lab()
+    gpu = msgspec.structs.replace(a_device("gpu-0"), allow_multiple_allocations=True)
+    tell(lab.view, a_slice("node-0", [gpu]))
+    await lab.look()
+    await a_minute(lab)
+    assert (len(lab.workers.asked), lab.decided_late) == (2, 0)
 
 
 async def test_who_finds_a_place_though_nothing_was_known_to_change_is_told_of_and_counted() -> None:

@@ -16,11 +16,11 @@ from draco.kube.events.events import EventRecorder
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec
-from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.slices import DeviceCapacity, ResourceSlice
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceToleration
 from draco.resources.kinds import DEVICE_RESERVATIONS, TAINT_RULES
 from draco.resources.names import LABEL_RESERVATION, TAINT_OPERATOR_ALLOCATED
-from tests.builders import a_claim, a_device, a_pod, a_rule, a_slice
+from tests.builders import a_claim, a_device, a_pod, a_rule, a_slice, as_shares
 from tests.doubles.clock import ManualClock
 from tests.doubles.workers import UnaskedWorkers
 
@@ -150,3 +150,71 @@ def test_a_reservation_with_a_pod_that_waits_is_looked_at_again_when_taints_and_
     world.woken.clear()
     world.taint(rule)
     assert world.woken == []
+
+
+# --- shares ---
+
+
+def a_share(claim: ResourceClaim, share_id: str, amount: str) -> ResourceClaim:
+    return as_shares(claim, share_id, memory=amount)
+
+
+class OfShares(World):
+    """The same, but the reserved claims have shares of one GPU, 30Gi and 10Gi of its 80Gi."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        gpu = msgspec.structs.replace(a_device("gpu-0"), capacity={"memory": DeviceCapacity(value="80Gi")})
+        self.publish(a_slice("node-0", [msgspec.structs.replace(gpu, allow_multiple_allocations=True)]))
+        for number, amount in enumerate(("30Gi", "10Gi")):
+            reserved = a_share(a_claim(f"evening-{number}", on=["node-0/gpu-0"]), f"reserved-{number}", amount)
+            owner = DEVICE_RESERVATIONS.owner(self.reservation.metadata)
+            self.put(self.view.claims, _with(reserved, owner_references=[owner]))
+
+    def hold(self, name: str, amount: str, share_id: str = "") -> None:
+        self.put(self.view.claims, a_share(a_claim(name, on=["node-0/gpu-0"]), share_id or name, amount))
+
+
+def test_a_share_is_taken_over_beside_other_shares_of_the_gpu() -> None:
+    world = OfShares()
+    world.hold("other", "40Gi")
+    world.yield_first()
+    assert world.due == ["pod-gpu-x7"]
+    ((_, allocation),) = due(world.view, lambda _: True)
+    (share,) = allocation.devices.results
+    assert (share.share_id, share.consumed_capacity) == ("reserved-0", {"memory": "30Gi"})
+
+
+@pytest.mark.parametrize("other", ["41Gi", ""])
+def test_a_share_is_not_taken_over_while_another_claim_has_too_much_or_all_of_the_gpu(other: str) -> None:
+    world = OfShares()
+    if other:
+        world.hold("other", other)
+    else:
+        world.put(world.view.claims, a_claim("other", on=["node-0/gpu-0"]))
+    world.yield_first()
+    assert world.due == []
+    world.view.claims._publish(world.view.claims.store.remove(ObjectKey(KEY.namespace, "other")))
+    assert world.due == ["pod-gpu-x7"]
+
+
+def test_a_share_whose_claim_exists_still_or_has_passed_it_on_is_not_given() -> None:
+    world = OfShares()
+    world.yield_first()
+    world.hold("evening-0", "30Gi", "reserved-0")
+    assert world.due == []
+    world.view.claims._publish(world.view.claims.store.remove(ObjectKey(KEY.namespace, "evening-0")))
+    written = a_share(a_claim("other", on=["node-0/gpu-0"]), "reserved-0", "30Gi")
+    assert not list(due(world.view, lambda _: True, [written]))
+    beside = a_share(a_claim("other", on=["node-0/gpu-0"]), "its-own", "30Gi")
+    assert list(due(world.view, lambda _: True, [beside]))
+
+
+def test_a_share_is_not_taken_over_of_a_gpu_that_is_shared_otherwise_now() -> None:
+    world = OfShares()
+    world.yield_first()
+    world.hold("other", "1Gi")
+    more = {"memory": DeviceCapacity(value="80Gi"), "shares": DeviceCapacity(value="4")}
+    gpu = msgspec.structs.replace(a_device("gpu-0"), capacity=more, allow_multiple_allocations=True)
+    world.publish(a_slice("node-0", [gpu]))
+    assert world.due == []  # what it takes of a new capacity is unknown

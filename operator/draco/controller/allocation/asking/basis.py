@@ -33,8 +33,8 @@ class Basis(NamedTuple):
     """GPUs from which pods may be evicted."""
     spread: frozenset[PoolKey]
     """Pools whose nodes are filled evenly."""
-    taken_over: frozenset[DeviceKey]
-    """Devices in transfer from a reservation to a claim."""
+    taken_over: frozenset[tuple[DeviceKey, str | None]]
+    """Devices, and shares of devices by their ID, in transfer from a reservation to a claim."""
     kept: frozenset[DeviceKey]
     """Devices kept for the overdue group, and that group's UID."""
     head: str

@@ -55,13 +55,14 @@ class SecondLooks:
         return None if again_s == float("inf") else again_s
 
     def is_anything_free(self, owned: Iterable[GpuPlace]) -> bool:
-        """Whether any published device of these GPUs is unallocated. A device of a partitioned GPU may still fit nowhere."""
+        """Whether any published device of these GPUs is unallocated or shared. It may still fit nowhere, or be used up."""
         owned = frozenset(owned)
         for pool in {each.pool_key for each in owned}:
             for item in self._view.current_slices_of(pool):
                 for device in item.spec.devices:
                     key = DeviceKey(pool.driver, pool.pool, device.name)
-                    if GpuPlace.of(key) in owned and not self._view.claims.store.by_index(BY_DEVICE, key):
+                    is_open = device.allow_multiple_allocations or not self._view.claims.store.by_index(BY_DEVICE, key)
+                    if is_open and GpuPlace.of(key) in owned:
                         return True
         return False
 
