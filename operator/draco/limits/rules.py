@@ -146,7 +146,7 @@ _NOUN: Final = {
     LimitedAmount.GPU_SHARE: " GPUs",
 }
 _FEWER: Final = "Ask for fewer devices"
-_SMALLER: Final = "Ask for a smaller profile"
+_SMALLER: Final = "Ask for a smaller profile or share"
 
 
 def refusal_text(refusals: Sequence[LimitRefusal], namespace: str, *, claims: int = 1) -> str:

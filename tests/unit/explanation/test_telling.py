@@ -33,7 +33,7 @@ from draco.resources.api.taints import DeviceTaint, DeviceToleration
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.selectors.accesses import with_path
-from tests.builders import a_device_class, a_node, a_slice
+from tests.builders import a_claim, a_device_class, a_node, a_slice, as_shares
 from tests.unit.explanation.clusters import ATTRIBUTES, CAPACITY, GPU, a_fleet, asking
 
 
@@ -278,5 +278,12 @@ def test_requests_for_shares_of_one_device_are_not_told_to_lack_devices() -> Non
     claim = asking(capacity=CapacityRequirements(requests={"memory": "30Gi"}))
     requests = [msgspec.structs.replace(claim.spec.devices.requests[0], name=name) for name in "ab"]
     devices = msgspec.structs.replace(claim.spec.devices, requests=requests)
-    told = explain(fleet, [msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))])
-    assert "Node n3 is too small: beside a too little is left for b. Ask for less, or use several" in str(told)
+    both = msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
+    assert "Node n3 is too small: beside a too little is left for b. Ask for less, or use several" in str(
+        explain(fleet, [both])
+    )
+    large = msgspec.structs.replace(shared, capacity={"memory": DeviceCapacity(value="60Gi")})
+    fleet.put_slice(a_slice("n3", [large]))
+    fleet.put_claim(as_shares(a_claim("other", on=["n3/gpu-0"]), "other", memory="10Gi"))
+    said = "Node n3 is too small: other claims have shares of its devices, and beside a too little is left for b."
+    assert said in str(explain(fleet, [both]))

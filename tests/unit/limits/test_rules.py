@@ -34,7 +34,7 @@ def test_a_namespace_that_holds_too_much_with_it_is_told_what_it_holds_and_what_
     assert said(checking, "a-1", holding(memory_gi=2)) == ""
     assert said(checking, "a-1", holding(memory_gi=10)) == (
         "Namespace a-1 has 78Gi of 80Gi of GPU memory (DeviceLimit team-a-memory); this claim takes 10Gi more. Ask for a smaller "
-        "profile, or free something."
+        "profile or share, or free something."
     )
     assert said(checking, "a-2", holding(memory_gi=10)) == ""
     assert said(checking, "b", holding(memory_gi=100)) == ""

@@ -11,6 +11,7 @@ import msgspec
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.state import AllocatedState
 from draco.allocation.search.allocate import would_get
 from draco.explanation.model import NodeReason
 from draco.explanation.selection import least, selection, with_devices
@@ -74,7 +75,9 @@ def _left_out(fleet: Fleet, steps: Sequence[tuple[Sequence[ResourceClaim], str]]
     last = next((number for number, (asked, _) in enumerate(steps) if not _fits(fleet, asked, node)), len(steps) - 1)
     before = listed(names[:last], rest=f"more {noun}s")
     if _selects_shared(fleet, steps[last][0], node):
-        return f"too small: beside {before} too little is left for {names[last]}"
+        waits = _fits(fleet, steps[-1][0], node, AllocatedState())
+        why = "other claims have shares of its devices, and " if waits else ""
+        return f"too small: {why}beside {before} too little is left for {names[last]}"
     wanted = sum(_least(request) for claim in steps[last][0] for request in claim.spec.devices.requests)
     others = before if last == 1 else "the others"
     return (
@@ -142,8 +145,8 @@ def _without(claims: Sequence[ResourceClaim], place: int, constraint: DeviceCons
     return [*claims[:place], with_devices(claims[place], constraints=less), *claims[place + 1 :]]
 
 
-def _fits(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> bool:
+def _fits(fleet: Fleet, claims: Sequence[ResourceClaim], node: str, state: AllocatedState | None = None) -> bool:
     try:
-        return would_get(fleet, fleet.nodes[node], claims, max_steps=MAX_STEPS) is not None
+        return would_get(fleet, fleet.nodes[node], claims, max_steps=MAX_STEPS, state=state) is not None
     except AllocationError:
         return False
