@@ -14,6 +14,7 @@ from draco_local.cluster.process import Processes
 from draco_local.cluster.programs import binaries
 from draco_local.cluster.state import Record
 from tests.e2e import provider
+from tests.e2e.configured import refused_at_prepare
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.reading import reader
 
@@ -94,24 +95,29 @@ def ending() -> list[str]:
 
 @pytest.fixture
 def kube(cluster: Kubectl, ending: list[str], request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kubectl]:
-    """Kubectl in the test's own namespace. The next test finds every GPU free, unless it needs only some."""
+    """Kubectl in the test's own namespace. The next test finds every GPU free, unless it needs only some.
+
+    No claim of the test may have held a GPU with a configuration that Prepare refuses.
+    """
     name = request.node.name.replace("_", "-").lower().split("[")[0][:50].strip("-")
     reading = reader(cluster.kubeconfig)
     reading.make_namespace(name)
-    yield cluster.in_namespace(name, tmp_path)
+    own = cluster.in_namespace(name, tmp_path)
+    yield own
+    refused = refused_at_prepare(own)
     reading.end_namespace(name)
     ending.append(name)
     following = request.node.stash[_NEXT]
-    if following is None or following.get_closest_marker("any_gpu"):
-        return
-    eventually(
-        lambda: (
-            not any(cluster.objects(kind, namespace=each) for each in ending for kind in ("pods", "resourceclaims"))
-        ),
-        what=f"all pods and claims of {', '.join(ending)} are gone",
-        within_s=90,
-    )
-    ending.clear()
+    if following is not None and not following.get_closest_marker("any_gpu"):
+        eventually(
+            lambda: (
+                not any(cluster.objects(kind, namespace=each) for each in ending for kind in ("pods", "resourceclaims"))
+            ),
+            what=f"all pods and claims of {', '.join(ending)} are gone",
+            within_s=90,
+        )
+        ending.clear()
+    assert not refused, "a configuration was refused only at Prepare"
 
 
 def namespaces(cluster: Kubectl) -> set[str]:

@@ -12,6 +12,7 @@ import pytest
 from draco_local.cluster import clusters
 from draco_local.cluster.programs import binaries
 from tests.e2e import provider
+from tests.e2e.configured import refused_at_prepare
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.reading import reader
 from tests.e2e.real_nodes.machines import REAL_CLUSTER, Machines, machines_of
@@ -42,7 +43,10 @@ def real_cluster(request: pytest.FixtureRequest) -> Iterator[tuple[Kubectl, Mach
 
 @contextmanager
 def a_bench(kubectl: Kubectl, nodes: Machines, folder: Path) -> Iterator[Bench]:
-    """A new namespace, and the first node with all its GPUs published and free."""
+    """A new namespace, and the first node with all its GPUs published and free.
+
+    No claim in it may have held a GPU with a configuration that Prepare refuses.
+    """
     namespace = f"test-{uuid.uuid4().hex[:8]}"
     reading = reader(kubectl.kubeconfig)
     reading.make_namespace(namespace)
@@ -50,6 +54,7 @@ def a_bench(kubectl: Kubectl, nodes: Machines, folder: Path) -> Iterator[Bench]:
     eventually(lambda: bench.published() == WHOLE_GPUS, within_s=60, what=f"all GPUs of {DRIVER} are published")
     try:
         yield bench
+        assert not refused_at_prepare(bench.kube), "a configuration was refused only at Prepare"
     finally:
         reading.end_namespace(namespace)
         eventually(lambda: not bench.checkpoint(), within_s=60, what="the node holds no claim any more")
