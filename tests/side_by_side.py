@@ -32,6 +32,7 @@ SECONDS: dict[str, float] = {
     "tests/e2e/real_nodes/test_claims.py": 90,
     "tests/e2e/real_nodes/test_partitions.py": 50,
     "tests/e2e/real_nodes/test_power.py": 45,
+    "tests/e2e/real_nodes/test_shares.py": 30,
     "tests/e2e/test_examples.py": 80,
     "tests/e2e/test_installed.py": 40,
     "tests/e2e/test_mig.py": 95,
