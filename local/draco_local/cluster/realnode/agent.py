@@ -5,15 +5,24 @@ service account; `join` writes the token there. Must not start anything.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from draco.agent.settings import AgentSettings
 from draco_local.cluster.programs import binaries
+from draco_local.cluster.realnode import cgroup
 from draco_local.cluster.realnode.config import AGENT_MOUNT, DRIVER_ROOT
 from draco_local.cluster.realnode.init import Service
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.driver import root
 from draco_local.simulator.gpus import procfs, state, sysfs
+
+SEEING_VERSION_2: Final = (
+    *("unshare", "--mount", "--propagation", "slave"),
+    *("sh", "-c", 'mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$@"', "sh"),
+)
+"""Goes before the command line of a program that is to see cgroups of version 2 alone."""
 
 
 def gpu_state_file(disk: Path) -> Path:
@@ -63,7 +72,14 @@ def _driver_cache() -> Path:
 
 def driver_service() -> Service:
     """Return the service that answers the simulated driver's library."""
-    command = [sys.executable, "-m", "draco_local.simulator.driver.service", "--state", str(state.ON_A_NODE)]
+    command = [
+        *_seeing(),
+        sys.executable,
+        "-m",
+        "draco_local.simulator.driver.service",
+        "--state",
+        str(state.ON_A_NODE),
+    ]
     return Service(name="driver", argv=command, environment={"PYTHONUNBUFFERED": "1"})
 
 
@@ -82,7 +98,7 @@ def agent_service(node: str, *, api_host: str, api_port: int) -> Service:
     )
     return Service(
         name="agent",
-        argv=[sys.executable, "-m", "draco", "agent", "--node-name", node, *kernel],
+        argv=[*_seeing(), sys.executable, "-m", "draco", "agent", "--node-name", node, *kernel],
         environment={
             "KUBERNETES_SERVICE_HOST": api_host,
             "KUBERNETES_SERVICE_PORT": str(api_port),
@@ -90,3 +106,11 @@ def agent_service(node: str, *, api_host: str, api_port: int) -> Service:
         },
         after=f"{AGENT_MOUNT}/token",
     )
+
+
+def _seeing() -> Sequence[str]:
+    """The driver limits cgroups of version 2. Where version 1 is mounted, too, only kubelet and the runtime see that.
+
+    The runtime gives containers a cgroup of the same path in both.
+    """
+    return SEEING_VERSION_2 if cgroup.mounted().unified else ()

@@ -22,6 +22,8 @@ from draco.resources.errors import DracoError
 
 CTK: Final = "nvidia-ctk"
 HOOK: Final = "nvidia-cdi-hook"
+NVML_HOOK: Final = "nvidia-cdi-hook-nvml"
+"""The image's hook for commands that load NVML. The other is linked statically, and crashes as it calls NVML, on any node."""
 FOLDERS: Final = ("usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit", "opt/nvidia/toolkit")
 """Folders of the toolkit on a node: from a package, or from the GPU operator."""
 MODES: Final = ("nvml", "management")
@@ -63,17 +65,17 @@ def hook(root: DriverRoot, *, keep_in: Path) -> Path | None:
     for folder in FOLDERS:
         if (root.view / folder / HOOK).is_file():
             return root.host / folder / HOOK
-    return _carried_hook(keep_in)
+    return _carried_hook(HOOK, keep_in)
 
 
-def _carried_hook(keep_in: Path) -> Path | None:
-    carried = shutil.which(HOOK)
+def _carried_hook(name: str, keep_in: Path) -> Path | None:
+    carried = shutil.which(name)
     if carried is None:
         return None
-    kept = keep_in / HOOK
+    kept = keep_in / name
     content = Path(carried).read_bytes()
     if not kept.exists() or kept.read_bytes() != content:
-        fresh = keep_in / f".{HOOK}.tmp"
+        fresh = keep_in / f".{name}.tmp"
         fresh.write_bytes(content)
         fresh.chmod(0o755)
         fresh.replace(kept)
@@ -86,9 +88,9 @@ def memory_limit(driver: InstalledDriver, gpu: str, limit_mib: int, *, keep_in: 
     It needs both variables; a soft limit other than 0 would stay in the cgroups above when the container's is removed.
     Source: `nvidia-cdi-hook apply-cuda-memory-limits` of NVIDIA's container toolkit 1.20. Raises ToolkitFailed or OSError.
     """
-    hook = _carried_hook(keep_in)
+    hook = _carried_hook(NVML_HOOK, keep_in)
     if hook is None:
-        raise ToolkitFailed(f"there is no {HOOK} in the image, which sets memory limits")
+        raise ToolkitFailed(f"there is no {NVML_HOOK} in the image, which sets memory limits")
     arguments = [HOOK, "apply-cuda-memory-limits", "--driver-root", str(driver.host), "--gpu-id", gpu]
     return ContainerEdits(
         env=["NVIDIA_GPU_MEMORY_REQUEST=0", f"NVIDIA_GPU_MEMORY_LIMIT={limit_mib}"],

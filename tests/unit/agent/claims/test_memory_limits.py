@@ -85,7 +85,7 @@ def written(root: DriverRoot, folder: Path, claim: PreparedClaim) -> dict[str, A
 
 
 def test_the_spec_has_the_images_hook_for_each_limited_gpu(root: DriverRoot, no_toolkit: Path, tmp_path: Path) -> None:
-    a_program(no_toolkit, "nvidia-cdi-hook", "")
+    a_program(no_toolkit, "nvidia-cdi-hook-nvml", "")
     a_program(root.view / "usr/bin", "nvidia-cdi-hook", "an older one, which does not know the command")
     found = written(root, tmp_path, having(a_share(), a_share(2, mib=0)))
     assert found["gpu-0"]["env"] == [
@@ -93,7 +93,7 @@ def test_the_spec_has_the_images_hook_for_each_limited_gpu(root: DriverRoot, no_
         "NVIDIA_GPU_MEMORY_REQUEST=0",
         "NVIDIA_GPU_MEMORY_LIMIT=10240",
     ]
-    path, [hook] = str(tmp_path / "nvidia-cdi-hook"), found["gpu-0"]["hooks"]
+    path, [hook] = str(tmp_path / "nvidia-cdi-hook-nvml"), found["gpu-0"]["hooks"]
     arguments = ["nvidia-cdi-hook", "apply-cuda-memory-limits", "--driver-root", "/driver", "--gpu-id", "GPU-0"]
     assert hook == {"hookName": "createRuntime", "path": path, "args": arguments}
     assert (found["gpu-2"]["env"], "hooks" in found["gpu-2"]) == (["DRACO_DEVICE_GPU_2=GPU-2"], False)
@@ -101,11 +101,11 @@ def test_the_spec_has_the_images_hook_for_each_limited_gpu(root: DriverRoot, no_
 
 def test_without_the_hook_or_the_driver_there_is_no_spec(root: DriverRoot, no_toolkit: Path, tmp_path: Path) -> None:
     cdi, claim = a_folder(root, tmp_path), having(a_share())
-    with pytest.raises(LimitImpossible, match="there is no nvidia-cdi-hook in the image"):
+    with pytest.raises(LimitImpossible, match="there is no nvidia-cdi-hook-nvml in the image"):
         cdi.write(claim)
     assert not cdi.is_current(claim)
     assert cdi.uids() == []
-    a_program(no_toolkit, "nvidia-cdi-hook", "")
+    a_program(no_toolkit, "nvidia-cdi-hook-nvml", "")
     cdi.write(claim)
     shutil.rmtree(root.view / "usr")
     assert not cdi.is_current(claim)
