@@ -1,5 +1,6 @@
 """One cluster with two real nodes for all tests of this folder, created by the command that users type."""
 
+import os
 import subprocess
 import sys
 import uuid
@@ -17,24 +18,32 @@ from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.reading import reader
 from tests.e2e.real_nodes.machines import REAL_CLUSTER, Machines, machines_of
 from tests.e2e.real_nodes.pods import DRIVER, WHOLE_GPUS, Bench
+from tests.e2e.real_nodes.toolkit import put_hook
 
 
-def draco(*arguments: str) -> None:
-    """Run the command line; a failure is an AssertionError with its output."""
+def draco(*arguments: str, programs: Path | None = None) -> None:
+    """Run the command line, with a folder of programs on its path; a failure is an AssertionError with its output."""
     program = str(Path(sys.executable).with_name("draco"))
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=provider.UP_S, check=False)
+    environment = os.environ if programs is None else os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [program, *arguments], capture_output=True, text=True, timeout=provider.UP_S, check=False, env=environment
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="session")
-def real_cluster(request: pytest.FixtureRequest) -> Iterator[tuple[Kubectl, Machines]]:
+def real_cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Kubectl, Machines]]:
     """Two real nodes: those of all scenarios if they are real; otherwise with agents outside of pods, plus a simulated node."""
     if provider.FROM_IMAGE:
         yield request.getfixturevalue("cluster"), machines_of(provider.CLUSTER)
         return
     try:
         equipment = ("--nodes", "1", "--real-nodes", "2", "--gpus", str(provider.GPUS))
-        draco("cluster", "up", "--name", REAL_CLUSTER, *equipment)
+        programs = tmp_path_factory.mktemp("programs")
+        put_hook(programs)
+        draco("cluster", "up", "--name", REAL_CLUSTER, *equipment, programs=programs)
         kubeconfig = clusters.opened(REAL_CLUSTER).kubeconfig
         yield Kubectl(binary=binaries.find("kubectl")["kubectl"], kubeconfig=kubeconfig), machines_of(REAL_CLUSTER)
     finally:

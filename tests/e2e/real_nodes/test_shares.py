@@ -1,10 +1,19 @@
 """Shares on a real node: claims of one GPU in containers at the same time, and the one that has to wait."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
+from draco_local.cluster import gpus
+from draco_local.cluster.realnode.agent import gpu_state_file
+from draco_local.cluster.realnode.nodes import disk_of
+from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus import state
+from draco_local.simulator.gpus.state import GpuProcess
 from tests.e2e.conftest import draco
 from tests.e2e.kubectl import eventually
 from tests.e2e.real_nodes.pods import Bench, pod
@@ -16,15 +25,24 @@ SEVEN = tuple(f"share-{number}" for number in range(1, 8))
 """Claims of 10 GiB that fit on a GPU of 79.6 GiB."""
 
 
+@contextmanager
+def sharing(bench: Bench, enforcement: str) -> Iterator[None]:
+    """Within the block, the node's first GPU is shared by memory."""
+    share(bench.kube, [uuid_of(bench)], mode="Memory", step="1Gi", enforcement=enforcement)
+    eventually(lambda: first(bench).get("allowMultipleAllocations"), what="gpu-0 is shared")
+    try:
+        yield
+    finally:
+        bench.kube.run("delete", "pods,resourceclaims", "--all", "--grace-period=1", "--wait=true")
+        bench.kube.run("delete", "sharingpolicy", POLICY)
+        eventually(lambda: not first(bench).get("allowMultipleAllocations"), what="gpu-0 is published for one claim")
+
+
 @pytest.fixture
 def shared(bench: Bench) -> Iterator[Bench]:
     """A bench whose first GPU is shared by memory."""
-    share(bench.kube, [uuid_of(bench)], mode="Memory", step="1Gi")
-    eventually(lambda: first(bench).get("allowMultipleAllocations"), what="gpu-0 is shared")
-    yield bench
-    bench.kube.run("delete", "pods,resourceclaims", "--all", "--grace-period=1", "--wait=true")
-    bench.kube.run("delete", "sharingpolicy", POLICY)
-    eventually(lambda: not first(bench).get("allowMultipleAllocations"), what="gpu-0 is published for one claim")
+    with sharing(bench, "None"):
+        yield bench
 
 
 def first(bench: Bench) -> dict[str, Any]:
@@ -91,3 +109,42 @@ def test_a_share_outlives_agent_and_kubelet_and_is_given_back_alone(shared: Benc
     ask(bench, "three")
     bench.wait("three")
     assert results(bench.kube, "three")[0]["device"] == "gpu-0"
+
+
+@pytest.mark.local_provider
+def test_the_driver_holds_each_container_to_the_memory_of_its_share(bench: Bench) -> None:
+    """NVIDIA's own hook sets the limit on the container's cgroup, also where kubelet uses version 1 beside version 2."""
+    path = gpu_state_file(disk_of(bench.nodes.folder, bench.node))
+
+    def limits() -> dict[str, int]:
+        """Hard limits in GiB by the name of the cgroup, which is the container's."""
+        found = state.load(path).gpus[0].memory_limits
+        return {
+            Path(name).name: each.hard >> 30
+            for name, each in found.items()
+            if each.hard != pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
+        }
+
+    gpus.reload_driver(path, version="615")
+    try:
+        with sharing(bench, "DriverLimit"):
+            assert first(bench)["attributes"]["draco.dev/memoryLimit"] == {"string": "driver"}
+            ask(bench, "one", "two")
+            bench.wait("one", "two")
+            containers = [bench.container(name).rpartition("/")[2] for name in ("one", "two")]
+            assert limits() == dict.fromkeys(containers, 10)
+            assert bench.environment("one")["NVIDIA_GPU_MEMORY_LIMIT"] == "10240"
+
+            gpus.reload_driver(path, version=None)
+            assert limits() == {}
+            faults.hold(path, 0, GpuProcess(1, cgroup=cgroup_of(bench, containers[0]), memory_mib=1024))
+            eventually(lambda: limits() == {containers[0]: 10}, what="a limit that the driver forgot is set again")
+    finally:
+        gpus.reload_driver(path, version="580.95.05")
+        eventually(lambda: first(bench), what="gpu-0 is published again")
+
+
+def cgroup_of(bench: Bench, container: str) -> str:
+    """The path of a container's cgroup of version 2, as its processes have it in /proc."""
+    lines = bench.on_node("sh", "-c", f"cat /proc/[0-9]*/cgroup | grep {container}").splitlines()
+    return next(line.removeprefix("0::") for line in lines if line.startswith("0::"))
