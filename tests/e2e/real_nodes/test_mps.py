@@ -88,8 +88,11 @@ def test_two_pods_are_clients_of_a_daemon_that_outlives_agent_and_keeper(bench: 
 
 
 def test_the_example_lets_two_pods_compute_at_the_same_time(bench: Bench) -> None:
-    for each in example(bench, "mps"):
-        assert said(bench, each["metadata"]["name"], "get_default_active_thread_percentage") == "50.0"
+    pods = [each["metadata"]["name"] for each in example(bench, "mps")]
+    [uuid] = bench.gpu_uuids(pods[0])
+    for name in pods:
+        assert said(bench, name, "get_default_active_thread_percentage") == "50.0"
+        assert said(bench, name, f"get_default_device_pinned_mem_limit {uuid}") == "10240M"
 
 
 def test_one_claim_has_a_gpu_with_time_slices_and_one_with_mps(bench: Bench) -> None:

@@ -112,6 +112,23 @@ def test_a_share_outlives_agent_and_kubelet_and_is_given_back_alone(shared: Benc
 
 
 @pytest.mark.local_provider
+def test_a_share_that_is_exceeded_is_found_by_the_cgroup_of_its_container(shared: Bench) -> None:
+    bench, path = shared, gpu_state_file(disk_of(shared.nodes.folder, shared.node))
+    ask(bench, "small", "greedy")
+    bench.wait("small", "greedy")
+    for pid, (name, memory_mib) in enumerate((("small", 4096), ("greedy", 20480)), start=1):
+        place = cgroup_of(bench, bench.container(name).rpartition("/")[2])
+        faults.hold(path, 0, GpuProcess(pid, cgroup=place, memory_mib=memory_mib))
+    try:
+        said = eventually(lambda: bench.kube.notes("greedy"), what="the greedy claim is told")
+        assert "use more memory than the 10Gi that the claim asked for. Most of it is used in pod greedy" in said[0]
+        assert bench.kube.notes("small") == []
+    finally:
+        for pid in (1, 2):
+            faults.release(path, pid)
+
+
+@pytest.mark.local_provider
 def test_the_driver_holds_each_container_to_the_memory_of_its_share(bench: Bench) -> None:
     """NVIDIA's own hook sets the limit on the container's cgroup, also where kubelet uses version 1 beside version 2."""
     path = gpu_state_file(disk_of(bench.nodes.folder, bench.node))
