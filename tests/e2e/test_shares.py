@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -204,6 +205,33 @@ def test_shares_are_counted_by_number(shared: Kubectl) -> None:
     ask(kube, "", "three")
     note = eventually(lambda: " ".join(kube.notes("three")), what="the claim that does not fit is explained")
     assert "shares" in note
+
+
+def test_pods_of_the_device_plugin_get_shares_for_the_name_of_shared_gpus(shared: Kubectl, tmp_path: Path) -> None:
+    kube = shared
+    kube.run("patch", "sharingpolicy", POLICY, "--type=merge", "-p", json.dumps(BY_COUNT))
+    eventually(lambda: "shares" in published(kube).get("capacity", {}), what="gpu-0 is shared by number")
+    replicas = {"renameByDefault": True, "resources": [{"name": "nvidia.com/gpu", "replicas": 2}]}
+    (tmp_path / "config.json").write_text(json.dumps({"version": "v1", "sharing": {"timeSlicing": replicas}}))
+    converted = json.loads(draco("migrate", "sharing", str(tmp_path / "config.json"), "-o", "json").stdout)
+    classes = [each for each in converted["items"] if each["kind"] == "DeviceClass"]
+    kube.apply_objects(*classes)
+    try:
+        for name in ("one", "two"):
+            pod = a_pod(name)
+            del pod["spec"]["resourceClaims"]
+            pod["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu.shared": 1}}
+            kube.apply_objects(pod)
+        kube.running("one", "two")
+        (device,) = {
+            (one["pool"], one["device"])
+            for claim in kube.objects("resourceclaims")
+            for one in claim["status"]["allocation"]["devices"]["results"]
+        }
+        assert device == (NODE, "gpu-0")
+    finally:
+        kube.run("delete", "pods", "--all", "--wait=true")
+        kube.run("delete", "deviceclass", *(each["metadata"]["name"] for each in classes))
 
 
 def test_a_claim_may_have_several_shares_of_a_gpu_and_one_that_knows_nothing_gets_all_of_it(shared: Kubectl) -> None:
