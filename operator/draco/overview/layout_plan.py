@@ -15,9 +15,10 @@ from draco.mig.board import Board
 from draco.mig.gpu_plan import plan_gpu
 from draco.mig_policy.boards import observed
 from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode, decide
+from draco.mig_policy.gpu_counts import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID
 from draco.mig_policy.matching import PolicyMatch, Rules, oldest_first, permit, rules_of
 from draco.mig_policy.promises import promises
-from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID, summary
+from draco.mig_policy.summary import summary
 from draco.mig_policy.warm_ahead import within_limits
 from draco.overview.layout_foreseen import ForeseenGpu, planned, without_policy
 from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlanView, PolicyPlanView

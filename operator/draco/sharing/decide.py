@@ -72,6 +72,11 @@ class GpuForm(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     message: str = ""
     verdicts: Mapping[str, MatchVerdict] = {}
 
+    @property
+    def condition(self) -> tuple[SharingState, str]:
+        """Its state, and why."""
+        return self.state, self.message
+
 
 class NodeForms(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All GPUs of a node."""

@@ -9,8 +9,9 @@ import pytest
 from draco.mig.board import Board
 from draco.mig.known_boards import BOARDS
 from draco.mig_policy.decide import NodeDecision, SeenNode, decide
+from draco.mig_policy.gpu_counts import LISTED_NODES
 from draco.mig_policy.matching import oldest_first, rules_of
-from draco.mig_policy.summary import LISTED_NODES, PolicyCounts, status_of, summary
+from draco.mig_policy.summary import PolicyCounts, status_of, summary
 from draco.resources.api.claims import CelSelector, DeviceSelector
 from draco.resources.api.draco import (
     Allocator,
@@ -261,7 +262,7 @@ def test_of_many_nodes_those_with_trouble_are_listed() -> None:
 
 def test_of_many_older_policies_as_many_are_listed_as_a_status_has_room_for() -> None:
     tally = PolicyCounts("young")
-    tally.lost.update({f"old-{index:02d}": 1 for index in range(70)})
+    tally.gpus.lost.update({f"old-{index:02d}": 1 for index in range(70)})
     found = status_of(rules_of(a_mig_policy("young")), tally, LATER)
     assert [each.policy for each in found.conflicts] == [f"old-{index:02d}" for index in range(64)]
     assert found.message.endswith("old-07 (1) and 62 more.")
@@ -269,7 +270,7 @@ def test_of_many_older_policies_as_many_are_listed_as_a_status_has_room_for() ->
 
 def test_of_a_list_that_has_room_nothing_is_left_to_be_counted() -> None:
     tally = PolicyCounts("young")
-    tally.lost.update({f"old-{index}": 1 for index in range(8)})
+    tally.gpus.lost.update({f"old-{index}": 1 for index in range(8)})
     found = status_of(rules_of(a_mig_policy("young")), tally, LATER)
     assert found.message.endswith("old-6 (1), old-7 (1).")
 

@@ -5,7 +5,7 @@ import pytest
 from draco.mig_policy.matching import MatchVerdict, PolicyMatch
 from draco.resources.api.sharing import SharingMode, SharingPolicyStatus
 from draco.sharing.decide import GpuForm, NodeForms, SharingState, sharing_rules
-from draco.sharing.summary import SharingCounts, status_of
+from draco.sharing.summary import counts_of, status_of
 from tests.builders import MOMENT, a_sharing_policy
 
 SELECTED = {"policy": MatchVerdict(PolicyMatch.SELECTED)}
@@ -20,9 +20,9 @@ def a_form(
 
 def status(*nodes: NodeForms, policy: object = POLICY) -> SharingPolicyStatus:
     rules = sharing_rules(policy)  # type: ignore[arg-type]
-    counts = SharingCounts(rules.name)
+    counts = counts_of(rules)
     for each in nodes:
-        counts.add(each)
+        counts.add(each.node, each.gpus)
     return status_of(rules, counts, MOMENT)
 
 
@@ -46,7 +46,7 @@ def test_what_failed_comes_before_what_waits() -> None:
     found = status(NodeForms(node="node-0", gpus=gpus))
     assert (found.gpus, found.shared, found.waiting, found.failed) == (3, 1, 1, 1)
     assert found.message == "1 of 3 GPUs cannot be shared as the policy asks: gpu-1 of node-0: its memory is unknown."
-    assert [each.message for each in found.nodes] == ["gpu-0: waits for claim a/b; gpu-1: its memory is unknown."]
+    assert [each.message for each in found.nodes] == ["gpu-1: its memory is unknown; gpu-0: waits for claim a/b."]
     assert {each.type: each.status for each in found.conditions} == {
         "Valid": "True", "Applied": "False", "Conflicting": "False",
     }  # fmt: skip
@@ -61,7 +61,7 @@ def test_for_whom_a_gpu_waits_is_in_the_message() -> None:
 
 def test_older_policies_are_named() -> None:
     found = status(NodeForms(node="node-0", gpus=(a_form(policy="older"),)))
-    assert found.message == "Has no GPU: 1 GPU that it selects belongs to older policies: older (1)."
+    assert found.message == "Has no GPU: 1 GPU that it selects belongs to the older policy older."
     assert [(each.policy, each.gpus) for each in found.conflicts] == [("older", 1)]
 
 
@@ -69,7 +69,7 @@ def test_older_policies_are_named() -> None:
     ("answer", "says"),
     [
         (PolicyMatch.OTHER_NODE, "spec.nodeSelector selects none of 1 node with GPUs"),
-        (PolicyMatch.NOT_SELECTED, "spec.deviceSelectors match none of 1 GPU on the nodes it selects"),
+        (PolicyMatch.NOT_SELECTED, "of 1 GPU on the nodes it selects, 1 not selected by spec.deviceSelectors[0]"),
     ],
 )
 def test_a_policy_without_gpus_says_what_excludes_them(answer: PolicyMatch, says: str) -> None:

@@ -13,7 +13,7 @@ from draco.controller.sharing.decisions import SharingDecisions
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.resources.api.sharing import SharingPolicy, SharingPolicyStatus
-from draco.sharing.summary import SharingCounts, status_of
+from draco.sharing.summary import counts_of, status_of
 
 
 class SharingPolicyReconciler:
@@ -51,9 +51,9 @@ class SharingPolicyReconciler:
         rules = next((each for each in self._decisions.rules if each.policy.metadata.uid == uid), None)
         if rules is None:
             return None
-        counts = SharingCounts(rules.name)
+        counts = counts_of(rules)
         for each in await self._decisions.all():
-            counts.add(each)
+            counts.add(each.node, each.gpus)
             await work.pause()
         # The cached rules may hold an older status.
         return status_of(msgspec.structs.replace(rules, policy=policy), counts, self._view.clock.now())
