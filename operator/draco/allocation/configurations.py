@@ -228,6 +228,15 @@ def is_for(parameters: Any, *, is_partition: bool) -> bool:
     return kind not in _OF_OTHERS and (kind not in _FIELDS or is_partition is (kind == MIG_CONFIG))
 
 
+def without_effect(parameters: Mapping[str, Any]) -> tuple[str, str]:
+    """What is said of a configuration that is for none of the devices that its claim asks for, and what to write instead."""
+    kinds = {GPU_CONFIG: "whole GPUs", MIG_CONFIG: "MIG devices"}
+    kind = parameters["kind"]
+    [other] = kinds.keys() - {kind}
+    said = f"{kind} is for {kinds[kind]}, and the claim asks only for {kinds[other]}: it has no effect"
+    return said, f"write {other}, or remove it"
+
+
 def refusal(parameters: Any, *, is_partition: bool | None = None) -> str:
     """Why Draco refuses a configuration, to follow "because"; "" if it accepts it. `is_partition` is None if unknown."""
     return next(_troubles(parameters, is_partition), "")

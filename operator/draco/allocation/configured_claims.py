@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from draco.allocation.configurations import FROM_CLASS, able, refused
+from draco.allocation.configurations import FROM_CLASS, GPU_CONFIG, MIG_CONFIG, able, refused
 from draco.resources.api.claims import (
     AllocationResult,
     CelSelector,
@@ -25,6 +25,11 @@ from draco.resources.names import NVIDIA_DRIVER, DeviceKey
 _TYPE: Final = f'device.attributes["{NVIDIA_DRIVER}"].?type.orValue("gpu")'
 _IS_PARTITION: Final = f'{_TYPE} == "mig"'
 _IS_WHOLE: Final = f'{_TYPE} != "mig"'
+OF_KIND: Final[Mapping[str, str]] = {
+    kind: f'device.driver == "{NVIDIA_DRIVER}" && {suits}'
+    for kind, suits in ((GPU_CONFIG, _IS_WHOLE), (MIG_CONFIG, _IS_PARTITION))
+}
+"""The selectors of the devices that a kind of configuration is for."""
 _NOT_OURS: Final = f'device.driver != "{NVIDIA_DRIVER}"'
 WHOLE, _PARTITION = DeviceKey(NVIDIA_DRIVER, "", "gpu-0"), DeviceKey(NVIDIA_DRIVER, "", "gpu-0-mig-1g10gb-19-0")
 """They stand for any whole GPU and for any MIG device: a configuration is judged by the kind of device."""

@@ -27,7 +27,15 @@ from draco.explanation.findings.joint_fit import fits_alone
 from draco.explanation.findings.main_reason import MAX_NODES, device_causes, main_reason
 from draco.explanation.findings.node_rules import nodes_for, unbound
 from draco.explanation.findings.verdicts import constrained_requests
-from draco.explanation.model import Explanation, NodeCause, NodeReason, PendingReason, ProblemKind, RequestExplanation
+from draco.explanation.model import (
+    UNDECISIVE,
+    Explanation,
+    NodeCause,
+    NodeReason,
+    PendingReason,
+    ProblemKind,
+    RequestExplanation,
+)
 from draco.explanation.note import cause_and_fix, with_summary
 from draco.explanation.problems.claims import problems_of
 from draco.explanation.remedies.counted_free import counted_on
@@ -51,8 +59,8 @@ _WAITED_FOR: Final = frozenset(
     }
 )
 """Reasons that others' use of devices may cause."""
-_THOUGH_IT_FITS: Final = frozenset({ProblemKind.CONFIGURATION_REFUSED, ProblemKind.DEVICES_UNABLE})
-"""Problems that keep, or may keep, a pod from starting although its claims fit."""
+_THOUGH_IT_FITS: Final = UNDECISIVE | {ProblemKind.CONFIGURATION_REFUSED}
+"""Problems of a claim that fits all the same."""
 _OF_AMOUNTS: Final = frozenset({ProblemKind.TOO_MUCH_CAPACITY})
 """Problems that an emptied fleet has, too, with the change that would do."""
 _MAX_ALONE: Final = 8

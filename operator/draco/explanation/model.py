@@ -8,6 +8,7 @@ UseObstacle.
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Final
 
 from draco.resources.api.base import OutputStruct
 
@@ -287,8 +288,14 @@ class ProblemKind(StrEnum):
     TOO_MANY_DEVICES = "TooManyDevices"
     CONFIGURATION_REFUSED = "ConfigurationRefused"
     """Draco's agent refuses to prepare its configuration."""
+    CONFIGURATION_WITHOUT_EFFECT = "ConfigurationWithoutEffect"
+    """A configuration is for other devices than those that the claim asks for, and Kubernetes tells nobody."""
     DEVICES_UNABLE = "DevicesUnable"
     """Some of the devices that it selects cannot have its configuration, and kube-scheduler does not know that."""
+
+
+UNDECISIVE: Final = frozenset({ProblemKind.CONFIGURATION_WITHOUT_EFFECT, ProblemKind.DEVICES_UNABLE})
+"""Problems with which a claim fits, and its pod may start."""
 
 
 class Problem(OutputStruct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from draco.explanation.allocated_note import NoteParts, of_allocated
 from draco.explanation.model import (
     NOT_ELIGIBLE,
+    UNDECISIVE,
     Cause,
     CauseCount,
     Explanation,
@@ -171,7 +172,7 @@ _OF_THE_CLAIM: Final = frozenset(
 """Reasons behind which a problem of the claim may be."""
 
 
-_NOT_DECISIVE: Final = frozenset({ProblemKind.SELECTOR_ERRORS, ProblemKind.DEVICES_UNABLE})
+_NOT_DECISIVE: Final = UNDECISIVE | {ProblemKind.SELECTOR_ERRORS}
 """Problems that explain nothing unless they are fatal."""
 
 
@@ -332,7 +333,7 @@ def _are_several_claims(requests: Sequence[RequestExplanation]) -> bool:
 def _fits(explanation: Explanation) -> NoteParts:
     where = listed(explanation.fits_on, total=explanation.fits_on_total)
     cause = f"all claims can be allocated on {where}"
-    if problem := next((each for each in explanation.problems if each.kind is not ProblemKind.DEVICES_UNABLE), None):
+    if problem := next((each for each in explanation.problems if each.kind not in UNDECISIVE), None):
         cause = f"{cause}, and the pod will not start there: {problem.text}"
         return NoteParts(cause, problem.remedy, names_subject=problem.names_subject)
     if explanation.group:

@@ -11,6 +11,7 @@ from draco.cel import compile_selector
 from draco.explanation.explain import explain
 from draco.explanation.model import PendingReason, Problem, ProblemKind
 from draco.explanation.problems.claims import problems_of
+from draco.explanation.wording import report
 from draco.resources.api.claims import (
     CapacityRequirements,
     DeviceClaim,
@@ -545,3 +546,28 @@ def test_an_amount_that_is_rounded_up_past_the_whole_is_corrected_to_one_that_fi
     )
     assert problem.remedy == "ask for 79Gi"
     assert the_problems(asking_for("79Gi"), fleet) == []
+
+
+def test_a_configuration_for_other_devices_than_the_claims_is_told() -> None:
+    """As with NVIDIA's driver it is skipped, so the pod would start without MPS, and nobody would say why."""
+    kinds = {"gpu-0": "gpu", "gpu-1-mig-1g10gb-19-0": "mig"}
+    devices = [Device(name=name, attributes={"type": DeviceAttribute(string=type_)}) for name, type_ in kinds.items()]
+    of_type = f'device.attributes["{GPU}"].type == '
+    fleet = Fleet.of(
+        slices=[a_slice("n1", devices, driver=GPU)],
+        nodes=[a_node("n1")],
+        classes=[a_class("mig", of_type + '"mig"'), a_class("whole", of_type + '"gpu"'), a_class("any", "true")],
+    )
+    parts = configured(asking(device_class="mig"), strategy="MPS")
+    [problem] = problems_of(fleet, [parts])
+    assert (problem.kind, problem.fatal) == (ProblemKind.CONFIGURATION_WITHOUT_EFFECT, False)
+    assert problem.text == "GpuConfig is for whole GPUs, and the claim asks only for MIG devices: it has no effect"
+    assert problem.remedy == "write MigDeviceConfig, or remove it"
+    told = explain(fleet, [parts])
+    assert told.fits
+    assert "will not start" not in told.summary
+    assert any(problem.text in line for line in report(told))
+    for fine in ("whole", "any"):
+        assert problems_of(fleet, [configured(asking(device_class=fine), strategy="TimeSlicing")]) == []
+    refused = problems_of(fleet, [configured(asking(device_class="mig"), strategy="Mps")])
+    assert [each.kind for each in refused] == [ProblemKind.CONFIGURATION_REFUSED]

@@ -7,8 +7,8 @@ what a device can do, so its claims need a selector; Draco's allocator gives no 
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from draco.allocation.configurations import CLAIMS_OWN, RefusedConfiguration, able, refused
-from draco.allocation.configured_claims import WHOLE, as_if_allocated, is_configured
+from draco.allocation.configurations import CLAIMS_OWN, RefusedConfiguration, able, refusal, refused, without_effect
+from draco.allocation.configured_claims import OF_KIND, WHOLE, as_if_allocated, is_configured
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import nonzero, packed, unpacked
 from draco.allocation.ownership.claims import is_for_operator
@@ -23,6 +23,7 @@ def configuration_problems(fleet: Fleet, claim: ResourceClaim, selected: Mapping
     """The first configuration that Draco's agent would refuse. `selected` are the rows that each request selects, by name."""
     if not is_configured(claim, fleet.classes):
         return
+    yield from _without_effect(fleet, claim, selected)
     if is_for_operator(claim, fleet.classes):
         for request in claim.spec.devices.requests:
             found = [_refused(fleet, claim, [name], selected) for name, _ in request.alternatives]
@@ -58,6 +59,21 @@ def _refusal(claim: ResourceClaim, found: RefusedConfiguration, *, fatal: bool =
         fatal=fatal,
         is_of_class=not is_own,
     )
+
+
+def _without_effect(fleet: Fleet, claim: ResourceClaim, selected: Mapping[str, bytes]) -> Iterator[Problem]:
+    """The claim's own configurations that are for no device that its requests select."""
+    for opaque in (each.opaque for each in claim.spec.devices.config if not each.requests):
+        if opaque is None or opaque.driver != NVIDIA_DRIVER or refusal(opaque.parameters):
+            continue
+        suits = {
+            kind: any(count(met(fleet, each, marks)) for marks in selected.values()) for kind, each in OF_KIND.items()
+        }
+        if not suits[opaque.parameters["kind"]] and any(suits.values()):
+            text, remedy = without_effect(opaque.parameters)
+            yield Problem(
+                kind=ProblemKind.CONFIGURATION_WITHOUT_EFFECT, text=text, claim=str(claim.metadata.key), remedy=remedy
+            )
 
 
 def _chances(fleet: Fleet, claim: ResourceClaim, name: str, marks: bytes) -> Iterator[Problem]:

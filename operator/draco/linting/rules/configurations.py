@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from draco.allocation.configurations import VERSION, is_for, refusal
+from draco.allocation.configurations import VERSION, is_for, refusal, without_effect
 from draco.linting.model import Finding, Json, Manifest, SetField, TreePath, finding
 from draco.linting.objects import WrittenClaim, claims, listed, mapping, of_kind, requests, text, wanted
 from draco.resources.names import NVIDIA_DRIVER
@@ -75,8 +75,8 @@ def _of_claim(claim: WrittenClaim, place: TreePath, config: Json, named: Collect
     elif why := refusal(parameters):
         yield from _refused(claim.manifest, place, [why])
     elif types and not any(each is None or is_for(parameters, is_partition=each) for each in types):
-        message = f"{parameters['kind']} is for {_devices(False in types)}, and the claim asks only for {_devices(True in types)}"
-        yield finding(_RULE, f"{message}: it has no effect", claim.manifest, place, severity="warning")
+        message = "; ".join(without_effect(parameters))
+        yield finding(_RULE, message, claim.manifest, place, severity="warning")
 
 
 def _types(claim: WrittenClaim, named: Collection[str]) -> Iterator[bool | None]:
@@ -84,10 +84,6 @@ def _types(claim: WrittenClaim, named: Collection[str]) -> Iterator[bool | None]
     for request in requests(claim):
         if not named or text(request.fields.get("name")) in named:
             yield from (_IS_PARTITION.get(text(each.fields.get("deviceClassName"))) for each in wanted(request))
-
-
-def _devices(partitions: bool) -> str:
-    return "MIG devices" if partitions else "whole GPUs"
 
 
 def _refused(manifest: int, place: TreePath, reasons: Iterable[str]) -> Iterator[Finding]:
