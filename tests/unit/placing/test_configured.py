@@ -235,3 +235,21 @@ def test_a_request_for_all_devices_takes_those_that_can_have_it() -> None:
     assert (told.reason, told.fits) == (PendingReason.IN_USE, False)
     assert "in use by default/other" in told.summary
     assert "unable to have the claim's" not in told.summary
+
+
+def test_a_simulation_tells_of_shares_of_a_gpu_that_ask_for_different_time_slices() -> None:
+    """kube-scheduler puts both there, and the agent prepares only the first."""
+    shared = Device(name="gpu-0", allow_multiple_allocations=True, attributes={"type": DeviceAttribute(string="gpu")})
+    fleet = Fleet.of(
+        nodes=[a_node("node-0")],
+        slices=[a_slice("node-0", [shared])],
+        classes=[a_class(name=NVIDIA_DEVICE_CLASS)],
+    )
+    trials = [
+        Trial(claims=[asking(*configs, device_class=NVIDIA_DEVICE_CLASS, name=name)])
+        for name, configs in (("long", [opaque(LONG)]), ("also", [opaque(LONG)]), ("plain", []))
+    ]
+    long, also, plain = run(fleet, trials, 1).attempts
+    assert (long.obstacles, also.obstacles) == ([], [])
+    [obstacle] = plain.obstacles
+    assert obstacle.text.startswith("it asks for time slices of Default on gpu-0, and claim default/")

@@ -50,7 +50,6 @@ def obstacles(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) ->
     ]
     if starts:
         found += (each for claim in claims if (each := refused_configuration(fleet, claim)) is not None)
-        found += (each for claim in claims if (each := _other_settings(fleet, claim)) is not None)
     return list({(each.claim, each.text): each for each in reversed(found)}.values())[::-1]
 
 
@@ -185,10 +184,10 @@ def _taints(fleet: Fleet, result: DeviceRequestAllocationResult, row: int) -> li
 
 
 def refused_configuration(fleet: Fleet, claim: ResourceClaim) -> UseObstacle | None:
-    """The configuration of an allocated claim that Draco's agent refuses to prepare; None if there is none."""
+    """The configuration of an allocated claim that Draco's agent refuses to prepare, alone or beside others; None without."""
     found = refused(claim, NVIDIA_DRIVER, lambda result, attribute: can(fleet, result.key, attribute))
     if found is None:
-        return None
+        return _other_settings(fleet, claim)
     return UseObstacle(
         kind=ObstacleKind.CONFIGURATION_REFUSED,
         claim=str(claim.metadata.key),
@@ -198,9 +197,7 @@ def refused_configuration(fleet: Fleet, claim: ResourceClaim) -> UseObstacle | N
 
 
 def _other_settings(fleet: Fleet, claim: ResourceClaim) -> UseObstacle | None:
-    """A share of a device that another claim shares with another time slice or MPS, which the agent refuses."""
-    if refused(claim, NVIDIA_DRIVER) is not None:
-        return None
+    """A share of a device that another claim shares with another time slice or MPS."""
     for result in (each for each in claim.results if each.driver == NVIDIA_DRIVER and each.share_id):
         others = [fleet.claims[each] for each in fleet.holders(result.key) if each != claim.metadata.key]
         for other in (each for each in others if refused(each, NVIDIA_DRIVER) is None):
