@@ -18,6 +18,11 @@ from draco.resources.texts import agreeing, listed
 
 SAME_SETTINGS: Final = "give it the same configuration in a new claim, or wait until that one has ended"
 """What to do about a claim that asks for other settings than the one in the way."""
+SAME_SETTINGS_ITSELF: Final = (
+    "make a new claim with the same configuration for both, or with different GPUs by the constraint distinctAttribute: "
+    "gpu.nvidia.com/uuid"
+)
+"""The same for a claim with two shares."""
 _NAMED: Final = 3
 
 
@@ -122,10 +127,12 @@ class Obstacle(NamedTuple):
     held: DeviceUse
     settings: bool = False
 
-    def difference(self, holder: str) -> str:
-        """What the claim asks for, and the holder has, of a shared device, as the end of a sentence."""
+    def difference(self, holder: str = "") -> str:
+        """What the claim asks for, and the holder (or the claim itself) has, of a shared device, as the end of a sentence."""
         wanted, held = self.wanted, self.held
         asked, device = wanted.settings, wanted.device
+        if not holder:
+            return f"it asks for {asked} on one share of {device}, and for {held.settings} on another"
         return f"it asks for {asked} on {device}, and claim {holder} has another share of it with {held.settings}"
 
     def by(self, claim: str, holder: str, uid: str, then: str = "") -> str:
@@ -143,10 +150,7 @@ class Obstacle(NamedTuple):
         """Why `claim` can never be prepared, as a sentence: it has both."""
         wanted, held = self.wanted, self.held
         if self.settings:
-            return (
-                f"Claim {claim} cannot be prepared: it asks for {wanted.settings} on one share of {wanted.device}, and for "
-                f"{held.settings} on another; make a new claim with the same configuration for both."
-            )
+            return f"Claim {claim} cannot be prepared: {self.difference()}; {SAME_SETTINGS_ITSELF}."
         return (
             f"Claim {claim} was allocated both {wanted.device} and {held.device}, which share hardware; delete all pods that use "
             "the claim, so that it is allocated again."

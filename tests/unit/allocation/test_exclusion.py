@@ -112,7 +112,10 @@ def test_the_claim_in_the_way_is_named_and_what_ends_that() -> None:
     assert (
         Obstacle(share, other, settings=True)
         .in_itself("a/new")
-        .endswith("on another; make a new claim with the same configuration for both.")
+        .endswith(
+            "on another; make a new claim with the same configuration for both, or with different GPUs by the constraint "
+            "distinctAttribute: gpu.nvidia.com/uuid."
+        )
     )
 
 

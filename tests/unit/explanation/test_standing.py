@@ -260,6 +260,19 @@ def test_a_time_slice_that_the_allocated_gpu_cannot_have_is_named() -> None:
     assert told(long).obstacles == []
 
 
+def of_two_minds(claim: ResourceClaim) -> ResourceClaim:
+    """A claim with two shares, of which the configuration concerns the first."""
+    made = configured(claim, strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
+    assert made.status.allocation is not None
+    devices = made.status.allocation.devices
+    results = [msgspec.structs.replace(each, request=f"r{number}") for number, each in enumerate(devices.results)]
+    config = [msgspec.structs.replace(each, requests=["r0"]) for each in devices.config]
+    allocation = msgspec.structs.replace(
+        made.status.allocation, devices=msgspec.structs.replace(devices, results=results, config=config)
+    )
+    return msgspec.structs.replace(made, status=msgspec.structs.replace(made.status, allocation=allocation))
+
+
 def test_a_share_with_another_time_slice_than_its_neighbour_is_named() -> None:
     """Prepare refuses it, and kube-scheduler does not know."""
 
@@ -276,6 +289,13 @@ def test_a_share_with_another_time_slice_than_its_neighbour_is_named() -> None:
     )
     assert "with time slices of Default" in told(share("claim", "Short"), plain).summary
     assert told(share("claim", "Long"), share("other", "Long")).obstacles == []
+    both = as_shares(a_claim("both", on=[HERE]), "s1", "s2")
+    assert told(configured(both, strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})).obstacles == []
+    assert told(of_two_minds(both)).summary == (
+        "Claim default/both is allocated, but it asks for time slices of Long on one share of gpu-0, and for time slices of "
+        "Default on another. Make a new claim with the same configuration for both, or with different GPUs by the constraint "
+        "distinctAttribute: gpu.nvidia.com/uuid."
+    )
     wrong = configured(as_shares(a_claim("wrong", on=[HERE]), "wrong", memory="1Gi"), strategy="Mps")
     assert told(share("claim", "Long"), wrong).obstacles == []
 

@@ -8,7 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from draco.allocation.configurations import refused
-from draco.allocation.exclusion import SAME_SETTINGS, DeviceUse, Obstacle, asked_settings, obstacle
+from draco.allocation.exclusion import (
+    SAME_SETTINGS,
+    SAME_SETTINGS_ITSELF,
+    DeviceUse,
+    Obstacle,
+    asked_settings,
+    obstacle,
+)
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.pools import SliceState
 from draco.explanation.findings.lifting import lifting
@@ -199,15 +206,16 @@ def refused_configuration(fleet: Fleet, claim: ResourceClaim) -> UseObstacle | N
 def _other_settings(fleet: Fleet, claim: ResourceClaim) -> UseObstacle | None:
     """A share of a device that another claim shares with another time slice or MPS."""
     for result in (each for each in claim.results if each.driver == NVIDIA_DRIVER and each.share_id):
-        others = [fleet.claims[each] for each in fleet.holders(result.key) if each != claim.metadata.key]
+        others = [claim, *(fleet.claims[each] for each in fleet.holders(result.key) if each != claim.metadata.key)]
         for other in (each for each in others if refused(each, NVIDIA_DRIVER) is None):
             for held in (each for each in other.results if each.key == result.key):
                 if (found := _compared((claim, result), (other, held))) is not None:
+                    name = "" if other is claim else str(other.metadata.key)
                     return UseObstacle(
                         kind=ObstacleKind.CONFIGURATION_REFUSED,
                         claim=str(claim.metadata.key),
-                        text=found.difference(str(other.metadata.key)),
-                        remedy=SAME_SETTINGS,
+                        text=found.difference(name),
+                        remedy=SAME_SETTINGS if name else SAME_SETTINGS_ITSELF,
                     )
     return None
 
