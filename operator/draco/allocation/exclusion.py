@@ -102,7 +102,7 @@ def asked_settings(claim: ResourceClaim, result: DeviceRequestAllocationResult) 
     return DeviceSettings(mps=msgspec.structs.replace(mps, limit_mib=limit, limits_mib={}), together=tuple(together))
 
 
-class DeviceUse(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device as one claim has it. `units` are the slices of a MIG device, None for a whole GPU."""
 
     gpu: str
@@ -120,11 +120,11 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True):
         return Way.PART_ADMIN if self.is_admin else Way.PART_SHARE if self.is_share else Way.PART
 
 
-class Obstacle(NamedTuple):
+class Exclusion(NamedTuple):
     """Two uses that exclude each other; `settings` if only what they ask of a shared device differs."""
 
-    wanted: DeviceUse
-    held: DeviceUse
+    wanted: ClaimedDevice
+    held: ClaimedDevice
     settings: bool = False
 
     def difference(self, holder: str = "") -> str:
@@ -157,7 +157,7 @@ class Obstacle(NamedTuple):
         )
 
 
-def obstacle(wanted: DeviceUse, held: DeviceUse) -> Obstacle | None:
+def exclusion(wanted: ClaimedDevice, held: ClaimedDevice) -> Exclusion | None:
     """Why the two exclude each other; None if they do not."""
     if wanted.gpu != held.gpu:
         return None
@@ -166,8 +166,8 @@ def obstacle(wanted: DeviceUse, held: DeviceUse) -> Obstacle | None:
     if rule is Beside.ALWAYS or apart or (rule is Beside.ONE_OR_APART and same):
         return None
     if not same or rule not in _ALIKE:
-        return Obstacle(wanted, held)
-    return None if wanted.settings == held.settings else Obstacle(wanted, held, settings=True)
+        return Exclusion(wanted, held)
+    return None if wanted.settings == held.settings else Exclusion(wanted, held, settings=True)
 
 
 def waits_for(claims: Sequence[str]) -> str:

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from draco.allocation.configurations import VERSION, TimeSlice, refused, time_slice
-from draco.allocation.exclusion import Beside, DeviceSettings, DeviceUse, Obstacle, Way, beside, obstacle, waits_for
+from draco.allocation.exclusion import (
+    Beside,
+    ClaimedDevice,
+    DeviceSettings,
+    Exclusion,
+    Way,
+    beside,
+    exclusion,
+    waits_for,
+)
 from draco.allocation.mps import MpsSettings
 from draco.resources.names import NVIDIA_DRIVER
 from tests.builders import a_claim, as_shares, configured
@@ -37,9 +46,9 @@ def test_people_read_the_table_of_the_code() -> None:
     assert tables()[0] == {(one.value, other.value): beside(one, other).value for one, other in product(Way, Way)}
 
 
-def use(way: Way, device: str = "", units: int = 0b11, settings: DeviceSettings = LONG) -> DeviceUse:
+def use(way: Way, device: str = "", units: int = 0b11, settings: DeviceSettings = LONG) -> ClaimedDevice:
     is_part = way in PARTS
-    return DeviceUse(
+    return ClaimedDevice(
         gpu="GPU-0",
         device=device or ("gpu-0-mig-1g10gb-19-0" if is_part else "gpu-0"),
         units=units if is_part else None,
@@ -52,16 +61,16 @@ def use(way: Way, device: str = "", units: int = 0b11, settings: DeviceSettings 
 @pytest.mark.parametrize(("one", "other"), list(product(Way, Way)))
 def test_two_claims_go_together_as_the_table_says(one: Way, other: Way) -> None:
     rule = beside(one, other)
-    same = obstacle(use(one), use(other))
+    same = exclusion(use(one), use(other))
     assert (same is None) == (rule not in {Beside.NEVER, Beside.APART})
     if one in PARTS and other in PARTS:
-        over = obstacle(use(one), use(other, "gpu-0-mig-1g10gb-19-1", 0b110))
+        over = exclusion(use(one), use(other, "gpu-0-mig-1g10gb-19-1", 0b110))
         assert over is not None
         assert not over.settings
-        assert obstacle(use(one), use(other, "gpu-0-mig-1g10gb-19-2", 0b1100)) is None
-    differs = obstacle(use(one), use(other, settings=DeviceSettings()))
+        assert exclusion(use(one), use(other, "gpu-0-mig-1g10gb-19-2", 0b1100)) is None
+    differs = exclusion(use(one), use(other, settings=DeviceSettings()))
     assert (differs is not None and differs.settings) == (one is other and one in SHARES)
-    assert obstacle(use(one), DeviceUse(gpu="GPU-1", device="gpu-1", settings=DeviceSettings())) is None
+    assert exclusion(use(one), ClaimedDevice(gpu="GPU-1", device="gpu-1", settings=DeviceSettings())) is None
 
 
 def config_on(way: Way, sharing: dict[str, Any]) -> Any:
@@ -95,22 +104,22 @@ def test_people_read_what_a_configuration_may_ask_for(way: Way) -> None:
 
 def test_the_claim_in_the_way_is_named_and_what_ends_that() -> None:
     alone, part = use(Way.ALONE), use(Way.PART)
-    assert Obstacle(alone, part).by("a/new", "a/old", "u1") == (
+    assert Exclusion(alone, part).by("a/new", "a/old", "u1") == (
         "Claim a/new was allocated gpu-0, but gpu-0-mig-1g10gb-19-0 is still prepared for claim a/old (uid u1); it can be "
         "prepared when kubelet has unprepared that one."
     )
-    assert Obstacle(alone, alone).by("a/new", "a/old", "u1", "its pods are gone.") == (
+    assert Exclusion(alone, alone).by("a/new", "a/old", "u1", "its pods are gone.") == (
         "Claim a/new was allocated gpu-0, which is still prepared for claim a/old (uid u1); its pods are gone."
     )
     mps = MpsSettings(percentage=50, limit_mib=1024, multi_user=True)
     share, other = use(Way.SHARE), use(Way.SHARE, settings=DeviceSettings(mps=mps, together=("GPU-0", "GPU-1")))
-    assert Obstacle(share, other, settings=True).by("a/new", "a/old", "u1") == (
+    assert Exclusion(share, other, settings=True).by("a/new", "a/old", "u1") == (
         "Claim a/new cannot be prepared: it asks for time slices of Long on gpu-0, and claim a/old has another share of it with "
         "MPS (50 % of the threads, 1024Mi for each client, several users, 2 GPUs together); give it the same configuration in a "
         "new claim, or wait until that one has ended."
     )
     assert (
-        Obstacle(share, other, settings=True)
+        Exclusion(share, other, settings=True)
         .in_itself("a/new")
         .endswith(
             "on another; make a new claim with the same configuration for both, or with different GPUs by the constraint "

@@ -18,7 +18,7 @@ from draco.agent.hardware.gpus import Gpu
 from draco.agent.mps.folder import DaemonName
 from draco.agent.record.contents import ClaimPod, DeviceMps, Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.allocation import configurations
-from draco.allocation.exclusion import DeviceSettings, DeviceUse, Obstacle, obstacle
+from draco.allocation.exclusion import ClaimedDevice, DeviceSettings, Exclusion, exclusion
 from draco.allocation.mps import MpsLimitsError, MpsSettings
 from draco.health.judgement import blocking
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
@@ -255,7 +255,7 @@ class ClaimConflict(NamedTuple):
 
     why: str
     holder: ClaimUid | None
-    obstacle: Obstacle
+    exclusion: Exclusion
 
 
 def conflicts(
@@ -269,23 +269,23 @@ def conflicts(
     uses = [_use(each) for each in claim.devices]
     for one, two in combinations(uses, 2):
         is_double = one.device == two.device and not (one.is_share and two.is_share)
-        if not is_double and (found := obstacle(one, two)) is not None:
+        if not is_double and (found := exclusion(one, two)) is not None:
             yield ClaimConflict(found.in_itself(str(claim)), None, found)
     for other in others:
         if other.uid == claim.uid or other.state is not PreparationState.PREPARED:
             continue
         for wanted, held in product(uses, map(_use, other.devices)):
-            if (found := obstacle(wanted, held)) is not None:
+            if (found := exclusion(wanted, held)) is not None:
                 why = found.by(str(claim), str(other), other.uid, leftovers.get(other.uid, ""))
                 yield ClaimConflict(why, other.uid, found)
 
 
-def _use(device: PreparedDevice) -> DeviceUse:
+def _use(device: PreparedDevice) -> ClaimedDevice:
     settings = DeviceSettings(device.time_slice)
     if (mps := device.mps) is not None:
         asked = MpsSettings(percentage=mps.percentage, limit_mib=mps.limit_mib, multi_user=mps.multi_user)
         settings = DeviceSettings(mps=asked, together=mps.gpus)
-    return DeviceUse(
+    return ClaimedDevice(
         gpu=device.gpu,
         device=device.device,
         units=None if device.partition is None else device.partition.mask,

@@ -184,7 +184,7 @@ def forgotten(record: Iterable[PreparedClaim], by_spec: Iterable[PreparedClaim])
 
 def _excluded(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> bool:
     """Whether another claim has one of its devices. Specs do not tell how programs share a device."""
-    return any(not each.obstacle.settings for each in conflicts(claim, others))
+    return any(not each.exclusion.settings for each in conflicts(claim, others))
 
 
 def instances_of(claims: Iterable[PreparedClaim], *, boot_id: str) -> list[OwnedInstance]:

@@ -11,10 +11,10 @@ from draco.allocation.configurations import refused
 from draco.allocation.exclusion import (
     SAME_SETTINGS,
     SAME_SETTINGS_ITSELF,
-    DeviceUse,
-    Obstacle,
+    ClaimedDevice,
+    Exclusion,
     asked_settings,
-    obstacle,
+    exclusion,
 )
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.pools import SliceState
@@ -220,9 +220,9 @@ def _other_settings(fleet: Fleet, claim: ResourceClaim) -> UseObstacle | None:
     return None
 
 
-def _compared(*uses: tuple[ResourceClaim, DeviceRequestAllocationResult]) -> Obstacle | None:
+def _compared(*uses: tuple[ResourceClaim, DeviceRequestAllocationResult]) -> Exclusion | None:
     found = [
-        DeviceUse(
+        ClaimedDevice(
             gpu=result.pool,
             device=result.device,
             units=None if read_partition_name(result.device) is None else 1,
@@ -233,4 +233,4 @@ def _compared(*uses: tuple[ResourceClaim, DeviceRequestAllocationResult]) -> Obs
         for claim, result in uses
         if (settings := asked_settings(claim, result)) is not None
     ]
-    return obstacle(*found) if len(found) == len(uses) else None
+    return exclusion(*found) if len(found) == len(uses) else None

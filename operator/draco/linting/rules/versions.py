@@ -268,7 +268,9 @@ def check_fragments(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator
         if kind is None:
             what = "this is not a manifest, or only part of one"
             if "mig-configs" in manifest.tree:
-                what = "this configures NVIDIA's MIG manager: write its layouts into spec.layouts of a MigPolicy"
+                what = (
+                    "this configures NVIDIA's MIG manager: `draco migrate mig-parted` writes its layouts as MigPolicies"
+                )
             message = f"{' and '.join(missing)} missing: {what}"
             yield finding("fragment", message, index, ())
             continue
