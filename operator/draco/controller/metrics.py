@@ -89,6 +89,12 @@ class OperatorMetrics:
             "with an EvictionRequest.",
             ["outcome"],
         )
+        self.unused_evictions = counter(
+            "draco_unused_evictions_total",
+            "Evictions of pods whose devices nobody used (spec.unused of DeviceLimits), by outcome: evicted, or refused (and "
+            "tried again later).",
+            ["outcome"],
+        )
         Gauge("draco_build_info", "The version of Draco.", ["version"], registry=registry).labels(__version__).set(1)
 
     def on_scrape(self, name: str, help_: str, labels: Sequence[str], read: Callable[[], "Values | float"]) -> None:

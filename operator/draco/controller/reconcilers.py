@@ -22,6 +22,7 @@ from draco.controller.health.remediation import RemediationReconciler
 from draco.controller.limits.enforcement import LimitGuard
 from draco.controller.limits.holdings_cache import HeldDevices
 from draco.controller.limits.statuses import DeviceLimitReconciler
+from draco.controller.limits.unused_claims import UnusedClaimReconciler
 from draco.controller.maintenance.budgets import MaintenanceAdmission
 from draco.controller.maintenance.draining import PodDrains
 from draco.controller.maintenance.eviction_requests import EvictionRequests
@@ -94,8 +95,10 @@ class Reconcilers:
         self._guard = LimitGuard(view, held, self.events) if settings.allocate else None
         self.allocation = self._allocating(self._guard) if self._guard else None
         self.pending = self._explaining()
-        self.limits = DeviceLimitReconciler(client, view, held, self._guard)
+        unused = UnusedClaimReconciler(client, view, self._evictions, self.events, count=metrics.unused_evictions)
+        self.limits = DeviceLimitReconciler(client, view, held, self._guard, unused)
         self._add("device-limits", self.limits)
+        self._add("unused-claims", unused)
         self._maintaining()
         self._tainting()
         self._healing()

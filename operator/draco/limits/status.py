@@ -74,12 +74,18 @@ def limit_status(
     classes: Mapping[str, DeviceClass],
     waiting: int,
     allocates: bool,
+    trouble: str = "",
     now: datetime,
 ) -> DeviceLimitStatus:
-    """The status of a limit. `waiting` claims wait because of it; `allocates`: whether Draco allocates in this cluster."""
+    """The status of a limit. `waiting` claims wait because of it; `allocates`: whether Draco allocates in this cluster.
+
+    `trouble`: why no pods of unused claims can be evicted.
+    """
     generation = limit.metadata.generation
     condition = _condition(use, classes)
     parts = [condition.message, *_remarks(use, classes, allocates=allocates)]
+    if (unused := limit.spec.unused) is not None:
+        parts.append(f"Pods are evicted if what they hold is unused for {unused.evict_after}. {trouble}".strip())
     if waiting:
         parts.insert(1, f"{counted(waiting, 'claim')} {agreeing(waiting, 'waits', 'wait')} because of it.")
     by_ratio = sorted(use.by_namespace.items(), key=lambda one: (-use.ratio(one[1]), one[0]))
@@ -128,7 +134,10 @@ def _condition(use: LimitUse, classes: Mapping[str, DeviceClass]) -> Condition:
         status, reason = "True", "WithinLimit"
         who = f"{counted(len(use.by_namespace), 'namespace')}"
         text = use_text(use.scopes[fullest], rule.permitted)
-        message = f"{who} together: {text}." if fullest == "" else f"{who}; {fullest} has most: {text}."
+        if not rule.permitted:
+            message = f"{who}, without a limit on amounts."
+        else:
+            message = f"{who} together: {text}." if fullest == "" else f"{who}; {fullest} has most: {text}."
     return Condition(type=CONDITION_WITHIN, status=status, reason=reason, message=message)
 
 
@@ -145,7 +154,7 @@ def _remarks(use: LimitUse, classes: Mapping[str, DeviceClass], *, allocates: bo
             f"{listed(use.unsized)} {agreeing(number, 'is', 'are')} held and published without memory, and "
             f"{agreeing(number, 'counts', 'count')} 0 of it: limit gpuShare or devices as well."
         )
-    if not allocates:
+    if not allocates and use.rule.permitted:
         found.append("Draco allocates nothing here (chart value operator.allocate), so this is only counted.")
     return found
 

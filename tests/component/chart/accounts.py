@@ -33,6 +33,7 @@ from draco.resources.kinds import (
 )
 from draco.resources.names import ANNOTATION_HELD, SCHEDULING_GATE, PoolKey, agent_lease_name
 from draco_local.simulator.accidents import faults
+from tests.component.chart import audit
 from tests.component.chart.programs import JOB_SPACE, NODE_NAMES, RAW_PODS, TENANT, Cluster, an_allocation, token
 from tests.component.chart.rendering import NAMESPACE
 from tests.component.controller.replicas import until
@@ -273,6 +274,30 @@ async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
     await until(handed_back, what="the GPUs are the scheduler's again")
 
 
+async def a_claim_that_nobody_uses_is_looked_at(cluster: Cluster) -> None:
+    """A DeviceLimit makes the operator read the usage of the node."""
+    client, limit = cluster.client, ObjectKey("", "unused")
+    await cluster.claim("unused")
+    await cluster.pod("unused", "unused")
+    await until(lambda: cluster.running("unused"), what="the pod runs")
+    await client.create(DEVICE_LIMITS, {"metadata": {"name": limit.name}, "spec": {"unused": {"evictAfter": "1h"}}})
+
+    async def is_told() -> bool:
+        return "unused for 1h" in (await client.get(DEVICE_LIMITS, limit)).status.message
+
+    await until(is_told, what="the limit's status")
+    asks = audit.Right("draco.dev", "gpuusages", "get", NODE_NAMES[0])
+
+    async def is_read() -> bool:
+        found = audit.Requests(cluster.folder / "audit.log", "draco-operator")
+        return asks in found.allowed or asks in found.refused
+
+    await until(is_read, what="the usage to be read")
+    await cluster.gone(DEVICE_LIMITS, limit)
+    await cluster.gone(PODS, ObjectKey(TENANT, "unused"))
+    await cluster.gone(CLAIMS, ObjectKey(TENANT, "unused"))
+
+
 async def _held(cluster: Cluster) -> bool:
     return any(ANNOTATION_HELD in each.metadata.annotations for each in await cluster.client.list(NODES))
 
@@ -450,6 +475,7 @@ SCENARIOS: list[Callable[[Cluster], Awaitable[None]]] = [
     a_gpu_is_partitioned_and_an_idle_claim_gives_way,
     a_gpu_is_shared,
     a_claim_is_allocated_by_draco,
+    a_claim_that_nobody_uses_is_looked_at,
     metrics_are_scraped,
     an_agent_is_lost,
     an_agents_lease_is_changed,

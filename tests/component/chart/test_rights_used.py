@@ -31,7 +31,7 @@ from tests.side_by_side import REPORTS
 
 VALUES = (
     *("--set", "operator.releaseIdleClaims=true,operator.runJobs=true,operator.jobTemplates={probe,reset}"),
-    *("--set", "operator.allocate=true,operator.replicas=1"),
+    *("--set", "operator.allocate=true,operator.evictUnused=true,operator.replicas=1"),
 )
 """Switches on everything that needs a right or adds an admission policy."""
 ASKED_BY_THE_SERVER = {

@@ -8,21 +8,14 @@ import msgspec
 import pytest
 
 from draco.maintenance.draining.disruption import covering, never_allows, why_refused
-from draco.maintenance.draining.drain import (
-    ANNOTATION_MIRROR,
-    ASKED_AT_ONCE,
-    AskedPod,
-    DrainInput,
-    is_eviction_over,
-    plan_drain,
-)
+from draco.maintenance.draining.drain import ASKED_AT_ONCE, AskedPod, DrainInput, is_eviction_over, plan_drain
 from draco.maintenance.progress import DrainPlan
 from draco.resources.api.claims import ResourceClaim, ResourceClaimConsumerReference
 from draco.resources.api.core import Pod, PodDisruptionBudget, PodExtendedResourceClaimStatus, PodStatus
 from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy, MaintenanceDrain
 from draco.resources.api.meta import Condition, ObjectKey
 from draco.resources.api.taints import DeviceTaintRule, DeviceTaintRuleStatus, DeviceToleration
-from draco.resources.names import TAINT_MAINTENANCE
+from draco.resources.names import ANNOTATION_MIRROR, TAINT_MAINTENANCE
 from tests.builders import MOMENT, a_budget, a_claim, a_device_key, a_maintenance, a_pod, a_rule, a_uid, as_shares
 
 GPU = a_device_key("node-0/gpu-0")

@@ -19,7 +19,7 @@ from draco.resources.names import ClaimUid
 REPORTED_AFTER: Final = timedelta(minutes=5)
 """A shorter pause is not reported: many programs pause."""
 FORGOTTEN_AFTER: Final = timedelta(minutes=15)
-"""What an agent reported last counts after its restart if it is not older."""
+"""A longer gap between two readings of a device counts as use, also that of an agent's restart."""
 
 
 class UnusedDevices:
@@ -27,24 +27,32 @@ class UnusedDevices:
 
     def __init__(self) -> None:
         self.since: Mapping[HeldDevice, datetime] = {}
+        self._seen: Mapping[HeldDevice, datetime] = {}  # when each was last read
 
     def restore(self, said: GpuUsageStatus, now: datetime) -> None:
         """Take over what the last agent knew."""
         if said.time is not None and now - said.time <= FORGOTTEN_AFTER:
             self.since = {HeldDevice(ClaimUid(one.claim_uid), one.uuid): one.since for one in said.unused}
+            self._seen = dict.fromkeys(self.since, said.time)
 
     def read(self, reading: UsageReading) -> None:
-        """Compare with a reading. A device that could not be read stays as it was."""
+        """Compare with a reading. A device that could not be read stays as it was for a while."""
         held = held_devices(reading.claims)
-        seen = {one.uuid for one in reading.devices}
+        read = {one.uuid for one in reading.devices}
         used = set(_used(reading, held))
+        lately = {one for one, at in self._seen.items() if reading.at - at <= FORGOTTEN_AFTER}
         self.since = MappingProxyType(
             {
-                one: self.since.get(one, reading.at)
-                for one in held
-                if one not in used and (one.uuid in seen or one in self.since)
+                one: self.since.get(one, reading.at) if one in lately else reading.at
+                for one in held - used
+                if one.uuid in read or (one in lately and one in self.since)
             }
         )
+        self._seen = {
+            one: reading.at if one.uuid in read else self._seen[one]
+            for one in held
+            if one.uuid in read or one in lately
+        }
 
     def reported(self, reading: UsageReading) -> list[UnusedDevice]:
         """What the GpuUsage says of them."""

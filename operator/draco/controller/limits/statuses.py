@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from draco.controller.limits.enforcement import LimitGuard
 from draco.controller.limits.holdings_cache import HeldDevices
+from draco.controller.limits.unused_claims import UnusedClaimReconciler
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.own_status import PolicyStatuses
@@ -21,10 +22,18 @@ from draco.resources.api.limits import DeviceLimit, DeviceLimitStatus
 class DeviceLimitReconciler:
     """Reconciles one limit at a time. `guard` is None where Draco allocates nothing."""
 
-    def __init__(self, client: Client, view: ClusterView, held: HeldDevices, guard: LimitGuard | None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        view: ClusterView,
+        held: HeldDevices,
+        guard: LimitGuard | None,
+        unused: UnusedClaimReconciler,
+    ) -> None:
         self._view = view
         self._held = held
         self._guard = guard
+        self._unused = unused
         self._statuses = PolicyStatuses(client, view.limits, clock=view.clock)
         self._ratios: dict[str, float] = {}  # by limit
 
@@ -39,6 +48,7 @@ class DeviceLimitReconciler:
         self._view.claims.subscribe(wake_all, reads=lambda claim: claim.results)
         self._view.classes.subscribe(wake_all)
         self._view.namespaces.subscribe(wake_all, reads=lambda item: item.metadata.labels)
+        self._unused.when_changed.add(wake_all)
         if self._guard is not None:
             self._guard.listeners.add(wake_all)
 
@@ -72,6 +82,7 @@ class DeviceLimitReconciler:
             classes=self._view.classes_by_name,
             waiting=self.waiting().get(name, 0),
             allocates=self._guard is not None,
+            trouble=self._unused.trouble,
             now=self._view.clock.now(),
         )
 

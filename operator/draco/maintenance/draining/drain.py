@@ -25,14 +25,12 @@ from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
-from draco.resources.names import DeviceKey
+from draco.resources.names import ANNOTATION_MIRROR, DeviceKey
 from draco.resources.texts import agreeing, are, counted, listed, others, sentence
 from draco.resources.windows import lasting
 
 ASKED_AT_ONCE = 16
 """The most pods that are evicted per round: a claim may have thousands."""
-ANNOTATION_MIRROR = "kubernetes.io/config.mirror"
-"""Marks the mirror of a static pod. Deleting it stops nothing: kubelet recreates it."""
 _PAUSES = tuple(timedelta(seconds=seconds) for seconds in (5, 10, 20, 40, 60))
 """Backoff between evictions of one pod; the last value repeats."""
 _ACCEPTED = timedelta(seconds=30)

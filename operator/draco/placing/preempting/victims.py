@@ -14,12 +14,12 @@ from typing import Final
 import msgspec
 
 from draco.maintenance.draining.disruption import covering
-from draco.maintenance.draining.drain import ANNOTATION_MIRROR
 from draco.reservations.claims import reserved_by
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
+from draco.resources.names import ANNOTATION_MIRROR
 
 _OVERDUE: Final = timedelta(seconds=30)
 """A pod that still exists this long after its grace period is considered stuck."""

@@ -1,4 +1,7 @@
-"""DeviceLimit: how much of the GPUs the claims of namespaces may hold, if Draco allocates; and Namespace, for its labels."""
+"""DeviceLimit: how much of the GPUs the claims of namespaces may hold, if Draco allocates, and for how long unused.
+
+Also Namespace, for its labels.
+"""
 
 from enum import StrEnum
 
@@ -22,6 +25,13 @@ class DeviceAmounts(ApiStruct, frozen=True, kw_only=True):
     gpu_share: str | None = None
 
 
+class UnusedLimit(ApiStruct, frozen=True, kw_only=True):
+    """For how long devices may be held unused, and how long before their eviction the pods are warned."""
+
+    evict_after: str
+    notice: str = "15m"
+
+
 class DeviceLimitSpec(ApiStruct, frozen=True, kw_only=True):
     """Which claims count (of selected namespaces, or of all without a selector), and which of their devices."""
 
@@ -29,7 +39,8 @@ class DeviceLimitSpec(ApiStruct, frozen=True, kw_only=True):
     per: LimitScope = LimitScope.NAMESPACE
     device_class_names: list[str] = []
     driver: str = ""
-    limits: DeviceAmounts
+    limits: DeviceAmounts = DeviceAmounts()
+    unused: UnusedLimit | None = None
 
 
 class NamespaceUse(ApiStruct, frozen=True, kw_only=True):

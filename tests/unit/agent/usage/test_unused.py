@@ -35,6 +35,11 @@ class Node:
             self.findings, after_s=after_s, changed=lambda claim: self.changed.append(claim.name)
         )
 
+    def pause(self, from_s: float, until_s: float, *devices: DeviceUse) -> None:
+        """Readings every five minutes, all with the same result."""
+        for after_s in range(int(from_s), int(until_s), 300):
+            self.read(after_s, *devices)
+
     def read(
         self,
         after_s: float,
@@ -76,6 +81,7 @@ def test_a_claim_is_told_when_it_is_unused_for_long_and_when_it_no_longer_is() -
     node = Node()
     node.read(0, a_gpu())
     node.changed.clear()
+    node.pause(300, AFTER_S, a_gpu())
     node.read(AFTER_S - 1, a_gpu())
     assert (node.said, node.changed) == ({}, [])
     node.read(AFTER_S, a_gpu())
@@ -87,8 +93,7 @@ def test_a_claim_is_told_when_it_is_unused_for_long_and_when_it_no_longer_is() -
 
 def test_without_a_time_nothing_is_reported() -> None:
     node = Node(after_s=0)
-    node.read(0, a_gpu())
-    node.read(10 * AFTER_S, a_gpu())
+    node.pause(0, 10 * AFTER_S, a_gpu())
     assert node.said == {}
 
 
@@ -125,6 +130,22 @@ def test_a_gpu_that_cannot_be_read_stays_as_it_was() -> None:
     node.read(15, a_gpu())
     node.read(30)
     assert node.since_s() == 15
+    node.read(15 + 900)
+    node.read(15 + 901, a_gpu())
+    assert node.since_s() == 15 + 901, "it may have been used in so long a gap"
+
+
+def test_a_gap_between_readings_may_have_been_use() -> None:
+    node = Node()
+    node.read(0, a_gpu())
+    node.read(900, a_gpu())
+    assert node.since_s() == 0
+    node.read(900)
+    node.read(1801)
+    assert node.since_s() is None
+    node.read(1802, a_gpu())
+    node.read(2703, a_gpu())
+    assert node.since_s() == 2703
 
 
 def test_a_claim_that_is_gone_is_forgotten_and_an_administrators_uses_nothing() -> None:
@@ -139,15 +160,15 @@ def test_a_claim_that_is_gone_is_forgotten_and_an_administrators_uses_nothing() 
 
 def test_an_agent_goes_on_where_the_last_one_was() -> None:
     before, after, late = Node(), Node(), Node()
-    before.read(0, a_gpu())
+    before.pause(0, AFTER_S, a_gpu())
     reading = before.read(AFTER_S, a_gpu())
     said = GpuUsageStatus(time=reading.at, unused=before.unused.reported(reading))
     after.unused.restore(said, reading.at + timedelta(minutes=14))
     late.unused.restore(said, reading.at + timedelta(minutes=16))
     for node in (after, late):
         assert node.said is None
-        node.read(AFTER_S + 960, a_gpu())
-    assert (after.since_s(), late.since_s()) == (0, AFTER_S + 960)
+        node.read(AFTER_S + 840, a_gpu())
+    assert (after.since_s(), late.since_s()) == (0, AFTER_S + 840)
     assert after.changed == ["train"]
 
 
