@@ -2,6 +2,7 @@
 
 import ctypes
 import inspect
+from contextlib import suppress
 from typing import Any
 
 import pynvml
@@ -30,6 +31,8 @@ def arguments(library: Any, name: str) -> dict[str, Any]:
         ),
     }  # fmt: skip
     by_name |= _of_instances(library, handle, name)
+    if "Gpm" in name:
+        by_name |= {"gpmSample": library.nvmlGpmSampleAlloc(), "metricsGet": _between_samples(library, handle)}
     parameters = inspect.signature(getattr(pynvml, name)).parameters.values()
     return {p.name: by_name[p.name] for p in parameters if p.default is p.empty}
 
@@ -60,6 +63,18 @@ def _of_instances(library: Any, handle: Any, name: str) -> dict[str, Any]:
     if name in ("nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2"):
         inside["device"] = inside["migDevice"]
     return inside
+
+
+def _between_samples(library: Any, handle: Any) -> Any:
+    """A question for the only simulated metric."""
+    asked = pynvml.c_nvmlGpmMetricsGet_t()
+    asked.version, asked.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, 1
+    asked.sample1, asked.sample2 = library.nvmlGpmSampleAlloc(), library.nvmlGpmSampleAlloc()
+    asked.metrics[0].metricId = pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL
+    for sample in (asked.sample1, asked.sample2):
+        with suppress(pynvml.NVMLError):  # boards before Hopper
+            library.nvmlGpmSampleGet(handle, sample)
+    return asked
 
 
 def _versioned(kind: type, version: int) -> Any:

@@ -275,6 +275,20 @@ def memory_limits(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
         target.value = found
 
 
+class _GpmMetrics(ctypes.Structure):
+    """The beginning of nvmlGpmMetricsGet_t, whose array of metrics grows with each release."""
+
+    _fields_ = (*pynvml.c_nvmlGpmMetricsGet_t._fields_[:-1], ("metrics", pynvml.c_nvmlGpmMetric_t * 64))
+
+
+GPM_METRICS: Final = Parameter("struct", ctypes.sizeof(_GpmMetrics), type=_GpmMetrics)
+
+
+def gpm_metrics(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
+    """The metrics between two samples, into the struct that asks for them."""
+    nvml.nvmlGpmMetricsGet(there(arguments[0]))
+
+
 def fabric(symbol: str) -> Callable[[SimulatedNvml, Sequence[Any]], None]:
     """The fabric's state, in whichever version of the struct the caller has."""
     kinds = {pynvml.nvmlGpuFabricInfo_v2: pynvml.c_nvmlGpuFabricInfo_v2_t}

@@ -11,6 +11,7 @@ import pynvml
 
 from draco_local.simulator.driver.forms import (
     COUNT,
+    GPM_METRICS,
     HANDLE,
     NUMBER,
     TEXT,
@@ -25,6 +26,7 @@ from draco_local.simulator.driver.forms import (
     field_values,
     fills,
     gives,
+    gpm_metrics,
     lists,
     memory_limits,
     memory_v2,
@@ -141,6 +143,13 @@ SIGNATURES: Final[tuple[Signature, ...]] = (
     processes("nvmlDeviceGetGraphicsRunningProcesses_v3"),
     processes("nvmlDeviceGetMPSComputeRunningProcesses_v3"),
     process_utilization("nvmlDeviceGetProcessUtilization"),
+    # Performance monitoring
+    gives("nvmlGpmQueryDeviceSupport", pynvml.c_nvmlGpmSupport_t),
+    gives("nvmlGpmSampleAlloc", _HANDLE, given=""),
+    does("nvmlGpmSampleFree"),
+    does("nvmlGpmSampleGet", "hh"),
+    does("nvmlGpmMigSampleGet", "hnh"),
+    Signature("nvmlGpmMetricsGet", (GPM_METRICS,), gpm_metrics),
     # Links
     gives("nvmlDeviceGetNvLinkState", _UINT, given="hn"),
     gives("nvmlDeviceGetNvLinkErrorCounter", _ULONG, given="hnn"),

@@ -15,6 +15,7 @@ import pynvml
 
 from draco_local.simulator.gpus.drivers import FIRST_WITH
 from draco_local.simulator.nvml.events import EventCalls
+from draco_local.simulator.nvml.gpm import GpmCalls
 from draco_local.simulator.nvml.health import HealthCalls
 from draco_local.simulator.nvml.identity import IdentityCalls
 from draco_local.simulator.nvml.instances import InstanceCalls
@@ -67,6 +68,7 @@ class SimulatedNvml:
                 LinkCalls(session),
                 HealthCalls(session),
                 ProcessCalls(session),
+                GpmCalls(session),
                 sharing,
                 MemoryLimitCalls(session, is_root=is_root),
                 MigCalls(session),

@@ -4,6 +4,7 @@ Owns these calls. They are made without the session's lock, and a call that hang
 session may end, and another begin, between two of them. A reading in which that happens is dropped.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import fmean
 from typing import Any
@@ -13,6 +14,7 @@ import msgspec
 from draco.agent.hardware.gpus import Gpu, Instance
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import DriverReloaded, GpuUnknown, NotSupported, never_seen, optional
+from draco.agent.hardware.nvml_gpm import InstanceLoads
 from draco.resources.names import GpuUuid
 
 _LISTS = (
@@ -31,7 +33,10 @@ class ProcessUse(msgspec.Struct, frozen=True):
 
 
 class DeviceUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What is used of a GPU, or of an instance of it. `instance` is None for an undivided GPU."""
+    """What is used of a GPU, or of an instance of it; None: not reported. `instance` is None for an undivided GPU.
+
+    `utilization` is percent of the time: of the last second of a GPU, and of the time since the last reading of an instance.
+    """
 
     gpu: GpuUuid
     instance: Instance | None = None
@@ -47,12 +52,13 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NvmlUsage:
-    """Reads usage in the session of `nvml`. `now` in seconds since the epoch."""
+    """Reads usage in the session of `nvml`. `now` in seconds since the epoch; `pause` sleeps in the reading's thread."""
 
-    def __init__(self, nvml: Nvml, *, now: Callable[[], float]) -> None:
+    def __init__(self, nvml: Nvml, *, now: Callable[[], float], pause: Callable[[float], None] = time.sleep) -> None:
         self._nvml = nvml
         self._call = nvml.call_apart
         self._now = now
+        self._loads = InstanceLoads(nvml.call_apart, pause=pause)
         self._sampled_us: dict[GpuUuid, int] = {}
 
     def read(self, gpu: Gpu) -> list[DeviceUse]:
@@ -61,7 +67,7 @@ class NvmlUsage:
         handle = self._nvml.cached_handle(gpu.uuid)
         if handle is None:
             raise never_seen(gpu.uuid)
-        found = list(self._instances(gpu, handle)) if gpu.mig_enabled else [self._whole(gpu, handle)]
+        found = list(self._instances(gpu, handle, session)) if gpu.mig_enabled else [self._whole(gpu, handle)]
         if self._nvml.sessions != session:
             raise DriverReloaded("The driver was reloaded during the reading.", 0)
         return found
@@ -75,8 +81,9 @@ class NvmlUsage:
         )
         return self._with_memory(found, handle)
 
-    def _instances(self, gpu: Gpu, handle: Any) -> Iterator[DeviceUse]:
-        """NVML tells no utilization of instances, nor of their processes."""
+    def _instances(self, gpu: Gpu, handle: Any, session: int) -> Iterator[DeviceUse]:
+        """NVML tells no utilization of the processes of instances, and that of instances only on newer boards."""
+        loads = self._loads.read(gpu, handle, session=session)
         for one in gpu.instances:
             if one.ci is None or one.uuid is None:
                 continue
@@ -84,7 +91,12 @@ class NvmlUsage:
                 around = self._call("nvmlDeviceGetGpuInstanceById", handle, one.gi)
                 compute = self._call("nvmlGpuInstanceGetComputeInstanceById", around, one.ci)
                 device = self._call("nvmlComputeInstanceGetInfo_v2", compute).device
-                found = DeviceUse(gpu=gpu.uuid, instance=one, processes=self._processes(device, None))
+                found = DeviceUse(
+                    gpu=gpu.uuid,
+                    instance=one,
+                    utilization=loads.get(one.uuid),
+                    processes=self._processes(device, None),
+                )
                 yield self._with_memory(found, device)
             except GpuUnknown:
                 continue  # destroyed meanwhile

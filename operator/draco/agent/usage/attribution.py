@@ -115,6 +115,9 @@ def _of_device(
         memory = _sum([one.memory_bytes for one in processes])
         if memory is None and len(groups) == 1:
             memory = device.used_bytes  # the driver does not tell it by process, and nobody else is there
+        utilization = _sum([one.utilization for one in processes])
+        if utilization is None and device.instance is not None and (len(groups) == 1 or device.utilization == 0):
+            utilization = device.utilization  # likewise; and if nothing ran there, nothing of theirs did
         namespace, name = pods.name(place.pod)
         yield ContainerUse(
             device=device,
@@ -125,7 +128,7 @@ def _of_device(
             processes=len(processes),
             largest=max(processes, key=lambda one: one.memory_bytes or 0).pid,
             memory_bytes=memory,
-            utilization=_sum([one.utilization for one in processes]),
+            utilization=utilization,
         )
     for claim in holders:
         if claim.uid not in used:
@@ -135,7 +138,7 @@ def _of_device(
                 pod=pods.only(claim),
                 claims=(claim,),
                 memory_bytes=0,
-                utilization=0 if device.instance is None else None,
+                utilization=0 if device.instance is None or device.utilization is not None else None,
             )
 
 

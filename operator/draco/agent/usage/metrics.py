@@ -41,7 +41,7 @@ class UsageMetrics:
         )
         self._busy = Gauge(
             "draco_gpu_utilization_ratio",
-            "Part of the time in which a kernel ran on a GPU; none in MIG mode.",
+            "Part of the time in which a kernel ran on a GPU, or on a MIG device of a Hopper or newer GPU.",
             ["gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE"],
             registry=registry,
         )
@@ -53,7 +53,7 @@ class UsageMetrics:
         )
         self._utilization = Gauge(
             "draco_container_gpu_utilization_ratio",
-            "Part of the time in which a container's kernels ran on a GPU; none in MIG mode.",
+            "Part of the time in which a container's kernels ran on a GPU, or on a MIG device of its own (Hopper and newer).",
             ["gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE", "namespace", "pod", "container", "dra_claim_name"],
             registry=registry,
         )

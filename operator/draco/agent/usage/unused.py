@@ -1,7 +1,8 @@
 """Devices that claims hold and nobody uses, and since when.
 
-A device is used while a kernel of the claim's processes runs on it or, where the driver does not tell that (MIG), while a process
-of the claim is there. What cannot be attributed may be of any claim of the device. Administrative access uses nothing.
+A device is used while a kernel of the claim's processes runs on it or, where the driver does not tell that (MIG before Hopper),
+while a process of the claim is there. What cannot be attributed may be of any claim of the device. Administrative access uses
+nothing.
 Pure: a reading comes in, and `UnusedDevices` remembers since when.
 """
 
@@ -89,6 +90,9 @@ def _used(reading: UsageReading, held: Iterable[HeldDevice]) -> Iterable[HeldDev
     by_uuid: dict[str, list[HeldDevice]] = {}
     for one in held:
         by_uuid.setdefault(one.uuid, []).append(one)
+    for device in reading.devices:
+        if device.instance is not None and device.utilization and not device.processes:
+            yield from by_uuid.get(device.uuid, [])  # by a process that the driver does not list
     for use in reading.uses:
         if use.processes and use.utilization != 0:
             own = [HeldDevice(one.uid, use.device.uuid) for one in use.claims]

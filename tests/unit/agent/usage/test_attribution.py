@@ -129,6 +129,22 @@ def test_the_only_user_has_the_devices_memory_where_the_driver_does_not_tell_it_
     assert found["team", "train", "a", "main"] == (1, None, 0), "unknown, because another one is there"
 
 
+def test_the_load_of_a_mig_device_is_that_of_its_only_user_and_no_load_is_nobodys() -> None:
+    instance = Instance(gpu=GPU, gi=1, profile_id=19, start=0, size=1, ci=0, uuid=MIG)
+    claims = [a_claim("one", "a", part=MIG, share="s1"), a_claim("two", "b", part=MIG, share="s2")]
+
+    def users(load: int | None, *pods: str) -> list[int | None]:
+        processes = tuple(ProcessUse(pid, 1, None) for pid, _ in enumerate(pods))
+        device = DeviceUse(gpu=GPU, instance=instance, utilization=load, processes=processes)
+        found = attributed([device], {pid: place(pod) for pid, pod in enumerate(pods)}, claims, {})
+        return [use.utilization for use in sorted(found, key=lambda use: use.pod)]
+
+    assert users(70, "a") == [70, 0]
+    assert users(70, "a", "b") == [None, None], "NVML does not tell whose it is"
+    assert users(0, "a", "b") == [0, 0]
+    assert users(None, "a") == [None, None], "a board before Hopper"
+
+
 def test_more_users_than_can_be_named_are_counted_as_of_nobody() -> None:
     most = attribution.MOST_USERS
     gpu = a_gpu(*(ProcessUse(pid, pid, 0) for pid in range(1, most + 3)))

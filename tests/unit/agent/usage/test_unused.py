@@ -108,6 +108,26 @@ def test_of_a_mig_device_a_process_is_use() -> None:
     assert node.since_s(held) == 15
 
 
+def test_of_a_mig_device_whose_load_is_told_a_process_that_waits_is_no_use() -> None:
+    instance = Instance(gpu=GPU, gi=1, profile_id=19, start=0, size=1, ci=0, uuid=MIG)
+    claim = a_claim("train", "a", part=MIG)
+    held = HeldDevice(claim.uid, MIG)
+    node = Node()
+
+    def read(after_s: float, load: int | None, *processes: ProcessUse) -> float | None:
+        node.read(
+            after_s, DeviceUse(gpu=GPU, instance=instance, utilization=load, processes=processes), claims=(claim,)
+        )
+        return node.since_s(held)
+
+    waits = ProcessUse(1, 10, None)
+    assert read(0, 40, waits) is None
+    assert read(15, 0, waits) == 15
+    assert read(30, None, waits) is None, "unknown is not unused"
+    assert read(45, 0) == 45
+    assert read(60, 3) is None, "by a process that is not listed"
+
+
 def test_a_busy_process_of_nobody_may_be_the_claims() -> None:
     node = Node()
     node.read(0, a_gpu(BUSY), places={})
