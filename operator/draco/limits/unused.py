@@ -69,10 +69,10 @@ class UnusedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to do: warn, if `notice` is new; evict. `notice` is to be remembered, None to be forgotten."""
 
     why: str
+    look_again: timedelta
     since: datetime | None = None
     notice: UnusedNotice | None = None
     evict: tuple[Pod, ...] = ()
-    look_again: timedelta | None = None
 
     def __str__(self) -> str:
         return f"evict {', '.join(str(pod.metadata.key) for pod in self.evict)}: {self.why}" if self.evict else self.why
@@ -95,32 +95,24 @@ def held(claim: ResourceClaim) -> list[DeviceRequestAllocationResult]:
     return [each for each in claim.results if not each.admin_access]
 
 
-def kept(snapshot: UnusedInput) -> str:
-    """Why its pods are not evicted whether it is used or not; "" if they may be."""
-    if not snapshot.pods:
-        return "no pod stays with it"
-    for each in (snapshot.claim, *snapshot.pods):
-        if each.metadata.annotations.get(ANNOTATION_EVICT_UNUSED) == "false":
-            return f"{each.metadata.key} has the annotation {ANNOTATION_EVICT_UNUSED}: false"
-    for pod in snapshot.pods:
-        if ANNOTATION_MIRROR in pod.metadata.annotations:
-            return f"pod {pod.metadata.key} is a static pod"
-        if pod.status.start_time is None or pod.pending:
-            return f"pod {pod.metadata.key} has not started"
-    for device in sorted(result.key for claim in (snapshot.claim, *snapshot.others) for result in held(claim)):
-        if device in snapshot.maintained:
-            return f"{device} is in maintenance, which decides over its pods"
-    return ""
+def plan_without_usage(snapshot: UnusedInput) -> UnusedPlan | None:
+    """What to do, if that is certain whoever uses what; None if the reports decide."""
+    terms = snapshot.terms
+    if why := _kept(snapshot):
+        return UnusedPlan(why=why, notice=None if snapshot.pods else snapshot.noticed, look_again=LOOK_AGAIN)
+    rest = _started(snapshot) + terms.after - terms.notice - snapshot.now
+    if rest > timedelta(0):
+        return UnusedPlan(why="a pod started not long ago", look_again=rest)
+    return None
 
 
 def plan(snapshot: UnusedInput) -> UnusedPlan:
     """What to do about the pods of a claim."""
-    terms, now = snapshot.terms, snapshot.now
-    why = kept(snapshot)
-    since = None if why else _unused_since(snapshot)
-    noticed = snapshot.noticed
-    if why:
-        return UnusedPlan(why=why, notice=None if snapshot.pods else noticed, look_again=LOOK_AGAIN)
+    early = plan_without_usage(snapshot)
+    if early is not None:
+        return early
+    terms, now, noticed = snapshot.terms, snapshot.now, snapshot.noticed
+    since = _unused_since(snapshot)
     if since is None:
         # If it was only unknown for a moment, the notice still holds; if it was used, `since` changes.
         rest = max(LOOK_AGAIN, terms.after - terms.notice - FRESH) if _is_known(snapshot) else LOOK_AGAIN
@@ -138,6 +130,29 @@ def plan(snapshot: UnusedInput) -> UnusedPlan:
     )
 
 
+def _kept(snapshot: UnusedInput) -> str:
+    """Why its pods stay; "" if they may be evicted."""
+    if not snapshot.pods:
+        return "no pod stays with it"
+    for each in (snapshot.claim, *snapshot.pods):
+        if each.metadata.annotations.get(ANNOTATION_EVICT_UNUSED) == "false":
+            return f"{each.metadata.key} has the annotation {ANNOTATION_EVICT_UNUSED}: false"
+    for pod in snapshot.pods:
+        if ANNOTATION_MIRROR in pod.metadata.annotations:
+            return f"pod {pod.metadata.key} is a static pod"
+        if pod.status.start_time is None or pod.pending:
+            return f"pod {pod.metadata.key} has not started"
+    for device in sorted(result.key for claim in (snapshot.claim, *snapshot.others) for result in held(claim)):
+        if device in snapshot.maintained:
+            return f"{device} is in maintenance, which decides over its pods"
+    return ""
+
+
+def _started(snapshot: UnusedInput) -> datetime:
+    """When the last of its pods started."""
+    return max(pod.status.start_time or snapshot.now for pod in snapshot.pods)
+
+
 def _unused_since(snapshot: UnusedInput) -> datetime | None:
     """Since when nobody has used anything that these pods and their groups hold; None if it is used, or that is unknown."""
     found: list[datetime] = []
@@ -148,8 +163,7 @@ def _unused_since(snapshot: UnusedInput) -> datetime | None:
             if since is None:
                 return None
             found.append(since)
-    found += [pod.status.start_time for pod in snapshot.pods if pod.status.start_time is not None]
-    return max(found)
+    return max(_started(snapshot), *found)
 
 
 def _is_known(snapshot: UnusedInput) -> bool:

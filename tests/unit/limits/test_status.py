@@ -5,7 +5,7 @@ from typing import Any
 from draco.limits.amounts import ONE, DeviceOrigin, Holdings, LimitedAmount
 from draco.limits.rules import rule_of
 from draco.limits.status import LISTED_NAMESPACES, limit_status, use_of
-from draco.resources.api.limits import DeviceLimit, DeviceLimitStatus, LimitScope
+from draco.resources.api.limits import DeviceLimit, DeviceLimitStatus, LimitScope, UnusedLimit
 from tests.builders import MOMENT, a_device_class, a_limit
 
 GPU = DeviceOrigin("gpu.draco.dev", "gpu.nvidia.com")
@@ -72,3 +72,17 @@ def test_a_limit_by_memory_says_which_gpus_count_none() -> None:
     found = status(a_limit(memory="80Gi"), {"a": 1}, unsized=["gpu-0"])
     assert "gpu-0 is held and published without memory, and counts 0 of it: limit gpuShare or devices" in found.message
     assert "without memory" not in status(a_limit(devices=2), {"a": 1}, unsized=["gpu-0"]).message
+
+
+def test_a_limit_of_unused_time_says_so_and_what_keeps_draco_from_it() -> None:
+    unused = UnusedLimit(evict_after="4h")
+    found = status(a_limit(unused=unused), {"a": 3}, allocates=False)
+    assert (
+        found.message == "1 namespace, without a limit on amounts. Pods are evicted if what they hold is unused for 4h."
+    )
+    assert found.conditions[0].status == "True"
+    both = status(a_limit(devices=4, unused=unused), {"a": 3}, trouble="Draco may not.", waiting=1)
+    assert both.message == (
+        "1 namespace; a has most: 3 of 4 devices. 1 claim waits because of it. Pods are evicted if what they hold is unused for "
+        "4h. Draco may not."
+    )

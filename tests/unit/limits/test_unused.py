@@ -169,7 +169,8 @@ def test_a_monitor_with_administrative_access_neither_keeps_a_claim_nor_is_evict
 
 def test_a_pod_that_started_later_has_its_own_time() -> None:
     found = planned(pods=[runs(), runs("late", began=hours(1))])
-    assert (found.notice, found.since) == (None, hours(1))
+    assert (found.notice, found.look_again) == (None, TERMS.after - TERMS.notice - timedelta(hours=1))
+    assert planned(pods=[runs(), runs("late", began=hours(3.75))]).since == hours(3.75)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,16 @@ from draco.kube.errors import Forbidden, NotFound
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.shares import EventReason
 from draco.kube.listeners import Listeners
-from draco.limits.unused import UnusedInput, UnusedNotice, UnusedPlan, UnusedTerms, held, kept, plan, terms_of
+from draco.limits.unused import (
+    UnusedInput,
+    UnusedNotice,
+    UnusedPlan,
+    UnusedTerms,
+    held,
+    plan,
+    plan_without_usage,
+    terms_of,
+)
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.limits import DeviceLimit
@@ -109,10 +118,11 @@ class UnusedClaimReconciler:
             self._noticed.pop(key, None)
             return None
         snapshot = self._read(claim, terms, noticed)
-        if not kept(snapshot):
+        planned = plan_without_usage(snapshot)
+        if planned is None:
             usages = {pool: usage for pool in snapshot.pools if (usage := await self._usage(pool)) is not None}
-            snapshot = msgspec.structs.replace(snapshot, usages=usages, now=self._view.clock.now())
-        planned = plan(snapshot)
+            snapshot = msgspec.structs.replace(snapshot, usages=usages)
+            planned = plan(snapshot)
         if planned.notice is None:
             self._noticed.pop(key, None)
         elif planned.notice != noticed:
@@ -120,7 +130,7 @@ class UnusedClaimReconciler:
             self._warn(snapshot, planned.notice)
         if planned.evict and not await self._evict(snapshot, planned):
             return 1.0
-        return planned.look_again.total_seconds() if planned.look_again is not None else None
+        return planned.look_again.total_seconds()
 
     def _limits(self) -> Iterator[DeviceLimit]:
         limits = self._view.limits.store.values()
