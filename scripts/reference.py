@@ -8,8 +8,9 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import click
@@ -284,14 +285,20 @@ class Metric(NamedTuple):
 
 def metrics() -> str:
     """Every metric: any call in the source that pairs a `draco_…` name with its help."""
-    found = {metric.name: metric for _, nodes in modules() for node in nodes for metric in metrics_in(node)}
+    found = {
+        metric.name: metric
+        for _, nodes in modules()
+        for lists in [named_lists(nodes)]
+        for node in nodes
+        for metric in metrics_in(node, lists)
+    }
     rows = [(f"`{one.name}`", one.kind, one.labels, one.meaning) for _, one in sorted(found.items())]
     head = "# Metrics\n\nServed in Prometheus' format at `/metrics`.\n\n"
     return head + table(["metric", "type", "labels", "meaning"], rows)
 
 
-def metrics_in(node: ast.AST) -> Iterator[Metric]:
-    """The metrics that one expression names."""
+def metrics_in(node: ast.AST, lists: Mapping[str, Sequence[str]]) -> Iterator[Metric]:
+    """The metrics that one expression names. `lists` are the lists of labels that have a name in its module."""
     match node:
         case ast.Call(func=function, args=[ast.Constant(str(name)), ast.Constant(str(meaning)), *rest]) if is_metric(
             name
@@ -300,7 +307,7 @@ def metrics_in(node: ast.AST) -> Iterator[Metric]:
             if kind == "on_scrape":
                 kind = "counter" if name.endswith("_total") else "gauge"
             labels = [*rest[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "labels")]
-            yield Metric(name, kind, ", ".join(f"`{label}`" for one in labels for label in texts(one)), meaning)
+            yield Metric(name, kind, ", ".join(f"`{label}`" for one in labels for label in texts(one, lists)), meaning)
 
 
 def is_metric(name: str) -> bool:
@@ -308,10 +315,26 @@ def is_metric(name: str) -> bool:
     return re.fullmatch(r"draco_[a-z_]+", name) is not None
 
 
-def texts(node: ast.expr) -> list[str]:
-    """The texts in a literal list."""
-    inner = node.elts if isinstance(node, ast.List | ast.Tuple) else []
-    return [str(one.value) for one in inner if isinstance(one, ast.Constant)]
+def texts(node: ast.expr, lists: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[str]:
+    """The texts in a literal list, which may consist of `lists`."""
+    match node:
+        case ast.Constant(value):
+            return [str(value)]
+        case ast.Name(name) | ast.Starred(ast.Name(name)):
+            return [*lists.get(name, ())]
+        case ast.List(inner) | ast.Tuple(inner):
+            return [text for one in inner for text in texts(one, lists)]
+    return []
+
+
+def named_lists(nodes: Iterable[ast.AST]) -> Mapping[str, Sequence[str]]:
+    """The texts of a module's literal lists, by name."""
+    found: dict[str, Sequence[str]] = {}
+    for node in nodes:
+        match node:
+            case ast.AnnAssign(target=ast.Name(name), value=ast.List() | ast.Tuple() as value):
+                found[name] = texts(value, found)
+    return found
 
 
 def log_events() -> str:

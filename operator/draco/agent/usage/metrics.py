@@ -18,6 +18,10 @@ from draco.agent.usage.reading import UsageReading
 from draco.agent.usage.unused import UnusedDevices
 from draco.resources.names import GpuUuid
 
+OF_DEVICE: Final = ("gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE")
+OF_CONTAINER: Final = (*OF_DEVICE, "namespace", "pod", "container", "dra_claim_name")
+OF_CLAIM: Final = (*OF_DEVICE, "namespace", "dra_claim_name")
+"""Labels; docs/reference/metrics.md has them from here."""
 STALE_S: Final = 60.0
 """Readings that are older are not shown."""
 
@@ -30,49 +34,49 @@ class UsageMetrics:
         self._total = Gauge(
             "draco_gpu_memory_total_bytes",
             "Memory of a GPU, or of a MIG device.",
-            ["gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE"],
+            OF_DEVICE,
             registry=registry,
         )
         self._used = Gauge(
             "draco_gpu_memory_used_bytes",
             "Used memory of a GPU, or of a MIG device.",
-            ["gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE"],
+            OF_DEVICE,
             registry=registry,
         )
         self._busy = Gauge(
             "draco_gpu_utilization_ratio",
             "Part of the time in which a kernel ran on a GPU, or on a MIG device of a Hopper or newer GPU.",
-            ["gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE"],
+            OF_DEVICE,
             registry=registry,
         )
         self._memory = Gauge(
             "draco_container_gpu_memory_bytes",
             "GPU memory that a container uses; without namespace and pod, of processes outside pods, or unknown ones.",
-            ["gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE", "namespace", "pod", "container", "dra_claim_name"],
+            OF_CONTAINER,
             registry=registry,
         )
         self._utilization = Gauge(
             "draco_container_gpu_utilization_ratio",
             "Part of the time in which a container's kernels ran on a GPU, or on a MIG device of its own (Hopper and newer).",
-            ["gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE", "namespace", "pod", "container", "dra_claim_name"],
+            OF_CONTAINER,
             registry=registry,
         )
         self._processes = Gauge(
             "draco_container_gpu_processes",
             "Processes of a container on a GPU; 0, without container, for a claim whose device nobody uses.",
-            ["gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE", "namespace", "pod", "container", "dra_claim_name"],
+            OF_CONTAINER,
             registry=registry,
         )
         self._unused = Gauge(
             "draco_claim_unused_seconds",
             "Seconds for which no program has used a device of a claim; 0 while one does.",
-            ["gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE", "namespace", "dra_claim_name"],
+            OF_CLAIM,
             registry=registry,
         )
         self._asked = Gauge(
             "draco_claim_gpu_memory_asked_bytes",
             "Memory of a shared GPU that a claim asked for; none for claims that asked for no memory.",
-            ["gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE", "namespace", "dra_claim_name"],
+            OF_CLAIM,
             registry=registry,
         )
         self._age = Gauge(
