@@ -16,7 +16,7 @@ PAGE = REPOSITORY / "docs" / "concepts" / "threat-model.md"
 WORKLOADS = {"Deployment", "DaemonSet", "StatefulSet", "Job", "CronJob", "Pod"}
 EVERYTHING = (
     "webhook.enabled=true,networkPolicy.enabled=true,operator.releaseIdleClaims=true,operator.runJobs=true,"
-    "operator.jobTemplates={reset},mps.enabled=true"
+    "operator.jobTemplates={reset},operator.evictUnused=true,mps.enabled=true"
 )
 
 

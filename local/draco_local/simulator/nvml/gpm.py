@@ -1,8 +1,8 @@
 """Simulated NVML: performance monitoring (GPM), from Hopper on: how busy a GPU, or one of its instances, is between two samples.
 
-A sample is memory of the library's, named by its pointer; one that was freed, or never allocated, crashes the caller. The only
-metric is the part of the time in which a kernel ran: the mean of what the two samples found. Boards before Hopper answer
-NOT_SUPPORTED.
+A sample is memory of the library's, named by its pointer; one that was freed, never allocated, or is of a session that has ended
+crashes the caller. The only metric is the part of the time in which a kernel ran: the mean of what the two samples found. Boards
+before Hopper answer NOT_SUPPORTED.
 """
 # ruff: noqa: N802, N803 - the names are pynvml's
 
@@ -34,6 +34,7 @@ class GpmCalls:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._samples: dict[int, _Sample | None] = {}
+        session.when_stopped(self._samples.clear)
         self._addresses = itertools.count(_FIRST, _SPACING)
 
     def nvmlGpmQueryDeviceSupport(self, device: Any) -> Any:

@@ -223,6 +223,13 @@ async def test_a_pod_with_two_claims_is_evicted_once_and_only_if_neither_is_used
     assert world.evicted == ["train-0"] * 2, "it is still there"
 
 
+async def test_a_device_of_another_driver_is_not_the_gpu_of_its_name() -> None:
+    world = World()
+    world.add(a_claim("train", on=["node-0/gpu-0", "nic.example.com/node-0/gpu-0"], reserved_for=["train-0"]))
+    assert await world.look() == LOOK_AGAIN.total_seconds()
+    assert world.told == []
+
+
 async def test_a_busy_member_keeps_the_other_pods_of_its_group() -> None:
     world = World()
     world.add(world.claims["train"], runs("train-0", "train", pod_group="g"))
