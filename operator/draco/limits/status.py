@@ -74,18 +74,20 @@ def limit_status(
     classes: Mapping[str, DeviceClass],
     waiting: int,
     allocates: bool,
+    warned: int = 0,
     trouble: str = "",
     now: datetime,
 ) -> DeviceLimitStatus:
     """The status of a limit. `waiting` claims wait because of it; `allocates`: whether Draco allocates in this cluster.
 
-    `trouble`: why no pods of unused claims can be evicted.
+    `warned` is the number of unused claims whose pods will be evicted, `trouble` why none can be.
     """
     generation = limit.metadata.generation
     condition = _condition(use, classes)
     parts = [condition.message, *_remarks(use, classes, allocates=allocates)]
     if (unused := limit.spec.unused) is not None:
-        parts.append(f"Pods are evicted if what they hold is unused for {unused.evict_after}. {trouble}".strip())
+        those = f"; those of {counted(warned, 'claim')} are warned" if warned else ""
+        parts.append(f"Pods are evicted if what they hold is unused for {unused.evict_after}{those}. {trouble}".strip())
     if waiting:
         parts.insert(1, f"{counted(waiting, 'claim')} {agreeing(waiting, 'waits', 'wait')} because of it.")
     by_ratio = sorted(use.by_namespace.items(), key=lambda one: (-use.ratio(one[1]), one[0]))

@@ -81,8 +81,8 @@ def test_a_limit_of_unused_time_says_so_and_what_keeps_draco_from_it() -> None:
         found.message == "1 namespace, without a limit on amounts. Pods are evicted if what they hold is unused for 4h."
     )
     assert found.conditions[0].status == "True"
-    both = status(a_limit(devices=4, unused=unused), {"a": 3}, trouble="Draco may not.", waiting=1)
+    both = status(a_limit(devices=4, unused=unused), {"a": 3}, trouble="Draco may not.", waiting=1, warned=2)
     assert both.message == (
         "1 namespace; a has most: 3 of 4 devices. 1 claim waits because of it. Pods are evicted if what they hold is unused for "
-        "4h. Draco may not."
+        "4h; those of 2 claims are warned. Draco may not."
     )

@@ -82,6 +82,7 @@ class DeviceLimitReconciler:
             classes=self._view.classes_by_name,
             waiting=self.waiting().get(name, 0),
             allocates=self._guard is not None,
+            warned=self._unused.warned(name),
             trouble=self._unused.trouble,
             now=self._view.clock.now(),
         )

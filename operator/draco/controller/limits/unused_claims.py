@@ -73,7 +73,7 @@ class UnusedClaimReconciler:
         self._reports: TTLCache[str, GpuUsageStatus] = TTLCache(_REMEMBERED, _READ_AGAIN_S, view.clock.monotonic)
         self._unreadable = False
         self.when_changed = Listeners[[]]()
-        """Called when `trouble` may have changed."""
+        """Called when `trouble` or `warned` may have changed."""
 
     @property
     def trouble(self) -> str:
@@ -81,6 +81,10 @@ class UnusedClaimReconciler:
         if self._unreadable:
             return NOT_READABLE
         return NOT_PERMITTED if self._evictions.forbidden else ""
+
+    def warned(self, limit: str) -> int:
+        """The number of claims whose pods are warned because of a limit."""
+        return sum(notice.terms.limit == limit for notice in self._noticed.values())
 
     def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:
         """Call `wake` with every claim whose pods may have to be warned or evicted."""
@@ -90,7 +94,9 @@ class UnusedClaimReconciler:
                 wake(key)
 
         self._view.limits.subscribe(wake_all, reads=lambda limit: (limit.spec, limit.metadata.deletion_timestamp))
-        self._view.namespaces.subscribe(wake_all, reads=lambda item: item.metadata.labels)
+        self._view.namespaces.subscribe_keys(
+            wake, lambda item: self._keys_in(item.metadata.name), reads=lambda item: item.metadata.labels
+        )
         self._view.claims.subscribe(
             lambda change: wake(change.key) if any(self._limits()) else None,
             reads=lambda claim: (claim.results, claim.status.reserved_for, claim.metadata.annotations),
@@ -103,11 +109,12 @@ class UnusedClaimReconciler:
 
     def all_keys(self) -> Collection[ObjectKey]:
         """The allocated claims, if a limit ends those that nobody uses."""
+        return [key for one in self._view.namespaces.store.values() for key in self._keys_in(one.metadata.name)]
+
+    def _keys_in(self, namespace: str) -> list[ObjectKey]:
         if not any(self._limits()):
             return []
-        store = self._view.claims.store
-        namespaces = self._view.namespaces.store.values()
-        return [each.metadata.key for one in namespaces for each in store.by_index(ALLOCATED_IN, one.metadata.name)]
+        return [each.metadata.key for each in self._view.claims.store.by_index(ALLOCATED_IN, namespace)]
 
     async def reconcile(self, key: ObjectKey) -> float | None:
         """Warn or evict the claim's pods if that is due."""
@@ -115,7 +122,7 @@ class UnusedClaimReconciler:
         terms = self._terms(claim) if claim is not None else None
         noticed = self._noticed.get(key)
         if claim is None or terms is None:
-            self._noticed.pop(key, None)
+            self._remember(key, None)
             return None
         snapshot = self._read(claim, terms, noticed)
         planned = plan_without_usage(snapshot)
@@ -123,14 +130,21 @@ class UnusedClaimReconciler:
             usages = {pool: usage for pool in snapshot.pools if (usage := await self._usage(pool)) is not None}
             snapshot = msgspec.structs.replace(snapshot, usages=usages)
             planned = plan(snapshot)
-        if planned.notice is None:
-            self._noticed.pop(key, None)
-        elif planned.notice != noticed:
-            self._noticed[key] = planned.notice
+        self._remember(key, planned.notice)
+        if planned.notice is not None and planned.notice != noticed:
             self._warn(snapshot, planned.notice)
         if planned.evict and not await self._evict(snapshot, planned):
             return 1.0
         return planned.look_again.total_seconds()
+
+    def _remember(self, key: ObjectKey, notice: UnusedNotice | None) -> None:
+        if notice == self._noticed.get(key):
+            return
+        if notice is None:
+            del self._noticed[key]
+        else:
+            self._noticed[key] = notice
+        self.when_changed.tell()
 
     def _limits(self) -> Iterator[DeviceLimit]:
         limits = self._view.limits.store.values()

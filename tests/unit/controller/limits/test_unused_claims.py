@@ -48,6 +48,7 @@ class World:
         self.refusal: ApiError | None = None
         self.unreadable: ApiError | None = None
         self.unused: dict[str, str] = {"train": "gpu-0"}
+        self.since = MOMENT - timedelta(hours=5)
         self.silent_s = 0.0
         self.limit = LIMIT
         self.claims = {"train": a_claim("train", on=["node-0/gpu-0"], reserved_for=["train-0"])}
@@ -80,7 +81,7 @@ class World:
                 namespace="default",
                 claim=name,
                 claim_uid=self.claims[name].metadata.uid,
-                since=MOMENT - timedelta(hours=5),
+                since=self.since,
             )
             for name, device in self.unused.items()
         ]
@@ -118,6 +119,7 @@ async def test_the_claim_and_its_pods_are_warned_once_and_evicted_when_the_notic
         '(DeviceLimit idle) unless a program uses it before; the annotation draco.dev/evict-unused: "false" keeps a pod.'
     )
     assert world.told == WARNED
+    assert world.unused_claims.warned("idle") == 1
     assert await world.look(after_s=NOTICE_S - 1) == 1
     assert (world.told, world.evicted) == ([], [])
     await world.look(after_s=1)
@@ -132,6 +134,9 @@ async def test_a_claim_that_is_used_before_is_left_alone_and_warned_again_later(
     world.unused = {}
     await world.look(after_s=NOTICE_S)
     assert world.evicted == []
+    assert world.told == WARNED
+    world.unused, world.since = {"train": "gpu-0"}, world.clock.now()
+    assert await world.look(after_s=3.75 * 3600) == NOTICE_S
     assert world.told == WARNED
 
 
@@ -175,6 +180,7 @@ async def test_a_notice_outlasts_a_report_that_cannot_be_read(error: ApiError) -
 async def test_without_the_right_to_read_the_limit_says_which_value_to_set() -> None:
     world = World()
     changes: list[str] = []
+    world.unused = {}
     world.unused_claims.when_changed.add(lambda: changes.append(world.unused_claims.trouble))
     world.unreadable = Forbidden(403, "Forbidden", "cannot get")
     await world.look()
