@@ -9,17 +9,29 @@ import msgspec
 import pytest
 import yaml
 
+from draco.controller.limits.unused_claims import EVICTED_REASON, NOT_READABLE
 from draco.controller.mig.release import RELEASED_REASON
 from draco.kube.connect.client import Client
 from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, EVENTS, GPU_NODES, MIG_POLICIES, PODS, SLICES, Kind
+from draco.resources.kinds import (
+    CLAIMS,
+    DEVICE_LIMITS,
+    DEVICE_MAINTENANCES,
+    EVENTS,
+    GPU_NODES,
+    MIG_POLICIES,
+    PODS,
+    SLICES,
+    Kind,
+)
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.programs import binaries
 from tests.builders import a_claim, a_mig_node, a_slice
 from tests.component.chart.rendering import IMAGE
 from tests.component.controller.repair_lab import Lab
 from tests.component.controller.replicas import Process, until
+from tests.component.controller.test_unused_claims import UnusedLab
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -192,6 +204,48 @@ async def test_by_default_it_releases_nothing_and_says_how_to_permit_it_where_pe
         assert await lab.allocated(ObjectKey(namespace, "idle")) == [True]
         refusals = [event for event in operator.events() if event["event"] == "claim.not_taken_back"]
         assert len(refusals) == 1
+        assert "Traceback" not in operator.output
+    finally:
+        await operator.kill()
+
+
+@pytest.fixture
+async def unused_gpu(client: Client, namespace: str) -> AsyncIterator[UnusedLab]:
+    """A pod whose GPU nobody has used for an hour, and a limit of five minutes."""
+    made = UnusedLab(client, namespace)
+    await made.publish()
+    await made.hold("idle", "gpu-0")
+    await made.runs("idle-0", "idle")
+    await made.report(("idle", "gpu-0"))
+    await made.limit()
+    yield made
+    await made.clean()
+
+
+@pytest.mark.values("operator.evictUnused=true")
+@pytest.mark.usefixtures("rights")
+async def test_where_it_may_it_evicts_pods_that_use_nothing(
+    served: ControlPlane, namespace: str, unused_gpu: UnusedLab, tmp_path: Path
+) -> None:
+    operator = await operator_of(served, namespace, tmp_path)
+    try:
+        await unused_gpu.gone("idle-0")
+        await unused_gpu.until_said(EVICTED_REASON.name, "idle-0")
+    finally:
+        await operator.kill()
+
+
+@pytest.mark.usefixtures("rights")
+async def test_by_default_it_reads_no_usage_and_the_limit_says_how_to_permit_it(
+    served: ControlPlane, client: Client, namespace: str, unused_gpu: UnusedLab, tmp_path: Path
+) -> None:
+    async def told() -> bool:
+        return NOT_READABLE in (await client.get(DEVICE_LIMITS, ObjectKey("", namespace))).status.message
+
+    operator = await operator_of(served, namespace, tmp_path)
+    try:
+        await until(told, what="the remedy")
+        assert await unused_gpu.exists("idle-0")
         assert "Traceback" not in operator.output
     finally:
         await operator.kill()
