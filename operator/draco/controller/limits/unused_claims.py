@@ -2,7 +2,7 @@
 
 Owns when agents' reports are read (GpuUsages, which nothing watches: only when something may be due), the notices and evictions
 with their Events, and the memory of both, which a restart loses: then pods are warned again. Keys are claims; `limits.unused`
-decides. Pods are deleted only by the Eviction API.
+decides. Pods are deleted only by the Eviction API, which refuses a former leader where Draco allocates.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -222,7 +222,7 @@ class UnusedClaimReconciler:
         for pod in planned.evict:
             if pod.metadata.uid in self._leaving:
                 continue  # another of its claims was due, too
-            answer = await self._evictions.evict(pod)
+            answer = await self._evictions.evict(pod, leader_only=True)
             if answer.outcome is Eviction.ACCEPTED:
                 self._leaving[pod.metadata.uid] = True
                 self._count.labels("evicted").inc()

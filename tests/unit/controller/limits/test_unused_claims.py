@@ -91,8 +91,9 @@ class World:
             metadata=ObjectMeta(name=key.name), status=GpuUsageStatus(time=time, devices=devices, unused=unused)
         )
 
-    async def create_subresource(self, _: Any, key: ObjectKey, __: str, ___: Any, *, dry_run: bool) -> None:
+    async def create_subresource(self, _: Any, key: ObjectKey, __: str, body: Any, *, dry_run: bool) -> None:
         assert not dry_run
+        assert body["metadata"]["annotations"] == {"draco.dev/leader-only": "true"}
         if self.refusal:
             raise self.refusal
         self.evicted.append(key.name)
