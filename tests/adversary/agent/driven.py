@@ -8,6 +8,7 @@ controls the clock and threads run in place, so a sequence repeats exactly.
 import asyncio
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -17,6 +18,7 @@ import msgspec
 from draco.agent import app, parts, threads
 from draco.agent.hardware import monitor as hardware
 from draco.agent.hardware.nvml import Nvml
+from draco.agent.hardware.nvml_usage import NvmlUsage
 from draco.agent.plugin.api import dra_v1_pb2, registration_pb2
 from draco.agent.plugin.dra_service import DraService
 from draco.agent.report.claim_status import ClaimRef
@@ -120,6 +122,7 @@ class Driven:
             mock.patch.object(hardware, "DaemonExecutor", self.threads.executor),
             mock.patch.object(parts, "DraService", Noted),
             mock.patch.object(parts, "HardwareMonitor", Listening),
+            mock.patch.object(parts, "NvmlUsage", partial(NvmlUsage, pause=lambda _: None)),
         ):
             library = AtOnce(gpus, step=self._step)
             client: Any = source
