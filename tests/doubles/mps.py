@@ -4,6 +4,8 @@ import os
 import shutil
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
 
@@ -66,6 +68,16 @@ class MpsNode:
             version=lambda: self.version,
             clock=ManualClock(),
         )
+
+    @contextmanager
+    def hanging(self, name: DaemonName) -> Iterator[None]:
+        """A daemon does not answer for the time of a block."""
+        pids = [each.pid for each in self.processes.of(name)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
     def __enter__(self) -> Self:
         return self

@@ -110,7 +110,19 @@ class AgentParts:
             monotonic=clock.monotonic,
             shown=lambda divisions: self.state.learn_from_thread(divisions=divisions),
         )
-        manager = InstanceManager(self.checkpoint, edge, self.inventory, holder=holder)
+
+        def load() -> str:
+            return f"{boot_id}/{driver_load(settings.sysfs_root)}"
+
+        mps = MpsDaemons(
+            self.checkpoint,
+            MpsFolder(settings.mps_folder, files),
+            MpsControl(DriverPrograms(settings.installed)),
+            ComputeModes(nvml),
+            load=load,
+            aside=nvml.aside,
+        )
+        manager = InstanceManager(self.checkpoint, edge, self.inventory, holder=holder, end_on=mps.end_on)
         self.instances: Final = ClaimInstances(
             self.checkpoint,
             self.inventory,
@@ -174,23 +186,11 @@ class AgentParts:
             clock=clock,
             check_s=settings.socket_check_s,
         )
-
-        def load() -> str:
-            return f"{boot_id}/{driver_load(settings.sysfs_root)}"
-
         time_slices = TimeSlices(
             self.checkpoint,
             TimeSliceSetter(nvml, smi),
             driver_version=lambda: self.state.facts.view.driver_version,
             load=load,
-        )
-        mps = MpsDaemons(
-            self.checkpoint,
-            MpsFolder(settings.mps_folder, files),
-            MpsControl(DriverPrograms(settings.installed)),
-            ComputeModes(nvml),
-            load=load,
-            aside=nvml.aside,
         )
         self.mps: Final = MpsUpkeep(mps, self.state, self.threads, clock=clock)
         self.time_slices: Final = TimeSliceKeeper(time_slices, self.state, self.threads, clock=clock)

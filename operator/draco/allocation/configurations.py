@@ -124,6 +124,12 @@ def refused(claim: ResourceClaim, driver: str, can: Can = lambda *_: None) -> Re
         if why := refusal(applies.parameters, is_partition=is_partition):
             remedy = _remedy(applies.parameters, is_partition)
             return RefusedConfiguration(result.request, _source(claim, applies, result), why, remedy)
+        if is_partition and _mps(applies.parameters) is not None and (count := _count(claim, result)) > 1:
+            why = (
+                f"it asks for MPS on {count} MIG devices of one request, each has an MPS daemon of its own, and a container can "
+                "be the client of only one: write a request for each device, and name one of them in each container"
+            )
+            return RefusedConfiguration(result.request, _source(claim, applies, result), why, "correct it")
         why, lacks = _refused_there(applies, result, can)
         if why:
             return RefusedConfiguration(result.request, _source(claim, applies, result), why, REMOVE, lacks)
@@ -143,7 +149,7 @@ def time_slice(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> T
 def mps_settings(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> tuple[int, MpsSettings] | None:
     """What an accepted configuration asks of MPS for a device, and the number of that configuration; None without MPS.
 
-    Devices of one configuration share a daemon.
+    Whole GPUs of one configuration share a daemon; a MIG device has its own.
     """
     said = _said_to(claim, result.driver)
     applies = _applying(said, result)
@@ -166,6 +172,13 @@ def _refused_there(applies: "_OpaqueConfiguration", result: DeviceRequestAllocat
     if result.admin_access:
         return f"{asked}, and a request with adminAccess changes nothing on a GPU that others use", ""
     return (f"{asked}, and {unable}", needed) if can(result, needed) is False else ("", "")
+
+
+def _count(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> int:
+    """How many devices a result's request has, or asks for."""
+    requests = claim.spec.devices.requests
+    asked = (each.count for one in requests for name, each in one.alternatives if name == result.request)
+    return max([*asked, sum((each.request, each.driver) == (result.request, result.driver) for each in claim.results)])
 
 
 def _slice(parameters: Any) -> TimeSlice:
@@ -269,7 +282,7 @@ def _mistakes(parameters: Any, is_partition: bool | None) -> Iterator[str]:
             yield f"{kind} is not for {device}: write {other}"
         yield from _unknown(kind, parameters, _FIELDS[kind])
         if (sharing := parameters.get("sharing")) is not None:
-            yield from _badly_shared(sharing)
+            yield from _badly_shared(sharing, kind)
 
 
 def _unknown(kind: str, value: Mapping[str, Any], fields: _Fields, path: str = "") -> Iterator[str]:
@@ -286,7 +299,7 @@ def _unknown(kind: str, value: Mapping[str, Any], fields: _Fields, path: str = "
             yield f"{path}{name} must be an object"
 
 
-def _badly_shared(sharing: Mapping[str, Any]) -> Iterator[str]:
+def _badly_shared(sharing: Mapping[str, Any], kind: str) -> Iterator[str]:
     strategy, interval = sharing.get("strategy"), _interval(sharing)
     if strategy not in _STRATEGIES:
         yield f"sharing.strategy is {_said(strategy)}: there are {' and '.join(_STRATEGIES)}"
@@ -297,16 +310,14 @@ def _badly_shared(sharing: Mapping[str, Any]) -> Iterator[str]:
     elif strategy == MPS and sharing.get("timeSlicingConfig") is not None:
         yield f"sharing.strategy is {MPS}, so sharing.timeSlicingConfig has no effect"
     elif strategy == MPS:
-        yield from (f"sharing.mpsConfig.{each}" for each in mps.mistakes(sharing.get("mpsConfig") or {}))
+        found = mps.mistakes(sharing.get("mpsConfig") or {}, by_number=kind == MIG_CONFIG)
+        yield from (f"sharing.mpsConfig.{each}" for each in found)
 
 
 def _unsupported(parameters: Mapping[str, Any]) -> Iterator[str]:
     """What Draco does not do."""
-    kind, sharing = parameters["kind"], parameters.get("sharing") or {}
-    if kind in _OF_OTHERS:
+    if (kind := parameters["kind"]) in _OF_OTHERS:
         yield _OF_OTHERS[kind]
-    elif kind == MIG_CONFIG and sharing.get("strategy") == MPS:
-        yield f"{kind} asks for MPS, which Draco runs on whole GPUs only"
 
 
 def _interval(sharing: Mapping[str, Any]) -> Any:

@@ -14,6 +14,7 @@ import msgspec
 from draco.allocation.configurations import TimeSlice, mps_settings, time_slice
 from draco.allocation.mps import MpsLimitsError, MpsSettings
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
+from draco.resources.names import read_partition_name
 from draco.resources.texts import agreeing, listed
 
 SAME_SETTINGS: Final = "give it the same configuration in a new claim, or wait until that one has ended"
@@ -96,7 +97,11 @@ def asked_settings(claim: ResourceClaim, result: DeviceRequestAllocationResult) 
     others = (each for each in claim.results if each.driver == result.driver)
     together = {each.device for each in others if (of := mps_settings(claim, each)) is not None and of[0] == number}
     try:
-        [limit] = mps.limits(sorted(together))
+        if read_partition_name(result.device) is not None:
+            limit = dict(zip(sorted(together), mps.limits(sorted(together)), strict=True))[result.device]
+            together = {result.device}
+        else:
+            [limit] = mps.limits(sorted(together))
     except (MpsLimitsError, ValueError):
         return None
     return DeviceSettings(mps=msgspec.structs.replace(mps, limit_mib=limit, limits_mib={}), together=tuple(together))

@@ -38,7 +38,7 @@ class MpsSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def limits(self, uuids: Sequence[str]) -> list[int | None]:
         """The limit of each device of the configuration, in MiB; None for none. Numbers count the sorted UUIDs.
 
-        Raises MpsLimitsError.
+        MIG devices are named and sorted by their device names: their UUIDs change. Raises MpsLimitsError.
         """
         order = sorted(uuids)
         by_uuid: dict[str, int] = {}
@@ -61,8 +61,8 @@ def settings(config: Mapping[str, Any]) -> MpsSettings:
     )
 
 
-def mistakes(config: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the values of an mpsConfig, to follow "because"."""
+def mistakes(config: Mapping[str, Any], *, by_number: bool = False) -> Iterator[str]:
+    """What is wrong with the values of an mpsConfig, to follow "because". `by_number`: limits are by number only."""
     percentage, limits, multi_user = (config.get(each) for each in (PERCENTAGE, LIMITS, MULTI_USER))
     if percentage is not None and not (type(percentage) is int and 0 <= percentage <= 100):
         yield f"{PERCENTAGE} is {_said(percentage)}: write a whole number from 0 to 100"
@@ -72,6 +72,8 @@ def mistakes(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"{LIMITS} must be an object: a limit by UUID or number of a device"
     elif limits is not None:
         for key, each in limits.items():
+            if by_number and not key.isdecimal():
+                yield f"{LIMITS} names {shown(key)[:_QUOTED]}: write a number, since UUIDs of MIG devices change"
             yield from _bad_limit(f"{LIMITS}[{shown(key)[:_QUOTED]}]", each)
     if multi_user is not None and type(multi_user) is not bool:
         yield f"{MULTI_USER} is {_said(multi_user)}: write true or false"

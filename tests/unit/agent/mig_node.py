@@ -82,7 +82,17 @@ class MigNode:
         record = folder / "state" / "checkpoint.json"
         self.record = Checkpoint(record, self.files, boot_id="")
         self.mig = MigInventory(self.record, self.edge, boot_id=boot, monotonic=lambda: self.now_s)
-        self.steps = InstanceManager(self.record, self.edge, self.mig, holder=find or (lambda *_: holder))
+        self.mps = MpsDaemons(
+            self.record,
+            MpsFolder(folder / "mps", self.files) if mps is None else mps.folder,
+            MpsControl(DriverPrograms(None)) if mps is None else mps.control,
+            ComputeModes(self.nvml),
+            load=lambda: f"{boot}/{state.load(self.path).driver.generation}",
+            aside=self.nvml.aside,
+        )
+        self.steps = InstanceManager(
+            self.record, self.edge, self.mig, holder=find or (lambda *_: holder), end_on=self.mps.end_on
+        )
         self.instances = ClaimInstances(
             self.record,
             self.mig,
@@ -99,14 +109,6 @@ class MigNode:
             TimeSliceSetter(self.nvml, SimulatedSmi(SimulatedNvml(self.path, step=step))),
             driver_version=lambda: self.nvml.driver().driver_version,
             load=lambda: f"{boot}/{state.load(self.path).driver.generation}",
-        )
-        self.mps = MpsDaemons(
-            self.record,
-            MpsFolder(folder / "mps", self.files) if mps is None else mps.folder,
-            MpsControl(DriverPrograms(None)) if mps is None else mps.control,
-            ComputeModes(self.nvml),
-            load=lambda: f"{boot}/{state.load(self.path).driver.generation}",
-            aside=self.nvml.aside,
         )
         self.desk = a_preparer(self.record, self.cdi, instances=self.instances, slices=self.slices, mps=self.mps)
         self.layouts = LayoutApplier(self.record, self.mig, self.steps, self.instances)
@@ -133,11 +135,11 @@ class MigNode:
 
     def settle_mps(self) -> None:
         """What the reconciler of MPS does."""
-        for gpu in self.gpus:
-            if (claim := self.mps.user(gpu.uuid)) is not None:
+        for unit in {gpu.uuid for gpu in self.gpus} | self.mps.units():
+            if (claim := self.mps.user(unit)) is not None:
                 self.mps.restore(claim)
             else:
-                assert self.mps.take_back(gpu.uuid) == ""
+                assert self.mps.take_back(unit) == ""
 
     @property
     def uuid(self) -> GpuUuid:

@@ -49,6 +49,7 @@ LONG = gpu_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"}
         ({**gpu_config(), "sharing": None}, False),
         (mig_config(), True),
         (mig_config(strategy="TimeSlicing"), True),
+        (mig_config(strategy="MPS", mpsConfig={"defaultPerDevicePinnedMemoryLimit": {"0": "1Gi"}}), True),
         (LONG, False),
         (LONG, None),
         (MPS, False),
@@ -66,7 +67,11 @@ def test_time_slicing_and_mps_may_be_asked_for(parameters: Any, is_partition: bo
 @pytest.mark.parametrize(
     ("parameters", "is_partition", "why"),
     [
-        (mig_config(strategy="MPS"), True, "MigDeviceConfig asks for MPS, which Draco runs on whole GPUs only"),
+        (
+            mig_config(strategy="MPS", mpsConfig={"defaultPerDevicePinnedMemoryLimit": {"MIG-1": "1Gi"}}),
+            True,
+            "defaultPerDevicePinnedMemoryLimit names MIG-1: write a number, since UUIDs of MIG devices change",
+        ),
         (gpu_config(strategy="MPS", timeSlicingConfig={}), False, "so sharing.timeSlicingConfig has no effect"),
         (
             mps(defaultActiveThreadPercentage=101),
@@ -284,6 +289,29 @@ def test_mps_is_refused_where_it_does_not_run() -> None:
         "the claim's configuration for request gpu cannot be carried out, because it asks for MPS, and node-0/gpu-0 cannot have "
         "it: that takes a board since Volta, a driver with nvidia-cuda-mps-control, and mps.enabled of the chart"
     )
+
+
+def test_a_container_can_be_the_client_of_one_mig_devices_daemon_only() -> None:
+    made = claim(("FromClaim", ["gpu"], mig_config(strategy="MPS")), device=PARTITION)
+    assert refused(made, NVIDIA_DRIVER) is None
+    asked = DeviceRequest(name="gpu", exactly=ExactDeviceRequest(device_class_name="mig.nvidia.com", count=3))
+    devices = msgspec.structs.replace(made.spec.devices, requests=[asked])
+    several = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, devices=devices))
+    found = refused(several, NVIDIA_DRIVER)
+    assert found is not None
+    assert found.remedy == "correct it"
+    assert (
+        "MPS on 3 MIG devices of one request, each has an MPS daemon of its own, and a container can be the client"
+        in found.why
+    )
+
+
+def test_mps_on_a_mig_device_is_refused_where_it_does_not_run() -> None:
+    made = claim(("FromClaim", [], mig_config(strategy="MPS")), device=PARTITION)
+    found = refused(made, NVIDIA_DRIVER, lambda *_: False)
+    assert found is not None
+    assert found.lacks == ATTRIBUTE_MPS
+    assert refused(made, NVIDIA_DRIVER, lambda *_: True) is None
 
 
 def test_devices_of_one_configuration_are_told_together() -> None:

@@ -1,24 +1,26 @@
 """Gives prepared claims the MPS daemons that they ask for, and takes them back.
 
-Prepare makes the claim's GPUs exclusive, so that no program uses them past MPS, and asks the node's keeper (`draco.mps`) for the
-daemon. Then it waits until the daemon itself answers, with the limits of the claim. A GPU's mode is on record before it is set
-and until it is given back, so no crash leaves one behind unknown. Unprepare waits for nothing: a reconciler (`mps_upkeep`) ends
-the daemon and then gives the mode back, and does the same with what a crash or a failed Prepare left.
+Prepare makes the claim's whole GPUs exclusive, so that no program uses them past MPS, and asks the keeper (`draco.mps`) for
+the daemon: one for the whole GPUs of a configuration, and one for each MIG device. Then it waits until the daemon itself answers,
+with the limits of the claim. A GPU's mode is on record before it is set and until it is given back, so no crash leaves one behind
+unknown. A MIG device has no mode: NVIDIA's driver supports none in MIG mode. Unprepare waits for nothing: a reconciler
+(`mps_upkeep`) ends the daemon and then gives the mode back, and does the same with what a crash or a failed Prepare left. An
+instance is destroyed only after its daemon has ended: `mig.instance_manager` asks `end_on`.
 
-Owns when that happens. Runs no daemon: one must not end with the agent. MIG devices and administrative access have none.
+Owns when that happens. Runs no daemon: one must not end with the agent. Administrative access has none.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
 from draco.agent.errors import PrepareError
 from draco.agent.hardware.compute_mode import DEFAULT, EXCLUSIVE_PROCESS, ComputeModeRefused, ComputeModes
-from draco.agent.hardware.gpus import Gpu
+from draco.agent.hardware.gpus import Gpu, PlacementKey
 from draco.agent.hardware.programs import ProgramFailed, ProgramSilent
 from draco.agent.mps.control import MpsControl
-from draco.agent.mps.folder import DaemonName, MpsFolder, WantedDaemon, daemon_name
+from draco.agent.mps.folder import DaemonName, MpsFolder, WantedDaemon, daemon_name, place_name
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import DeviceMps, GpuComputeMode, PreparationState, PreparedClaim, PreparedDevice
 from draco.resources.names import GpuUuid
@@ -26,6 +28,9 @@ from draco.resources.names import GpuUuid
 FIRST_ARCHITECTURE: Final = 7
 """Volta's compute capability: before it, clients of MPS share an address space, and there are no limits."""
 _ENDING: Final = "the MPS daemon of an earlier claim has not ended"
+
+MpsUnit: TypeAlias = GpuUuid | PlacementKey
+"""What one claim, or the sharers of one device, have a daemon for: a whole GPU, or a MIG device by its placement."""
 
 
 class MpsDaemons:
@@ -55,13 +60,21 @@ class MpsDaemons:
     # Prepare
 
     def give(self, claim: PreparedClaim) -> None:
-        """Make the claim's GPUs exclusive and ask for its daemons; other GPUs lose theirs. Raises PrepareError."""
-        for device in _whole(claim):
+        """Make the claim's GPUs exclusive and ask for its daemons; other devices lose theirs. Raises PrepareError.
+
+        The claim has the UUIDs of its instances.
+        """
+        for device in _own(claim):
             try:
                 if device.mps is None:
-                    self.take_back(device.gpu)
-                else:
+                    self.take_back(unit_of(device))
+                elif device.partition is None:
                     self._claim_gpu(device.gpu, DaemonName(device.mps.daemon))
+                elif not device.partition.uuid:
+                    raise PrepareError(
+                        f"Claim {claim} cannot be prepared: the driver tells no UUID of {device.device}, which its daemon needs; "
+                        "install NVIDIA's driver 470 or newer."
+                    )
             except ComputeModeRefused as error:
                 raise PrepareError(
                     f"Claim {claim} cannot be prepared: {device.device}: {error} Kubelet tries again."
@@ -70,8 +83,8 @@ class MpsDaemons:
 
     def look(self, claim: PreparedClaim) -> str:
         """Why the claim's containers cannot start yet, as a sentence; "" if they can. Asks the daemons, in any thread."""
-        for device in _whole(claim):
-            if device.mps is None and device.gpu in self._record.modes:
+        for device in _own(claim):
+            if device.mps is None and self._lingers(unit_of(device)):
                 return f"{device.device}: {_ENDING}."
         for name, wanted in _daemons(claim).items():
             if why := self._control.lacking(self._folder.pipe(name), wanted):
@@ -82,12 +95,16 @@ class MpsDaemons:
                     else " No `draco mps` runs on this node: set mps.enabled in the chart's values."
                 )
                 return f"its MPS daemon is not ready, because {said or why}.{keeper}"
-        self._answered.update(device.mps for device in _whole(claim) if device.mps is not None)
+        self._answered.update(device.mps for device in _own(claim) if device.mps is not None)
         return ""
+
+    def look_aside(self, claim: PreparedClaim) -> str:
+        """The same in the driver's thread, which lets go of NVML meanwhile."""
+        return self._aside(lambda: self.look(claim))
 
     def given(self, claim: PreparedClaim) -> None:
         """Check, without hardware and daemons, that `look` found nothing lacking. Raises PrepareError."""
-        for device in _whole(claim):
+        for device in _own(claim):
             if device.mps is None and device.gpu in self._record.modes:
                 raise PrepareError(
                     f"Claim {claim} cannot be prepared now: {device.device} is still exclusive, since {_ENDING}. "
@@ -101,12 +118,30 @@ class MpsDaemons:
 
     def concerns(self, claim: PreparedClaim) -> bool:
         """Whether the claim needs a daemon, or one of its GPUs is not rid of the last one."""
-        return any(device.mps is not None or device.gpu in self._record.modes for device in _whole(claim))
+        return any(
+            device.mps is not None
+            or (device.gpu in self._record.modes if device.key is None else self._folder.has(name_of(device.key)))
+            for device in _own(claim)
+        )
 
-    def place(self, devices: Sequence[str]) -> tuple[DaemonName, str]:
-        """The name and folder of the daemon of these devices."""
-        name = daemon_name(devices)
+    def place(self, units: Sequence[MpsUnit]) -> tuple[DaemonName, str]:
+        """The name and folder of the daemon of these whole GPUs, or of this MIG device."""
+        name = name_of(*units)
         return name, str(self._folder.path(name))
+
+    def drop(self, claim: PreparedClaim) -> None:
+        """Ask for the MIG devices of a claim that was not prepared that their daemons end, unless a sharer has them."""
+        for device in _own(claim):
+            if device.key is not None and device.mps is not None and self.user(device.key) is None:
+                self._folder.forget(DaemonName(device.mps.daemon))
+
+    def end_on(self, key: PlacementKey) -> str | None:
+        """End the daemon of an instance that is to be destroyed: why it has not ended; "" if it has, None if there was none."""
+        name = name_of(key)
+        if not self._folder.has(name):
+            return None
+        self._folder.forget(name)
+        return f"its MPS daemon ({name}), which has not ended" if self._aside(lambda: self._ended(name)) else ""
 
     # Upkeep
 
@@ -114,63 +149,98 @@ class MpsDaemons:
         """Whether this node has a keeper, and a driver with MPS."""
         return self._folder.is_kept() and not self._control.missing()
 
-    def user(self, gpu: GpuUuid) -> PreparedClaim | None:
-        """The prepared claim that has MPS on a GPU."""
-        return next(
-            (
-                claim
-                for claim in self._record.claims.values()
-                if claim.state is PreparationState.PREPARED
-                and any(each.gpu == gpu and each.mps is not None for each in _whole(claim))
-            ),
-            None,
-        )
+    def units(self) -> set[MpsUnit]:
+        """The MIG devices for which a daemon is wanted or used: by claims, or left behind by one that is not on record."""
+        claims = self._record.claims.values()
+        of_claims = {
+            each.key for claim in claims for each in _own(claim) if each.mps is not None and each.key is not None
+        }
+        wanted = (self._folder.wanted(name) for name in self._folder.names())
+        return {
+            *of_claims,
+            *(key for each in wanted if each is not None and (key := _read_place(each.place)) is not None),
+        }
 
-    def is_settled(self, gpu: GpuUuid) -> bool:
-        """Whether a GPU has the mode that its claim needs, or none of ours."""
-        mode = self._record.modes.get(gpu)
-        if (claim := self.user(gpu)) is None:
-            return mode is None and not self._remains(gpu)
+    def user(self, unit: MpsUnit) -> PreparedClaim | None:
+        """The prepared claim that has MPS on a GPU or an instance."""
+        return self._claim(unit, PreparationState.PREPARED)
+
+    def is_awaited(self, unit: MpsUnit) -> bool:
+        """Whether a claim is being prepared that is to have MPS on an instance."""
+        return not isinstance(unit, str) and self._claim(unit, PreparationState.PREPARING) is not None
+
+    def is_settled(self, unit: MpsUnit) -> bool:
+        """Whether a GPU has the mode and an instance the daemon that its claim needs, or none of ours."""
+        if (claim := self.user(unit)) is None:
+            return not self._remains(unit) and (not isinstance(unit, str) or unit not in self._record.modes)
         names = _daemons(claim)
         wanted = all(daemon.is_like(self._folder.wanted(name)) for name, daemon in names.items())
+        if not isinstance(unit, str):
+            return wanted
+        mode = self._record.modes.get(unit)
         return wanted and mode is not None and mode.load == self._load()
 
     def restore(self, claim: PreparedClaim) -> None:
         """Give a prepared claim again what a reboot, or a load of the driver, took. Raises ComputeModeRefused."""
-        for device in _whole(claim):
-            if device.mps is not None:
+        for device in _own(claim):
+            if device.mps is not None and device.partition is None:
                 self._claim_gpu(device.gpu, DaemonName(device.mps.daemon))
         self._want(claim)
 
-    def take_back(self, gpu: GpuUuid) -> str:
-        """End the daemon of a GPU and give its mode back. Why that is not done yet; "" if it is. Raises ComputeModeRefused."""
-        mode = self._record.modes.get(gpu)
-        if mode is None and not self._remains(gpu):
+    def take_back(self, unit: MpsUnit) -> str:
+        """End the daemon of a GPU, whose mode is given back, or of an instance. Why that is not done yet; "" if it is.
+
+        Raises ComputeModeRefused.
+        """
+        if not isinstance(unit, str):
+            return _ENDING if self.end_on(unit) else ""
+        mode = self._record.modes.get(unit)
+        if mode is None and not self._remains(unit):
             return ""
-        name = DaemonName(mode.daemon) if mode is not None else daemon_name([gpu])
+        name = DaemonName(mode.daemon) if mode is not None else name_of(unit)
         self._folder.forget(name)
         if why := self._aside(lambda: self._ended(name)):
             return why
         if mode is None:
-            mode = GpuComputeMode(gpu=gpu, daemon=name, load=self._load())  # the record was lost
-        if mode.load in ("", self._load()) and self._modes.read(gpu) == EXCLUSIVE_PROCESS:
-            self._modes.set(gpu, mode.before)
+            mode = GpuComputeMode(gpu=unit, daemon=name, load=self._load())  # the record was lost
+        if mode.load in ("", self._load()) and self._modes.read(unit) == EXCLUSIVE_PROCESS:
+            self._modes.set(unit, mode.before)
         self._record.change(modes=[msgspec.structs.replace(mode, ours=False)])
         self._answered = {each for each in self._answered if each.daemon != name}
         return ""
 
-    def problem(self, claim: PreparedClaim) -> str:
-        """What is wrong with the daemons of a prepared claim, as the end of a sentence; "" for nothing. Asks them."""
+    def problem(self, claim: PreparedClaim, unit: MpsUnit) -> str:
+        """What is wrong with a prepared claim's daemon on a device, as the end of a sentence; "" for nothing. Asks it."""
+        own = {DaemonName(each.mps.daemon) for each in _own(claim) if each.mps is not None and unit_of(each) == unit}
         for name, wanted in _daemons(claim).items():
+            if name not in own:
+                continue
             if said := self._folder.state(name).problem:
                 return said
             if why := self._control.lacking(self._folder.pipe(name), wanted):
                 return why
         return ""
 
-    def _remains(self, gpu: GpuUuid) -> bool:
+    def _claim(self, unit: MpsUnit, state: PreparationState) -> PreparedClaim | None:
+        return next(
+            (
+                claim
+                for claim in self._record.claims.values()
+                if claim.state is state and any(each.mps is not None and unit_of(each) == unit for each in _own(claim))
+            ),
+            None,
+        )
+
+    def _remains(self, unit: MpsUnit) -> bool:
         """Whether a daemon is asked for that no record knows: the record was lost."""
-        return self._folder.wanted(daemon_name([gpu])) is not None
+        return self._folder.wanted(name_of(unit)) is not None
+
+    def _lingers(self, unit: MpsUnit) -> bool:
+        """Whether the daemon of an earlier claim has not ended."""
+        if isinstance(unit, str):
+            return unit in self._record.modes
+        name = name_of(unit)
+        return self._folder.has(name) and bool(self._ended(name))
 
     def _ended(self, name: DaemonName) -> str:
         pipe = self._folder.pipe(name)
@@ -213,27 +283,46 @@ def suits(gpu: Gpu) -> bool | None:
     return None if gpu.compute_major is None else gpu.compute_major >= FIRST_ARCHITECTURE
 
 
+def unit_of(device: PreparedDevice) -> MpsUnit:
+    """What a device's daemon is for."""
+    return device.gpu if device.key is None else device.key
+
+
+def name_of(*units: MpsUnit) -> DaemonName:
+    """The name of the daemon of some whole GPUs, or of an instance. An instance that is made again keeps it."""
+    return daemon_name([each if isinstance(each, str) else place_name(*each) for each in units])
+
+
+def _read_place(place: str) -> PlacementKey | None:
+    """The placement that a wish names; None for whole GPUs."""
+    gpu, _, rest = place.partition("/")
+    profile, _, start = rest.partition("/")
+    return PlacementKey(GpuUuid(gpu), int(profile), int(start)) if profile.isdecimal() and start.isdecimal() else None
+
+
 def _daemons(claim: PreparedClaim) -> dict[DaemonName, WantedDaemon]:
-    """The daemons that a claim needs. The devices of one configuration share one."""
+    """The daemons that a claim needs. The whole GPUs of one configuration share one."""
     found: dict[DaemonName, list[PreparedDevice]] = {}
-    for device in _whole(claim):
+    for device in _own(claim):
         if device.mps is not None:
             found.setdefault(DaemonName(device.mps.daemon), []).append(device)
     return {name: _wanted(claim, devices) for name, devices in found.items()}
 
 
 def _wanted(claim: PreparedClaim, devices: list[PreparedDevice]) -> WantedDaemon:
-    devices = list({each.gpu: each for each in sorted(devices, key=lambda each: each.gpu)}.values())
+    devices = list({unit_of(each): each for each in sorted(devices, key=lambda each: each.gpu)}.values())
     places = [each.mps for each in devices if each.mps is not None]
+    key = devices[0].key
     return WantedDaemon(
         claim=str(claim),
-        devices=[each.gpu for each in devices],
+        devices=[each.gpu if each.partition is None else each.partition.uuid for each in devices],
         percentage=places[0].percentage,
         limits_mib=[each.limit_mib for each in places] if any(each.limit_mib for each in places) else [],
         multi_user=places[0].multi_user,
+        place="" if key is None else place_name(*key),
     )
 
 
-def _whole(claim: PreparedClaim) -> Iterator[PreparedDevice]:
-    """The whole GPUs that a claim has. Administrative access changes nothing."""
-    return (each for each in claim.devices if each.partition is None and not each.admin)
+def _own(claim: PreparedClaim) -> Iterator[PreparedDevice]:
+    """The devices that a claim may have MPS on. Administrative access changes nothing."""
+    return (each for each in claim.devices if not each.admin)

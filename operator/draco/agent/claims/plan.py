@@ -14,7 +14,7 @@ import msgspec
 from draco.agent.claims.memory_limits import unlimitable
 from draco.agent.claims.presence import gpus_of
 from draco.agent.errors import PrepareError, StillPrepared
-from draco.agent.hardware.gpus import Gpu
+from draco.agent.hardware.gpus import Gpu, PlacementKey
 from draco.agent.mps.folder import DaemonName
 from draco.agent.record.contents import ClaimPod, DeviceMps, Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.allocation import configurations
@@ -57,8 +57,8 @@ def _unknown(_: GpuUuid, _attribute: str) -> bool | None:
     return None
 
 
-MpsPlace = Callable[[Sequence[str]], tuple[DaemonName, str]]
-"""The name and folder of the MPS daemon of some GPUs."""
+MpsPlace = Callable[[Sequence[GpuUuid | PlacementKey]], tuple[DaemonName, str]]
+"""The name and folder of the MPS daemon of some whole GPUs, or of an instance."""
 
 
 Enforcements = Callable[[GpuUuid], Enforcement | None]
@@ -69,7 +69,7 @@ def _unenforced(_: GpuUuid) -> Enforcement | None:
     return Enforcement.NONE
 
 
-def _nowhere(_: Sequence[str]) -> tuple[DaemonName, str]:
+def _nowhere(_: object) -> tuple[DaemonName, str]:
     return DaemonName(""), ""
 
 
@@ -167,26 +167,27 @@ def _shared(
     asked = [configurations.mps_settings(claim, result) for result in results]
     shared = []
     for device, result, mps in zip(devices, results, asked, strict=True):
-        if device.partition is not None:
-            shared.append(device)
-        elif mps is None:
-            shared.append(msgspec.structs.replace(device, time_slice=configurations.time_slice(claim, result)))
+        if mps is None:
+            slice_ = configurations.time_slice(claim, result) if device.partition is None else device.time_slice
+            shared.append(msgspec.structs.replace(device, time_slice=slice_))
         else:
             number, settings = mps
-            together = sorted({one.gpu for one, each in zip(devices, asked, strict=True) if each and each[0] == number})
+            all_ = [one for one, each in zip(devices, asked, strict=True) if each and each[0] == number]
+            together = sorted({one.gpu if device.key is None else one.device for one in all_})
             try:
                 limits = dict(zip(together, settings.limits(together), strict=True))
             except MpsLimitsError as error:
                 raise PrepareError(
                     f"Claim {claim.metadata.key} cannot be prepared: {error}. Correct it in a new claim."
                 ) from error
-            name, folder = mps_place(together)
+            gpus = sorted({one.gpu for one in all_}) if device.key is None else [device.gpu]
+            name, folder = mps_place(gpus if device.key is None else [device.key])
             place = DeviceMps(
                 daemon=name,
                 folder=folder,
-                gpus=tuple(together),
+                gpus=tuple(gpus),
                 percentage=settings.percentage,
-                limit_mib=limits[device.gpu],
+                limit_mib=limits[device.gpu if device.key is None else device.device],
                 multi_user=settings.multi_user,
             )
             shared.append(msgspec.structs.replace(device, mps=place))

@@ -11,7 +11,7 @@ destroyed between spec and record, in recorded steps (`mig.claim_instances`). Ti
 written, and taken back after the record (`time_slices`, `mps`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
@@ -30,11 +30,21 @@ from draco.agent.hardware.device_nodes import DeviceNodeMissing
 from draco.agent.hardware.gpus import Gpu, PlacementKey
 from draco.agent.hardware.nvml_errors import NvmlError
 from draco.agent.mig.claim_instances import ClaimInstances
+from draco.agent.mig.ownership import references
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.sharing import Enforcement
 from draco.resources.names import ATTRIBUTE_MPS, ClaimUid, GpuUuid, read_partition_name
+
+
+class DaemonNotReady(PrepareError):
+    """A claim waits for its MPS daemons. It is `claim`, with its instances, of which `created` were made for it just now."""
+
+    def __init__(self, sentence: str, *, claim: PreparedClaim) -> None:
+        super().__init__(sentence)
+        self.claim = claim
+        self.created: Sequence[PlacementKey] = ()
 
 
 def node_hardware(gpus: Iterable[Gpu], cdi: CdiFolder, instances: ClaimInstances) -> NodeHardware:
@@ -91,7 +101,11 @@ class ClaimPreparer:
     # Kubelet's calls. Each may raise PrepareError.
 
     def prepare(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
-        """Prepare an allocated claim; an already prepared one is repaired."""
+        """Prepare an allocated claim; an already prepared one is repaired.
+
+        Raises DaemonNotReady if that has to wait for an MPS daemon. The instances of a new claim stay, as its intent does:
+        another attempt continues from there, or `give_up` undoes them.
+        """
         with self._lock(read_partition_name(result.device) is not None for result in claim.results):
             return self._prepare(claim, gpus, self._asking)
 
@@ -125,6 +139,14 @@ class ClaimPreparer:
         """Prepare a claim of whole GPUs without NVML, relying on `clear` or the last reading."""
         with self._checkpoint.lock:
             return self._prepare(claim, gpus, self._not_asking)
+
+    def give_up(self, claim: PreparedClaim, created: Iterable[PlacementKey]) -> None:
+        """Undo the attempts to prepare a claim, for which these instances were made. It may have been unprepared meanwhile."""
+        with self._instances.lock:
+            known = self._checkpoint.claims.get(claim.uid)
+            if known is None or known.state is PreparationState.PREPARING:
+                needed = references(each for uid, each in self._checkpoint.claims.items() if uid != claim.uid)
+                self._undo(claim, [key for key in dict.fromkeys(created) if key not in needed])
 
     def unprepare(self, uid: ClaimUid) -> PreparedClaim | None:
         """Unprepare a claim; returns it, None if it was unknown, which is no error."""
@@ -182,9 +204,15 @@ class ClaimPreparer:
             with _on_disk(intent, "prepared"):
                 checks.verify(intent, _by_uuid(gpus))
                 checks.whole(intent)
-                checks.shared(intent)
-                prepared = self._opened(msgspec.structs.replace(intent, state=PreparationState.PREPARED), gpus)
+                numbered = self._numbered(intent, gpus)
+                self._wait_for_daemons(numbered, checks)
+                prepared = self._opened(msgspec.structs.replace(numbered, state=PreparationState.PREPARED))
                 self._checkpoint.put(prepared)
+        except DaemonNotReady as waiting:
+            if not _divided(intent):
+                self._undo(intent, created)
+            waiting.created = created
+            raise
         except PrepareError:
             self._undo(intent, created)
             raise
@@ -199,10 +227,10 @@ class ClaimPreparer:
             checks.verify(known, _by_uuid(gpus))
             hindrances = self._restore(known)
             checks.whole(known)
-            with _on_disk(known, "prepared"):
-                checks.shared(known)
             known = self._checkpoint.claims[known.uid]
             now = self._seen(known, gpus, hindrances)
+            with _on_disk(known, "prepared"):
+                checks.shared(now)
             self._respec(known, now)
         except (DeviceMissing, CapabilityUnknown):
             self._withdraw(known)
@@ -216,14 +244,25 @@ class ClaimPreparer:
 
     # Steps
 
+    def _wait_for_daemons(self, intent: PreparedClaim, checks: GpuChecks) -> None:
+        try:
+            checks.shared(intent)
+        except DaemonNotReady:
+            if _divided(intent):
+                self._checkpoint.put(
+                    msgspec.structs.replace(intent, waits=True)
+                )  # others must leave its instances alone
+                self._instances.shown()
+            raise
+
     def _share(self, claim: PreparedClaim) -> None:
         self._time_slices.give(claim)
         self._mps.give(claim)
 
     def _share_now(self, claim: PreparedClaim) -> None:
         self._share(claim)
-        if self._mps.concerns(claim) and (why := self._mps.look(claim)):
-            raise PrepareError(f"Claim {claim} cannot be prepared now: {why} Kubelet tries again.")
+        if self._mps.concerns(claim) and (why := self._mps.look_aside(claim)):
+            raise DaemonNotReady(f"Claim {claim} cannot be prepared now: {why} Kubelet tries again.", claim=claim)
 
     def _is_shared(self, claim: PreparedClaim) -> None:
         self._time_slices.given(claim)
@@ -236,13 +275,18 @@ class ClaimPreparer:
             self._checkpoint.intend(intent)
         return []
 
-    def _opened(self, claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
+    def _numbered(self, claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
         try:
-            now = as_it_is(claim, node_hardware(gpus.values(), self._cdi, self._instances))
-            self._cdi.write(now)
+            return as_it_is(claim, node_hardware(gpus.values(), self._cdi, self._instances))
         except PrepareError as error:
             raise PrepareError(f"Claim {claim} cannot be prepared: {error}") from error
-        return now
+
+    def _opened(self, claim: PreparedClaim) -> PreparedClaim:
+        try:
+            self._cdi.write(claim)
+        except PrepareError as error:
+            raise PrepareError(f"Claim {claim} cannot be prepared: {error}") from error
+        return claim
 
     def _restore(self, known: PreparedClaim) -> list[str]:
         gpus = {device.gpu for device in known.devices if device.partition is not None}
@@ -283,6 +327,7 @@ class ClaimPreparer:
         except OSError:
             return
         finally:
+            self._mps.drop(intent)
             if created:
                 self._instances.undo(intent, created)
 

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from draco.agent.claims.preparer import ClaimPreparer
+from draco.agent.claims.preparer import ClaimPreparer, DaemonNotReady
 from draco.agent.errors import PrepareError, StillPrepared
-from draco.agent.hardware.gpus import Gpu
+from draco.agent.hardware.gpus import Gpu, PlacementKey
 from draco.agent.hardware.nvml import NvmlCall
 from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.mig.holders import HoldingProcess
@@ -93,9 +93,36 @@ class ClaimWork:
         )
 
     async def _with_driver(self, claim: ResourceClaim, names: Collection[str]) -> PreparedClaim:
-        """Prepare partitions, which needs NVML."""
+        """Prepare partitions, which needs NVML. Daemons are waited for without it."""
         self._refuse_parts(str(claim.metadata.key), "prepared")
-        return await self._threads.with_driver(lambda: self._preparer.prepare(claim, self._gpus(claim)), names)
+        deadline_s = self._clock.monotonic() + DAEMON_S
+        begun: DaemonNotReady | None = None
+        created: list[PlacementKey] = []
+        try:
+            while True:
+                try:
+                    return await self._threads.with_driver(
+                        lambda: self._preparer.prepare(claim, self._gpus(claim)), names
+                    )
+                except DaemonNotReady as waiting:
+                    begun = waiting
+                    created += waiting.created
+                await self._until_ready(begun.claim, deadline_s)
+        except BaseException:
+            if begun is not None:
+                tried = begun.claim
+                await self._threads.with_driver(lambda: self._preparer.give_up(tried, created), names)
+            raise
+
+    async def _until_ready(self, claim: PreparedClaim, deadline_s: float) -> None:
+        """Wait for a claim's daemons. Raises PrepareError at the deadline."""
+        while why := await asyncio.to_thread(self._preparer.lacking, claim):
+            self._check_deadline(claim, why, deadline_s)
+            await self._clock.sleep(DAEMON_LOOK_S)
+
+    def _check_deadline(self, claim: PreparedClaim, why: str, deadline_s: float) -> None:
+        if self._clock.monotonic() > deadline_s:
+            raise PrepareError(f"Claim {claim} cannot be prepared now: {why} Kubelet tries again.")
 
     async def _as_a_whole(self, claim: ResourceClaim, names: Collection[str]) -> PreparedClaim:
         """Prepare whole GPUs: NVML ends their MIG mode if it answers; the rest does not need it."""
@@ -118,8 +145,7 @@ class ClaimWork:
                 return True
             if not (why := await asyncio.to_thread(self._preparer.lacking, cleared)):
                 return True
-            if self._clock.monotonic() > deadline_s:
-                raise PrepareError(f"Claim {cleared} cannot be prepared now: {why} Kubelet tries again.")
+            self._check_deadline(cleared, why, deadline_s)
             await self._clock.sleep(DAEMON_LOOK_S)
 
     async def _clear(self, claim: ResourceClaim) -> PreparedClaim | None:

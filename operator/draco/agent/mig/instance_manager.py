@@ -48,7 +48,11 @@ NOBODY_LISTED = "a process that NVML does not list, such as a monitoring program
 
 
 class InstanceManager:
-    """Changes the instances of an inventory, with a journal. `holder` finds who keeps one from being destroyed."""
+    """Changes the instances of an inventory, with a journal. `holder` finds who keeps one from being destroyed.
+
+    `end_on` ends what this node runs on an instance before it is destroyed: who still uses it then, as a phrase, "" for nobody;
+    None if nothing ran there. It may let go of NVML's lock.
+    """
 
     def __init__(
         self,
@@ -57,11 +61,13 @@ class InstanceManager:
         inventory: MigInventory,
         *,
         holder: FindHolder,
+        end_on: Callable[[PlacementKey], str | None] = lambda _: None,
     ) -> None:
         self._record = record
         self._mig = mig
         self._inventory = inventory
         self._holder = holder
+        self._end_on = end_on
 
     def settle(self, uuid: GpuUuid) -> GpuInventory:
         """Undo unfinished creations, finish destroys, and forget what is gone. What is in use stays on record.
@@ -79,8 +85,13 @@ class InstanceManager:
         self._discard_broken(seen)
         steps = self._inventory.open_steps(uuid)
         for own in steps:
+            if (user := self._end_on(own.key)) is not None:
+                seen = self._inventory.observe(uuid)  # ending it took time
             found = seen.at(own.key)
             if found is None:
+                continue
+            if user:
+                self._refused(own, user)
                 continue
             verdict = self._inventory.ownership_of(own, found)
             if verdict is Ownership.OURS:
@@ -185,7 +196,9 @@ class InstanceManager:
         return seen
 
     def _refuse(self, own: OwnedInstance, found: Instance, gpu: Gpu) -> None:
-        who = self._find(found, gpu)
+        self._refused(own, self._find(found, gpu))
+
+    def _refused(self, own: OwnedInstance, who: str) -> None:
         self._inventory.refuse(own.key, who)
         text = f"Its instance {self._inventory.named(own.key)} cannot be destroyed: it is in use by {who or NOBODY_LISTED}."
         self._inventory.trouble(own.gpu, text)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 
 from draco.agent.hardware.gpus import Gpu, GpuMigView, HeldInstance, Instance, PlacementKey, Use
-from draco.agent.record.contents import InstanceState, OwnedInstance, PreparationState, PreparedClaim
+from draco.agent.record.contents import InstanceState, OwnedInstance, PreparedClaim
 from draco.mig.board import PlacementId
 
 
@@ -55,10 +55,10 @@ def ownership_of(own: OwnedInstance, found: Instance | None, *, boot_id: str, at
 
 
 def references(claims: Iterable[PreparedClaim]) -> Mapping[PlacementKey, tuple[PreparedClaim, ...]]:
-    """The prepared claims that need each instance."""
+    """The claims that need each instance: prepared ones, and those that only wait for their MPS daemons."""
     found: dict[PlacementKey, tuple[PreparedClaim, ...]] = {}
     for claim in claims:
-        if claim.state is not PreparationState.PREPARED:
+        if not claim.has_instances:
             continue
         for key in dict.fromkeys(device.key for device in claim.devices if device.key is not None):
             found[key] = (*found.get(key, ()), claim)

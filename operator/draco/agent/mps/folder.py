@@ -34,6 +34,8 @@ class WantedDaemon(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     percentage: int | None = None
     limits_mib: list[int | None] = []
     multi_user: bool = False
+    place: str = ""
+    """Of a MIG device: `place_name` of its instance, whose UUID is new whenever it is made."""
 
     def is_like(self, other: "WantedDaemon | None") -> bool:
         """Whether the other serves as well, for whichever claim."""
@@ -54,6 +56,11 @@ class DaemonState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 def daemon_name(devices: Sequence[str]) -> DaemonName:
     """The name of the daemon of these devices: that of the first, since a device has one daemon at a time."""
     return DaemonName(hashlib.sha256(min(devices).encode()).hexdigest()[:12])
+
+
+def place_name(gpu: str, profile_id: int, start: int) -> str:
+    """The place of an instance, which has a daemon of its own."""
+    return f"{gpu}/{profile_id}/{start}"
 
 
 class MpsFolder:
@@ -77,6 +84,10 @@ class MpsFolder:
         with suppress(FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
             return msgspec.json.decode(self._files.read(self.root / name / WANTED), type=WantedDaemon)
         return None
+
+    def has(self, name: DaemonName) -> bool:
+        """Whether a daemon is wanted or has files."""
+        return (self.root / name).exists()
 
     def names(self) -> list[DaemonName]:
         """Every daemon that is wanted or has files."""

@@ -41,6 +41,7 @@ from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import (
     ALLOCATED_BY_OPERATOR,
     ATTRIBUTE_ALLOCATOR,
+    ATTRIBUTE_MPS,
     TAINT_DEVICE_PLUGIN,
     TAINT_FOREIGN_INSTANCE,
     TAINT_OPERATOR_ALLOCATED,
@@ -155,9 +156,12 @@ class Offering:
             for name, value in abilities(gpu.uuid).items():
                 if value is not None:
                     of_whole.setdefault(device_name(gpu), {})[name] = DeviceAttribute(bool_=value)
+        of_parts = {
+            name: {ATTRIBUTE_MPS: said[ATTRIBUTE_MPS]} for name, said in of_whole.items() if ATTRIBUTE_MPS in said
+        }
         devices = [
-            msgspec.structs.replace(one, attributes=one.attributes | of_whole[one.name])
-            if one.name in of_whole
+            msgspec.structs.replace(one, attributes=one.attributes | added)
+            if (added := of_whole.get(one.name) or of_parts.get(gpu_name(one.name)))
             else one
             for one in plain + partitions.devices(divisible, driver, self._order)
         ]

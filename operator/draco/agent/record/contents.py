@@ -146,7 +146,10 @@ class ClaimPod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A claim and its devices. `pods` may be on any node; pods that share the claim later are missing."""
+    """A claim and its devices. `pods` may be on any node; pods that share the claim later are missing.
+
+    `waits`: it is being prepared and has its instances, but not its MPS daemons yet.
+    """
 
     uid: ClaimUid
     namespace: str
@@ -154,6 +157,12 @@ class PreparedClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     state: PreparationState
     devices: list[PreparedDevice]
     pods: tuple[ClaimPod, ...] = ()
+    waits: bool = False
+
+    @property
+    def has_instances(self) -> bool:
+        """Whether its instances must stay."""
+        return self.state is PreparationState.PREPARED or (self.state is PreparationState.PREPARING and self.waits)
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

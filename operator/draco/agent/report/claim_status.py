@@ -75,7 +75,7 @@ def wanted(
             conditions=[
                 Condition(type="Ready", status="True", reason="Prepared", message="The device is ready for the pod."),
                 _healthy(device, how.get((device.gpu, "" if device.partition is None else device.device))),
-                *_mps(device, mps.get(device.gpu, GpuMps()).problem),
+                *_mps(device, mps.get(device.gpu, GpuMps()).problem_of(device.key)),
                 *usage.get(HeldDevice(claim.uid, device_uuid(device)), ()),
             ],
         )
@@ -138,7 +138,7 @@ def _mps(device: PreparedDevice, problem: str) -> list[Condition]:
     if device.mps is None:
         return []
     if problem:
-        message = f"GPU {device.gpu}: {problem}."
+        message = f"{'GPU' if device.partition is None else 'MIG device'} {device_uuid(device)}: {problem}."
         return [Condition(type=CONDITION_MPS, status="False", reason="Trouble", message=message)]
     message = "The MPS daemon answers. Its limits are for each client process, not for all of the claim together."
     return [Condition(type=CONDITION_MPS, status="True", reason="Answers", message=message)]

@@ -5,7 +5,7 @@ from typing import TypedDict
 
 import msgspec
 
-from draco.agent.hardware.gpus import GpuMigView
+from draco.agent.hardware.gpus import GpuMigView, PlacementKey
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.record.contents import PreparedClaim
 from draco.kube.discovery import Features
@@ -66,10 +66,18 @@ class TimeSlicing(msgspec.Struct, frozen=True):
 
 
 class GpuMps(msgspec.Struct, frozen=True):
-    """Whether claims can have MPS on a GPU, None if unknown; and what is wrong with it, to follow the GPU's name."""
+    """Whether claims can have MPS on a GPU, None if unknown; and what is wrong with it, to follow the GPU's name.
+
+    `parts` are the problems of single MIG devices, of which `problem` names the first.
+    """
 
     supported: bool | None = None
     problem: str = ""
+    parts: Mapping[PlacementKey, str] = {}
+
+    def problem_of(self, part: PlacementKey | None) -> str:
+        """What is wrong with a MIG device, or with the whole GPU."""
+        return self.problem if part is None else self.parts.get(part, "")
 
 
 class Leftover(msgspec.Struct, frozen=True):

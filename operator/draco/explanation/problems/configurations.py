@@ -16,7 +16,7 @@ from draco.cel.paths import AttributePath
 from draco.explanation.model import Problem, ProblemKind
 from draco.explanation.selection import count, first_rows, met
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.names import NVIDIA_DRIVER, DeviceKey, read_partition_name
+from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PartitionName, read_partition_name
 
 
 def configuration_problems(fleet: Fleet, claim: ResourceClaim, selected: Mapping[str, bytes]) -> Iterator[Problem]:
@@ -44,7 +44,11 @@ def _refused(
     rows = ((name, row) for name in names for row in first_rows(selected.get(name, b""), 1))
     imagined = as_if_allocated(claim, fleet.classes, ((name, fleet.inventory.key(row)) for name, row in rows))
     return refused(
-        imagined, NVIDIA_DRIVER, lambda result, attribute: _can_any(fleet, selected[result.request], attribute)
+        imagined,
+        NVIDIA_DRIVER,
+        lambda result, attribute: _can_any(
+            fleet, selected[result.request], attribute, read_partition_name(result.device)
+        ),
     )
 
 
@@ -103,13 +107,14 @@ def can(fleet: Fleet, device: DeviceKey, attribute: str) -> bool | None:
     return None if said is None else said.bool_
 
 
-def _can_any(fleet: Fleet, marks: bytes, attribute: str) -> bool | None:
-    """Whether one of the marked devices can; None if none says that it can, and one does not say."""
+def _can_any(fleet: Fleet, marks: bytes, attribute: str, part: PartitionName | None) -> bool | None:
+    """Whether one of the marked devices can; None if none says that it can, and one of the kind does not say."""
     column = fleet.inventory.columns.get(AttributePath("attributes", *attribute.split("/")))
     if column is None:
         return None
     if any(can(fleet, fleet.inventory.key(row), attribute) for row in column.examples(marks, 2)):
         return True
     unsaid = unpacked(packed(marks) & ~packed(nonzero(column.codes)), len(marks))
-    silent = any(read_partition_name(fleet.inventory.key(row).device) is None for row in first_rows(unsaid, 1))
+    names = (fleet.inventory.key(row).device for row in first_rows(unsaid, 1))
+    silent = any((read_partition_name(each) is None) is (part is None) for each in names)
     return None if silent else False

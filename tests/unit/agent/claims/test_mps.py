@@ -111,7 +111,7 @@ def test_the_next_claim_gets_the_gpu_only_when_the_daemon_has_ended(node: MigNod
     node.unprepare(HALF)
     node.prepare(PLAIN)
     assert modes(path) == [0, 0]
-    assert node.mps.problem(node.record.claims[next(iter(node.record.claims))]) == ""
+    assert node.mps.problem(node.record.claims[next(iter(node.record.claims))], node.uuid) == ""
 
 
 def test_a_claim_that_never_got_its_daemon_leaves_nothing(node: MigNode, mps: MpsNode, path: Path) -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from draco.agent.claims import rebuilding, recovery
 from draco.agent.claims.cdi import CLAIM, CdiFolder, annotated
+from draco.agent.claims.mps import name_of
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import Capabilities
 from draco.agent.hardware.gpus import Gpu, Instance, PlacementKey
-from draco.agent.mps.folder import DaemonName, daemon_name
+from draco.agent.mps.folder import DaemonName
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import CheckpointDamaged
 from draco.agent.record.contents import OwnedInstance, Partition, PreparationState, PreparedClaim, PreparedDevice
@@ -35,8 +36,8 @@ from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 OURS, THEIRS = (f"MIG-{number}0000000-0000-0000-0000-000000000000" for number in (1, 2))
 
 
-def mps_place(devices: Sequence[str]) -> tuple[DaemonName, str]:
-    name = daemon_name(devices)
+def mps_place(units: Sequence[GpuUuid | PlacementKey]) -> tuple[DaemonName, str]:
+    name = name_of(*units)
     return name, f"/mps/{name}"
 
 
