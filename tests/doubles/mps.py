@@ -13,7 +13,7 @@ from draco.agent.files import Files
 from draco.agent.hardware.driver_program import DriverPrograms
 from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.hardware.programs import run
-from draco.agent.mps.control import CONTROL, MpsControl
+from draco.agent.mps.control import CONTROL, PROTOCOL, MpsControl
 from draco.agent.mps.folder import DaemonName, MpsFolder, WantedDaemon
 from draco.mps.keeper import MpsKeeper
 from draco.mps.processes import NodeProcesses, mark
@@ -37,6 +37,7 @@ class PlainDaemons:
         environment = {
             "CUDA_VISIBLE_DEVICES": ",".join(wanted.devices),
             "CUDA_MPS_PIPE_DIRECTORY": str(self._folder.pipe(name)),
+            **PROTOCOL,
             **mark(name, purpose),
         }
         program = "/bin/false" if self.broken else str(self._programs.find(CONTROL).path)

@@ -12,7 +12,7 @@ import msgspec
 
 from draco.agent.hardware.driver_program import DriverPrograms
 from draco.agent.hardware.programs import run
-from draco.agent.mps.control import CONTROL, LOG_VARIABLE, PIPE_VARIABLE
+from draco.agent.mps.control import CONTROL, LOG_VARIABLE, PIPE_VARIABLE, PROTOCOL
 from draco.agent.mps.folder import DaemonName, MpsFolder, WantedDaemon
 from draco.mps import launch
 from draco.mps.launch import DaemonRemoval, Launch, Step
@@ -38,6 +38,7 @@ class NodeDaemons:
         environment = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "CUDA_VISIBLE_DEVICES": ",".join(wanted.devices),
+            **PROTOCOL,
             PIPE_VARIABLE: launch.PIPE,
             LOG_VARIABLE: launch.LOG,
             **mark(name, purpose),

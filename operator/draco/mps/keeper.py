@@ -104,7 +104,10 @@ class MpsKeeper:
             self._say(name, "")
             return LOOK_S
         if users := self._users(name, {each.pid for each in running}):
-            self._say(name, f"{problem}; it is replaced when its last client has left ({len(users)} now)")
+            then = f"it is replaced when its last client has left ({len(users)} now)"
+            self._say(
+                name, f"{problem}; {then}, and `draco mps end {name}` in the keeper's pod ends it with its clients"
+            )
             return AGAIN_S
         log.warning("mps.replaced", daemon=name, claim=wanted.claim, reason=problem)
         self._stop(name)

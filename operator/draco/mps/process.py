@@ -79,6 +79,11 @@ def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def at_hand(folder: Path, proc_root: Path) -> tuple[MpsFolder, NodeProcesses]:
+    """The node's daemons, for a person's command."""
+    return MpsFolder(folder, Files()), NodeProcesses(proc_root)
+
+
 def run(
     *,
     folder: Path,
@@ -90,13 +95,13 @@ def run(
 ) -> None:
     """Keep the node's daemons until SIGTERM or SIGINT."""
     configure_log(log_level)
-    shared = MpsFolder(folder, Files())
+    shared, processes = at_hand(folder, proc_root)
     root = None if driver_root is None else DriverRoot(driver_root, driver_root_view or driver_root, proc_root)
     programs, clock = DriverPrograms(root), SystemClock()
     keeper = MpsKeeper(
         shared,
         MpsControl(programs),
-        NodeProcesses(proc_root),
+        processes,
         NodeDaemons(shared, programs, proc=proc_root, cgroups=cgroup_root),
         version=lambda: loaded_version(proc_root),
         clock=clock,

@@ -78,6 +78,12 @@ async def test_a_mig_device_has_a_daemon_from_the_claims_first_pod_to_its_last(n
         assert mps.control.ask(mps.folder.pipe(name), "get_default_active_thread_percentage") == "50.0"
         said = await eventually(condition)
         assert (said.status, said.reason) == ("True", "Answers")
+
+        async def limits() -> Any:
+            [device] = (await node.client.get(CLAIMS, claim.metadata.key)).status.devices
+            return device.data.get("mps") == {"limitsPer": "process", "newestProtocol": 2}
+
+        await eventually(limits)
         assert (await node.prepare(claim))[claim.metadata.uid].error == "", "for another pod"
         assert (await node.unprepare(claim))[claim.metadata.uid].error == ""
         assert places(node) == []

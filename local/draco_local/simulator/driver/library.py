@@ -45,9 +45,14 @@ def make_nvidia_smi(cache: Path) -> Path:
     return _compiled("nvidia-smi", source, cache, ["-static"])
 
 
-def make_mps_control(cache: Path) -> Path:
-    """Return the simulated nvidia-cuda-mps-control, compiled into `cache` unless it is there. NotCompiled without a compiler."""
-    return _compiled("nvidia-cuda-mps-control", _MPS_CONTROL.read_text(), cache, ["-static"])
+def make_mps_control(cache: Path, version: str) -> Path:
+    """Return the simulated nvidia-cuda-mps-control of a driver, compiled into `cache` unless it is there.
+
+    NotCompiled without a compiler.
+    """
+    release = version.partition(".")[0]
+    kind = ["-static", f"-DRELEASE={release if release.isdecimal() else 0}"]
+    return _compiled("nvidia-cuda-mps-control", _MPS_CONTROL.read_text(), cache, kind)
 
 
 def make_other(soname: str, source: str, cache: Path) -> Path:

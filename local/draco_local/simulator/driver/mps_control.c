@@ -4,6 +4,7 @@
  * is a client while it keeps a connection open on which it said "client" (draco_local.simulator.mps does that). Commands and
  * answers are those of NVIDIA's documentation; texts are from logs that people published, except where "assumed" is said.
  * A client that ends without "bye" after it said "busy" leaves its server in FAULT until all of its clients have left.
+ * Of protocol 3 (release 615) it knows the option and the help text, by which programs find out; its commands are not simulated.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -78,6 +79,13 @@ static int device(const char *name) {
     return -1;
 }
 
+/* Release 595 was seen to print limits from 1 GiB on in whole GiB; from which release on that is so is estimated. */
+static void print_limit(FILE *out, const char *limit) {
+    long mib = atol(limit);
+    if (RELEASE >= 595 && mib >= 1024 && strchr(limit, 'M')) fprintf(out, "%ldG\n", mib / 1024);
+    else fprintf(out, "%s\n", limit);
+}
+
 static void answer(char *line, FILE *out) {
     char *rest = NULL, *command = strtok_r(line, " \n", &rest);
     char *one = strtok_r(NULL, " \n", &rest), *two = strtok_r(NULL, " \n", &rest);
@@ -93,7 +101,7 @@ static void answer(char *line, FILE *out) {
         else snprintf(limits[device(one)], sizeof limits[0], "%s", two);
     } else if (strcmp(command, "get_default_device_pinned_mem_limit") == 0 && one) {
         if (device(one) < 0) fprintf(out, "Invalid device\n"); /* assumed */
-        else fprintf(out, "%s\n", limits[device(one)]);
+        else print_limit(out, limits[device(one)]);
     } else if (strcmp(command, "get_server_list") == 0) {
         if (server > 0) fprintf(out, "%d\n", server);
     } else if (strcmp(command, "get_server_status") == 0 && one) {
@@ -225,8 +233,21 @@ static int ask(void) {
     return 0;
 }
 
+static int help(void) {
+    printf("Usage: nvidia-cuda-mps-control [options] [<module> <verb> [arguments]]\n"
+           "Modules: server, namespace, client, device, sm-partition, feature, memacct, context-share\n"); /* assumed */
+    return 0;
+}
+
 int main(int argc, char **argv) {
-    int is_daemon = 0;
-    for (int i = 1; i < argc; i++) is_daemon |= strcmp(argv[i], "-d") == 0;
-    return is_daemon ? start_daemon() : ask();
+    int is_daemon = 0, is_help = 0;
+    for (int i = 1; i < argc; i++) {
+        is_daemon |= strcmp(argv[i], "-d") == 0;
+        is_help |= strcmp(argv[i], "-h") == 0;
+        if (strcmp(argv[i], "-p") == 0 && RELEASE < 615) {
+            fprintf(stderr, "nvidia-cuda-mps-control: invalid option -- 'p'\n"); /* assumed */
+            return 1;
+        }
+    }
+    return is_help ? help() : is_daemon ? start_daemon() : ask();
 }

@@ -41,7 +41,7 @@ def install(root: Path, version: str, *, cache: Path) -> None:
         (root / "usr/bin" / program).chmod(0o755)
     install_nvidia_smi(root, cache=cache)
     (root / MPS_CONTROL).unlink(missing_ok=True)  # daemons may be running it
-    shutil.copy(library.make_mps_control(cache), root / MPS_CONTROL)
+    shutil.copy(library.make_mps_control(cache, version), root / MPS_CONTROL)
     shutil.copy(library.make(cache), root / LIBRARIES / f"libnvidia-ml.so.{version}")
     shutil.copy(library.make_other("libcuda.so.1", _CUDA, cache), root / LIBRARIES / f"libcuda.so.{version}")
     for link in LINKS:

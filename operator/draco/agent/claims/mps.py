@@ -161,6 +161,13 @@ class MpsDaemons:
             *(key for each in wanted if each is not None and (key := _read_place(each.place)) is not None),
         }
 
+    def protocol(self) -> int:
+        """The newest protocol that the installed control program knows; 0 if it does not say."""
+        try:
+            return self._control.newest_protocol()
+        except ProgramFailed:
+            return 0
+
     def user(self, unit: MpsUnit) -> PreparedClaim | None:
         """The prepared claim that has MPS on a GPU or an instance."""
         return self._claim(unit, PreparationState.PREPARED)

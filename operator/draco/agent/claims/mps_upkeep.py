@@ -38,6 +38,7 @@ class MpsUpkeep:
         self._threads = threads
         self._clock = clock
         self._problems: dict[MpsUnit, str] = {}
+        self._protocols: dict[str, int] = {}  # by driver version
         self._able: dict[GpuUuid, float] = {}  # when a GPU last could have MPS
         self._unused: dict[MpsUnit, float] = {}  # since when something is left that no claim uses
         self._queue: WorkQueue[MpsUnit] = WorkQueue(clock=clock, base_s=AGAIN_S, cap_s=LOOK_S)
@@ -79,6 +80,9 @@ class MpsUpkeep:
         except ComputeModeRefused as error:
             problem, again_s = str(error), LOOK_S
         claim = self._daemons.user(unit)
+        version = self._state.facts.view.driver_version
+        if claim is not None and not self._protocols.get(version):
+            self._protocols = {version: await asyncio.to_thread(self._daemons.protocol)}
         if not problem and claim is not None:
             problem = await asyncio.to_thread(self._daemons.problem, claim, unit)
         if problem:
@@ -117,7 +121,7 @@ class MpsUpkeep:
             found = self._problems.get(gpu.uuid) or next(
                 (f"MIG device {_place(each)}: {parts[each]}" for each in sorted(parts)), ""
             )
-            shown[gpu.uuid] = GpuMps(can, found, parts)
+            shown[gpu.uuid] = GpuMps(can, found, parts, self._protocols.get(self._state.facts.view.driver_version, 0))
         if shown != self._state.facts.mps:
             self._state.learn(mps=shown)
 

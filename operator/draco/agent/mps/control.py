@@ -3,15 +3,18 @@
 Owns the commands and how their answers are read. Starts no daemon. Source: NVIDIA's MPS documentation, r615.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from draco.agent.hardware.driver_program import DriverPrograms
-from draco.agent.hardware.programs import ProgramFailed, run
+from draco.agent.hardware.programs import ProgramFailed, ProgramSilent, run
 from draco.agent.mps.folder import WantedDaemon
 
 CONTROL: Final = "nvidia-cuda-mps-control"
 PIPE_VARIABLE: Final = "CUDA_MPS_PIPE_DIRECTORY"
+PROTOCOL: Final[Mapping[str, str]] = {"CUDA_MPS_PROTOCOL_VERSION": "2"}
+"""Which commands daemons are to take, whatever the node's environment says: drivers since 615 know 3, too."""
 LOG_VARIABLE: Final = "CUDA_MPS_LOG_DIRECTORY"
 ANSWER_S: Final = 3.0
 """A daemon that is well answers within milliseconds."""
@@ -33,10 +36,23 @@ class MpsControl:
             return str(error)
         return ""
 
+    def newest_protocol(self) -> int:
+        """The newest protocol of the installed program: 3 has limits for namespaces of clients. Raises ProgramFailed."""
+        program = self._programs.find(CONTROL)
+        try:
+            said = run(
+                [str(program.path), "-p", "3", "-h"], called=CONTROL, environment=program.environment, within_s=ANSWER_S
+            )
+        except ProgramSilent:
+            raise
+        except ProgramFailed:
+            return 2  # it does not know the option
+        return 3 if b"namespace" in said else 2
+
     def ask(self, pipe: Path, command: str) -> str:
         """The daemon's answer. Raises ProgramFailed, ProgramSilent if one is there that does not answer."""
         program = self._programs.find(CONTROL)
-        environment = {**program.environment, PIPE_VARIABLE: str(pipe)}
+        environment = {**program.environment, **PROTOCOL, PIPE_VARIABLE: str(pipe)}
         said = run(
             [str(program.path)],
             called=CONTROL,
@@ -61,7 +77,7 @@ class MpsControl:
             if wanted.percentage is not None and _number(percentage) != wanted.percentage:
                 return f"it gives each client {percentage} % of the threads instead of {wanted.percentage} %"
             for number, mib in enumerate(wanted.limits_mib):
-                if mib is not None and _mib(limit := self.ask(pipe, f"get_{_LIMIT} {number}")) != mib:
+                if mib is not None and not _is_limit(limit := self.ask(pipe, f"get_{_LIMIT} {number}"), mib):
                     return f"it limits each client's memory to {limit or 'nothing'} instead of {mib}M"
         except ProgramFailed as error:
             return str(error)
@@ -91,9 +107,11 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _mib(text: str) -> int | None:
-    number = _number(text.strip().removesuffix("B").removesuffix("M"))
-    return None if number is None else int(number)
+def _is_limit(text: str, mib: int) -> bool:
+    """Whether the daemon's answer is this limit. Drivers since 595 tell limits from 1 GiB on in whole GiB, cut off: 10G."""
+    said = text.strip().removesuffix("B")
+    number = _number(said.removesuffix("M").removesuffix("G"))
+    return number is not None and int(number) == (mib >> 10 if said.endswith("G") else mib)
 
 
 def _pids(text: str) -> list[int]:

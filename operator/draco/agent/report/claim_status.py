@@ -71,7 +71,7 @@ def wanted(
             pool=device.pool,
             device=device.device,
             share_id=device.share_id or None,
-            data=identity(device),
+            data=identity(device) | _limits(device, mps.get(device.gpu, GpuMps()).protocol),
             conditions=[
                 Condition(type="Ready", status="True", reason="Prepared", message="The device is ready for the pod."),
                 _healthy(device, how.get((device.gpu, "" if device.partition is None else device.device))),
@@ -142,6 +142,13 @@ def _mps(device: PreparedDevice, problem: str) -> list[Condition]:
         return [Condition(type=CONDITION_MPS, status="False", reason="Trouble", message=message)]
     message = "The MPS daemon answers. Its limits are for each client process, not for all of the claim together."
     return [Condition(type=CONDITION_MPS, status="True", reason="Answers", message=message)]
+
+
+def _limits(device: PreparedDevice, protocol: int) -> dict[str, Any]:
+    """Whom the limits of MPS are for: of protocol 2, by which all daemons run, for each client process."""
+    if device.mps is None:
+        return {}
+    return {"mps": {"limitsPer": "process"} | ({"newestProtocol": protocol} if protocol else {})}
 
 
 _OF_PODS: Final = ("Ready", CONDITION_MPS, *CONDITIONS_OF_USAGE)

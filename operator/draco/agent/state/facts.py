@@ -68,12 +68,14 @@ class TimeSlicing(msgspec.Struct, frozen=True):
 class GpuMps(msgspec.Struct, frozen=True):
     """Whether claims can have MPS on a GPU, None if unknown; and what is wrong with it, to follow the GPU's name.
 
-    `parts` are the problems of single MIG devices, of which `problem` names the first.
+    `parts` are the problems of single MIG devices, of which `problem` names the first. `protocol`: the newest that the installed
+    control program knows, 0 while unknown.
     """
 
     supported: bool | None = None
     problem: str = ""
     parts: Mapping[PlacementKey, str] = {}
+    protocol: int = 0
 
     def problem_of(self, part: PlacementKey | None) -> str:
         """What is wrong with a MIG device, or with the whole GPU."""
