@@ -12,7 +12,7 @@ from draco.resources.texts import agreeing
 @click.group(invoke_without_command=True)
 @with_options
 @click.pass_context
-def command(context: click.Context, **options: Any) -> None:
+def command(context: click.Context, /, **options: Any) -> None:
     """Keep the MPS control daemons that this node's claims need.
 
     The agent says which these are, in a folder that both see. The daemons go on when this program ends or is replaced. Runs on
@@ -29,7 +29,7 @@ def command(context: click.Context, **options: Any) -> None:
 def end(options: dict[str, Any], daemon: str | None) -> None:
     """End an MPS daemon of this node, such as one that hangs; without DAEMON, list them.
 
-    Its clients lose their work on the GPU. If a claim still has it, the keeper starts it again. Run it in the keeper's pod of that
+    Its clients lose their work on the GPU. If a claim still has it, the keeper starts it again. Run it in the keeper's pod of the
     node, which has the settings: `kubectl exec -n NAMESPACE POD -- draco mps end DAEMON`. Messages name the daemon.
     """
     folder, processes = at_hand(options["folder"], options["proc_root"])

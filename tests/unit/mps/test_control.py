@@ -1,5 +1,6 @@
 """The control program of several drivers: what it tells, and which protocols it knows."""
 
+import uuid
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from draco.agent.mps.folder import WantedDaemon, daemon_name
 from tests.doubles.mps import MpsNode
 
-GPU = "GPU-11111111-2222-3333-4444-555555555555"
+GPU = f"GPU-{uuid.uuid4()}"  # other tests have daemons, too
 NAME = daemon_name([GPU])
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import uuid
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from draco.cli import root
 from draco.mps.ending import NoSuchDaemon
 from tests.doubles.mps import MpsClient, MpsNode
 
-GPU = "GPU-11111111-2222-3333-4444-555555555555"
+GPU = f"GPU-{uuid.uuid4()}"  # other tests have daemons, too
 NAME = daemon_name([GPU])
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from draco.agent.hardware.programs import ProgramFailed
 from draco.agent.mps.folder import WantedDaemon, daemon_name
 from tests.doubles.mps import MpsClient, MpsNode
 
-GPU = "GPU-11111111-2222-3333-4444-555555555555"
+GPU = f"GPU-{uuid.uuid4()}"  # other tests have daemons, too
 OTHER = "GPU-00000000-2222-3333-4444-555555555555"
 NAME = daemon_name([GPU])
 WANTED = WantedDaemon(claim="default/one", devices=[GPU], percentage=50, limits_mib=[1024])
