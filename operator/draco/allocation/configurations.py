@@ -30,6 +30,11 @@ _NEEDS_OF_MPS: Final = (
     "that takes a board since Volta, a driver with nvidia-cuda-mps-control, and mps.enabled of the chart"
 )
 
+_ONE_CLIENT: Final = (
+    "it asks for MPS on {count} MIG devices of one request, each has an MPS daemon of its own, and a container can be the client "
+    "of only one: write a request for each device, and name one of them in each container"
+)
+
 
 class TimeSlice(IntEnum):
     """How long a program runs on a GPU before the next one's turn. The numbers are those of `nvidia-smi compute-policy`."""
@@ -121,15 +126,10 @@ def refused(claim: ResourceClaim, driver: str, can: Can = lambda *_: None) -> Re
         if (applies := _applying(said, result)) is None:
             continue
         is_partition = read_partition_name(result.device) is not None
-        if why := refusal(applies.parameters, is_partition=is_partition):
-            remedy = _remedy(applies.parameters, is_partition)
+        count = _count(claim, result)
+        if why := refusal(applies.parameters, is_partition=is_partition, count=count):
+            remedy = _remedy(applies.parameters, is_partition, count)
             return RefusedConfiguration(result.request, _source(claim, applies, result), why, remedy)
-        if is_partition and _mps(applies.parameters) is not None and (count := _count(claim, result)) > 1:
-            why = (
-                f"it asks for MPS on {count} MIG devices of one request, each has an MPS daemon of its own, and a container can "
-                "be the client of only one: write a request for each device, and name one of them in each container"
-            )
-            return RefusedConfiguration(result.request, _source(claim, applies, result), why, "correct it")
         why, lacks = _refused_there(applies, result, can)
         if why:
             return RefusedConfiguration(result.request, _source(claim, applies, result), why, REMOVE, lacks)
@@ -207,8 +207,8 @@ def _applying(
     return next((each for each in reversed(said) if each.is_about(result)), None)
 
 
-def _remedy(parameters: Any, is_partition: bool | None) -> str:
-    return "correct it" if any(_mistakes(parameters, is_partition)) else REMOVE
+def _remedy(parameters: Any, is_partition: bool | None, count: int = 1) -> str:
+    return "correct it" if any(_mistakes(parameters, is_partition, count)) else REMOVE
 
 
 class _OpaqueConfiguration(NamedTuple):
@@ -250,17 +250,20 @@ def without_effect(parameters: Mapping[str, Any]) -> tuple[str, str]:
     return said, f"write {other}, or remove it"
 
 
-def refusal(parameters: Any, *, is_partition: bool | None = None) -> str:
-    """Why Draco refuses a configuration, to follow "because"; "" if it accepts it. `is_partition` is None if unknown."""
-    return next(_troubles(parameters, is_partition), "")
+def refusal(parameters: Any, *, is_partition: bool | None = None, count: int = 1) -> str:
+    """Why Draco refuses a configuration, to follow "because"; "" if it accepts it. `is_partition` is None if unknown.
+
+    `count`: how many devices one request has, which only matters for MIG devices.
+    """
+    return next(_troubles(parameters, is_partition, count), "")
 
 
-def _troubles(parameters: Any, is_partition: bool | None) -> Iterator[str]:
-    yield from _mistakes(parameters, is_partition)
+def _troubles(parameters: Any, is_partition: bool | None, count: int) -> Iterator[str]:
+    yield from _mistakes(parameters, is_partition, count)
     yield from _unsupported(parameters)
 
 
-def _mistakes(parameters: Any, is_partition: bool | None) -> Iterator[str]:
+def _mistakes(parameters: Any, is_partition: bool | None, count: int = 1) -> Iterator[str]:
     """What NVIDIA's driver would refuse, too."""
     if not isinstance(parameters, dict):
         yield f"its parameters are {'a list' if isinstance(parameters, list) else 'no object'}; they must have a kind"
@@ -283,6 +286,8 @@ def _mistakes(parameters: Any, is_partition: bool | None) -> Iterator[str]:
         yield from _unknown(kind, parameters, _FIELDS[kind])
         if (sharing := parameters.get("sharing")) is not None:
             yield from _badly_shared(sharing, kind)
+            if kind == MIG_CONFIG and sharing.get("strategy") == MPS and count > 1:
+                yield _ONE_CLIENT.format(count=count)
 
 
 def _unknown(kind: str, value: Mapping[str, Any], fields: _Fields, path: str = "") -> Iterator[str]:

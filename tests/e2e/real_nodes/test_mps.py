@@ -12,6 +12,7 @@ from draco_local.cluster.realnode.nodes import disk_of
 from draco_local.simulator.gpus import state
 from tests.e2e.kubectl import eventually
 from tests.e2e.real_nodes.machines import service_pid
+from tests.e2e.real_nodes.partitions import divided_by_claims, made, part_of_a_gpu, the_instance
 from tests.e2e.real_nodes.pods import DRIVER, STARTS_WITHIN_S, Bench, claim, pod
 
 pytestmark = [pytest.mark.real_node, pytest.mark.local_provider]
@@ -102,3 +103,25 @@ def test_one_claim_has_a_gpu_with_time_slices_and_one_with_mps(bench: Bench) -> 
         (TimeSlice.DEFAULT, EXCLUSIVE_PROCESS),
         (TimeSlice.LONG, 0),
     ]
+
+
+def test_a_mig_device_has_a_daemon_of_its_own_until_its_instance_is_destroyed(bench: Bench) -> None:
+    asked = part_of_a_gpu("part", "3g.40gb")
+    sharing = {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 25}}
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "MigDeviceConfig", "sharing": sharing}
+    asked["spec"]["devices"]["config"] = [{"requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": parameters}}]
+    with divided_by_claims(bench):
+        bench.apply([asked, *(pod(name, node=bench.node, claims="part") for name in ("first", "second"))])
+        bench.wait("first", "second")
+        for name in ("first", "second"):
+            assert said(bench, name, "get_default_active_thread_percentage") == "25.0"
+        assert f"CUDA_VISIBLE_DEVICES={the_instance(bench)}" in bench.on_node(
+            "sh", "-c", f"tr '\\0' '\\n' </proc/{daemon(bench)}/environ"
+        )
+        assert sum(modes(bench)) == 0
+        before = bench.kill("agent")
+        bench.restarted("agent", before=before)
+        assert said(bench, "first", "get_default_active_thread_percentage") == "25.0"
+        for name in ("first", "second"):
+            bench.delete(name)
+        eventually(lambda: not daemon(bench) and not made(bench), within_s=STARTS_WITHIN_S, what="all is destroyed")

@@ -52,6 +52,7 @@ SLICES = {
             "warning: MigDeviceConfig is for MIG devices, and the claim asks only for whole GPUs",
         ),
         ("mig.nvidia.com", {**SLICES, "sharing": {"strategy": "Mps"}}, [], "error: sharing.strategy is Mps"),
+        ("mig.nvidia.com", {**SLICES, "kind": "MigDeviceConfig", "sharing": {"strategy": "MPS"}}, ["gpu"], ""),
     ],
 )
 def test_a_configuration_that_a_node_would_refuse_is_found_when_it_is_written(
@@ -64,6 +65,16 @@ def test_a_configuration_that_a_node_would_refuse_is_found_when_it_is_written(
     ]
     assert len(found) == bool(said)
     assert all(each.startswith(said) for each in found)
+
+
+@pytest.mark.parametrize("named", [["gpu"], []])
+def test_mps_on_several_mig_devices_of_a_request_is_found_when_it_is_written(named: list[str]) -> None:
+    parameters = {**SLICES, "kind": "MigDeviceConfig", "sharing": {"strategy": "MPS"}}
+    manifest = yaml.safe_load(a_configured_claim("mig.nvidia.com", parameters, requests=named))
+    manifest["spec"]["devices"]["requests"][0]["exactly"]["count"] = 2
+    [found] = checked(yaml.safe_dump(manifest)).findings
+    assert "MPS on 2 MIG devices of one request" in found.message
+    assert "a container can be the client of only one" in found.message
 
 
 def test_a_configuration_of_a_class_is_looked_at_and_one_for_another_driver_is_not() -> None:

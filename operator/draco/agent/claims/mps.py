@@ -282,7 +282,9 @@ class MpsDaemons:
 
     def _want(self, claim: PreparedClaim) -> None:
         for name, wanted in _daemons(claim).items():
-            if all(wanted.devices):  # the UUID of a MIG device whose record was rebuilt is known only when it has been read
+            if all(
+                wanted.devices
+            ):  # the UUID of a MIG device whose record was rebuilt is known only when it has been read
                 self._folder.want(name, wanted)
 
 

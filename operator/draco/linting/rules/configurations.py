@@ -69,21 +69,26 @@ def _overrides(later: Json, config: Json) -> bool:
 
 def _of_claim(claim: WrittenClaim, place: TreePath, config: Json, named: Collection[str]) -> Iterator[Finding]:
     parameters = config["opaque"].get("parameters")
-    types = set(_types(claim, named))
+    asked = list(_asked(claim, named))
+    types = {each for each, _ in asked}
     if named:
-        yield from _refused(claim.manifest, place, [refusal(parameters, is_partition=each) for each in types])
-    elif why := refusal(parameters):
+        reasons = (refusal(parameters, is_partition=each, count=count) for each, count in asked)
+        yield from _refused(claim.manifest, place, reasons)
+    elif why := refusal(parameters, count=max((count for each, count in asked if each), default=1)):
         yield from _refused(claim.manifest, place, [why])
     elif types and not any(each is None or is_for(parameters, is_partition=each) for each in types):
         message = "; ".join(without_effect(parameters))
         yield finding(_RULE, message, claim.manifest, place, severity="warning")
 
 
-def _types(claim: WrittenClaim, named: Collection[str]) -> Iterator[bool | None]:
-    """Whether these requests (or all) ask for MIG devices, one value each; None if unknown."""
+def _asked(claim: WrittenClaim, named: Collection[str]) -> Iterator[tuple[bool | None, int]]:
+    """For each of these requests (or all): whether it asks for MIG devices, None if unknown, and for how many."""
     for request in requests(claim):
         if not named or text(request.fields.get("name")) in named:
-            yield from (_IS_PARTITION.get(text(each.fields.get("deviceClassName"))) for each in wanted(request))
+            for each in wanted(request):
+                count = each.fields.get("count")
+                of_type = _IS_PARTITION.get(text(each.fields.get("deviceClassName")))
+                yield of_type, count if isinstance(count, int) else 1
 
 
 def _refused(manifest: int, place: TreePath, reasons: Iterable[str]) -> Iterator[Finding]:
