@@ -31,7 +31,7 @@ OF_KIND: Final[Mapping[str, str]] = {
 }
 """The selectors of the devices that a kind of configuration is for."""
 _NOT_OURS: Final = f'device.driver != "{NVIDIA_DRIVER}"'
-WHOLE, _PARTITION = DeviceKey(NVIDIA_DRIVER, "", "gpu-0"), DeviceKey(NVIDIA_DRIVER, "", "gpu-0-mig-1g10gb-19-0")
+WHOLE, PARTITION = DeviceKey(NVIDIA_DRIVER, "", "gpu-0"), DeviceKey(NVIDIA_DRIVER, "", "gpu-0-mig-1g10gb-19-0")
 """They stand for any whole GPU and for any MIG device: a configuration is judged by the kind of device."""
 
 
@@ -81,7 +81,7 @@ def is_configured(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> b
 
 
 def _implied(claim: ResourceClaim, classes: Mapping[str, DeviceClass], name: str) -> Iterator[ImpliedSelector]:
-    for device, others in ((WHOLE, _IS_PARTITION), (_PARTITION, _IS_WHOLE)):
+    for device, others in ((WHOLE, _IS_PARTITION), (PARTITION, _IS_WHOLE)):
         allocated = as_if_allocated(claim, classes, [(name, device)])
         if (found := refused(allocated, NVIDIA_DRIVER, lambda *_: False)) is not None:
             suits = able(found.lacks) if found.lacks else others

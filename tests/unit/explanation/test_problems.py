@@ -361,8 +361,8 @@ def test_where_nothing_is_published_selectors_are_not_to_blame() -> None:
     assert the_problems(asking(f"{ATTRIBUTES}.index == 3"), fleet) == []
 
 
-def configured(claim: ResourceClaim, **sharing: Any) -> ResourceClaim:
-    parameters = {"apiVersion": VERSION, "kind": "GpuConfig", "sharing": sharing}
+def configured(claim: ResourceClaim, kind: str = "GpuConfig", **sharing: Any) -> ResourceClaim:
+    parameters = {"apiVersion": VERSION, "kind": kind, "sharing": sharing}
     config = DeviceClaimConfiguration(opaque=OpaqueConfiguration(driver=GPU, parameters=parameters))
     devices = msgspec.structs.replace(claim.spec.devices, config=[config])
     return msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
@@ -424,6 +424,35 @@ def test_a_way_of_sharing_is_refused_if_no_selected_gpu_can_have_it(
         assert problems[0].text.endswith(ending)
         assert problems[0].remedy == remedy
     assert the_problems(configured(asking(), strategy="TimeSlicing"), fleet) == []
+
+
+@pytest.mark.parametrize(
+    ("published", "kinds"),
+    [
+        ([True, True], []),
+        ([None, True], []),
+        ([False, True], [ProblemKind.DEVICES_UNABLE]),
+        ([False, False], [ProblemKind.CONFIGURATION_REFUSED]),
+        ([False, None], [ProblemKind.DEVICES_UNABLE]),
+    ],
+)
+def test_mps_on_mig_devices_is_told_where_they_cannot_have_it(
+    published: list[bool | None], kinds: list[ProblemKind]
+) -> None:
+    devices = [
+        Device(
+            name=f"gpu-{n}-mig-1g10gb-19-0",
+            attributes={} if can is None else {ATTRIBUTE_MPS: DeviceAttribute(bool_=can)},
+        )
+        for n, can in enumerate(published)
+    ]
+    fleet = Fleet.of(
+        slices=[a_slice("n1", devices, driver=GPU)],
+        nodes=[a_node("n1")],
+        classes=[a_class(GPU, f'device.driver == "{GPU}"')],
+    )
+    problems = the_problems(configured(asking(), kind="MigDeviceConfig", strategy="MPS"), fleet)
+    assert [each.kind for each in problems] == kinds
 
 
 def test_a_configuration_of_a_class_is_told_with_its_name_and_a_claim_may_replace_it() -> None:

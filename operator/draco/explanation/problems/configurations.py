@@ -8,7 +8,7 @@ what a device can do, so its claims need a selector; Draco's allocator gives no 
 from collections.abc import Iterator, Mapping, Sequence
 
 from draco.allocation.configurations import CLAIMS_OWN, RefusedConfiguration, able, refusal, refused, without_effect
-from draco.allocation.configured_claims import OF_KIND, WHOLE, as_if_allocated, is_configured
+from draco.allocation.configured_claims import OF_KIND, PARTITION, WHOLE, as_if_allocated, is_configured
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import nonzero, packed, unpacked
 from draco.allocation.ownership.claims import is_for_operator
@@ -82,8 +82,9 @@ def _without_effect(fleet: Fleet, claim: ResourceClaim, selected: Mapping[str, b
 
 def _chances(fleet: Fleet, claim: ResourceClaim, name: str, marks: bytes) -> Iterator[Problem]:
     """The devices among those of a request that cannot have its configuration, where others can."""
-    needed = refused(as_if_allocated(claim, fleet.classes, [(name, WHOLE)]), NVIDIA_DRIVER, lambda *_: False)
-    if needed is None or not needed.lacks:
+    of_kinds = (as_if_allocated(claim, fleet.classes, [(name, each)]) for each in (WHOLE, PARTITION))
+    judged = (refused(each, NVIDIA_DRIVER, lambda *_: False) for each in of_kinds)
+    if (needed := next((each for each in judged if each is not None and each.lacks), None)) is None:
         return
     unable = met(fleet, f"!{able(needed.lacks)}", marks)
     devices = [(name, fleet.inventory.key(row)) for row in first_rows(unable, 1)]
