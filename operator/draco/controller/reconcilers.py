@@ -257,9 +257,18 @@ class Reconcilers:
         self.remediation = RemediationReconciler(
             client, view, health, self.events, opened=self._metrics.remediations_opened
         )
-        handover = self.allocation.handover if self.allocation else None
+        allocation = self.allocation
         self._add(
-            "gpu-nodes", GpuNodeReconciler(client, view, decisions, health, sharing=self._sharing, handover=handover)
+            "gpu-nodes",
+            GpuNodeReconciler(
+                client,
+                view,
+                decisions,
+                health,
+                sharing=self._sharing,
+                handover=allocation.handover if allocation else None,
+                on_their_way=allocation.on_their_way if allocation else tuple,
+            ),
         )
         self._add("sharing-policies", SharingPolicyReconciler(client, view, self._sharing))
         self._add("mig-policies", MigPolicyReconciler(client, view, decisions, adviser=repairs))

@@ -2,7 +2,8 @@
 
 Owns the policies, the operator's looks, and the checks of published forms against allocated claims. The operator is the product's
 own decision, because only both together keep the promise: the operator keeps a form that claims hold, and the agent gives notice
-before it changes one. The operator looks before time passes, so always within that notice. `shares` has the steps of claims.
+before it changes one. The operator looks before time passes, so always within that notice: it clears a GPU as soon as it sees the
+notice, because nothing is allocated until the notice is over. `shares` has the steps of claims.
 """
 
 import math
@@ -14,11 +15,13 @@ import msgspec
 from hypothesis import strategies as st
 
 from draco.resources.api.sharing import SharingPolicy
+from draco.sharing.clearance import NOTICE_S, withdrawn
 from draco.sharing.decide import SharableNode, SharingRules, decide, sharing_rules
 from tests.adversary.agent.node import NUMBERS, accident, fired
 from tests.adversary.agent.scheduler import Claim, Published, Result, amount, held
 from tests.adversary.agent.sickness import refused
 from tests.adversary.agent.slicing import TimeSlicing
+from tests.adversary.agent.surroundings import DRIVER
 
 POLICIES: Mapping[str, Mapping[str, Any]] = {
     "Memory": {"mode": "Memory"},
@@ -27,8 +30,6 @@ POLICIES: Mapping[str, Mapping[str, Any]] = {
     "Count 4": {"mode": "Count", "count": 4},
     "Unlimited": {"mode": "Unlimited"},
 }
-NOTICE_S = 3.0
-"""How long the scheduler may take to see a taint, and the operator to see what it has allocated meanwhile."""
 ASKED = st.sampled_from((*POLICIES, "Memory by default", "Count 4", ""))
 """Draws what is wanted of a GPU; "" for no policy."""
 
@@ -74,7 +75,12 @@ class Sharing(TimeSlicing):
         devices = [device for one in self.source.slices.values() for device in one.spec.devices]
         rules = [_rules(uuid, asked) for uuid, asked in sorted(self.policies.items())]
         found = decide(SharableNode(gpu_node=node, devices=devices, claims=self.source.claims), rules)
-        return {"shared": [msgspec.to_builtins(each) for each in found.shared], "changing": found.changing}
+        cleared = withdrawn(devices, DRIVER) & {each.uuid for each in found.gpus}
+        return {
+            "shared": [msgspec.to_builtins(each) for each in found.shared],
+            "changing": found.changing,
+            "cleared": [{"uuid": uuid, "generation": 1} for uuid in sorted(cleared)],
+        }
 
     def _operator_looks(self) -> None:
         """The operator writes its decision about forms if that has changed. If the agent cannot hear of it, it is excused."""
@@ -90,7 +96,11 @@ class Sharing(TimeSlicing):
         if not (self.policies or node.spec.shared or node.spec.changing or shown):
             return
         wanted = self._forms()
-        written = {"shared": [msgspec.to_builtins(each) for each in node.spec.shared], "changing": node.spec.changing}
+        written = {
+            "shared": [msgspec.to_builtins(each) for each in node.spec.shared],
+            "changing": node.spec.changing,
+            "cleared": [msgspec.to_builtins(each) for each in node.spec.cleared],
+        }
         if node.spec.decided and wanted != written:
             self._decide()
         if not node.spec.decided or self.source.gone or self.source.mute:

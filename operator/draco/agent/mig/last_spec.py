@@ -154,6 +154,7 @@ def in_effect(last: GpuNodeSpec, said: GpuNodeSpec, forgotten: Collection[str] =
         promised=said.promised + [each for each in last.promised if kept(each.uuid) and each.device not in promised],
         shared=said.shared + [each for each in last.shared if kept(each.uuid) and each.uuid not in shared],
         changing=said.changing + [each for each in last.changing if kept(each) and each not in said.changing],
+        cleared=said.cleared,
         isolated=said.isolated + [each for each in last.isolated if kept(each.uuid) and each not in said.isolated],
         health=said.health
         + [each for each in last.health if kept(each.uuid) and (each.uuid, each.fault, each.instance) not in judged],

@@ -59,6 +59,7 @@ PACE_S = 2.0
 """Minimum time between publications that differ only in their order. A stale order is legal, only worse."""
 
 
+_UNCLEARED: Mapping[GpuUuid, int] = MappingProxyType({})
 _UNSHARED: Mapping[GpuUuid, SharedGpu] = MappingProxyType({})
 _NOTHING: Mapping[GpuUuid, Sequence[PromisedDevice]] = MappingProxyType({})
 
@@ -108,6 +109,8 @@ class Offering:
         given_out: Callable[[bool], bool] = lambda _: False,
         abilities: Callable[[GpuUuid], Mapping[str, bool | None]] = lambda _: {},
         written: bool = True,
+        generation: int = 0,
+        cleared: Mapping[GpuUuid, int] = _UNCLEARED,
         now_s: float,
     ) -> DeviceOffer:
         """What to publish now. `migs` and `wanted` are by UUID; a GPU without either is offered whole. `now_s` is monotonic.
@@ -115,7 +118,8 @@ class Offering:
         `promised` are allocated devices that would no longer be offered, `shared` the GPUs that several claims may have,
         `changing` those to be shared otherwise when they are free, `isolated` those under maintenance, `operator_allocated` those
         that Draco allocates. `given_out` says whether another allocator gives out divided GPUs, or undivided ones, `abilities`
-        the attributes of how a GPU can be shared. `written` says whether the API server has the last offer.
+        the attributes of how a GPU can be shared. `written` says whether the API server has the last offer, as the pool's
+        `generation`; `cleared` has the generations at which the operator cleared GPUs for another form.
         """
         plain: list[Device] = []
         divisible: list[Divisible] = []
@@ -137,7 +141,16 @@ class Offering:
             if form is not None and not can_have(gpu, slices.device(gpu, driver), form):
                 form = self.forms.get(uuid)  # claims may hold it so; the operator decides
                 unsettled |= {device_name(gpu)} if form is not None else set()
-            offered = self._withdrawals.offer(gpu, mig, asked, form, written=written, now_s=now_s)
+            offered = self._withdrawals.offer(
+                gpu,
+                mig,
+                asked,
+                form,
+                written=written,
+                generation=generation,
+                cleared=cleared.get(uuid),
+                now_s=now_s,
+            )
             if offered.shared is not None:
                 forms[device_name(gpu)] = offered.shared
             made = offered.divided
@@ -362,6 +375,11 @@ class Offers:
         view, wanted, others = facts.view, facts.wanted, facts.device_plugins
         if view.driver is None:
             return None
+        cleared = wanted.cleared
+        if (
+            facts.features is not None and facts.features.device_taints is False
+        ):  # nobody sees a taint, so none is waited for
+            cleared = {each.uuid: self._publisher.generation for each in view.gpus}
         shared = held_forms(wanted.shared, self._offering.forms, self._claims().values())
         self._kept = frozenset(
             uuid
@@ -381,6 +399,8 @@ class Offers:
             given_out=lambda divided: others is not None and others.gives(divided=divided),
             abilities=facts.abilities,
             written=self._publisher.is_written,
+            generation=self._publisher.generation,
+            cleared=cleared,
             now_s=self._clock.monotonic(),
         )
         self._forms = self._offering.forms

@@ -89,6 +89,11 @@ class SlicePublisher:
         return self._written is self._wanted
 
     @property
+    def generation(self) -> int:
+        """The pool's generation as of the last write."""
+        return self._generation
+
+    @property
     def unserved_s(self) -> float:
         """How long the cluster has not served ResourceSlices; 0 if it does."""
         return self._informer.unserved_s

@@ -4,8 +4,9 @@ The scheduler counts used units by published devices: a device that it allocates
 counted, and its units could be allocated twice. Nor does it count the holder of a whole device against its shares, or shares
 against a whole device. So a GPU is first offered unchanged for a while, with a taint on the devices that will go or change. A
 claim that was allocated at that moment gets a promise of its place meanwhile, or the operator asks for the old form again, so
-that both stay. A change that withdraws nothing is offered immediately. Pure: the caller says when the notice has been written.
-Of the offer of a previous agent only the form is known.
+that both stay. A form changes only once the operator has cleared the GPU, too (`sharing.clearance`): until then it stays tainted.
+A change that withdraws nothing is offered immediately. Pure: the caller says when the notice has been written. Of the offer of a
+previous agent only the form is known.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,10 +18,9 @@ from draco.agent.hardware.gpus import Gpu, GpuMigView, device_name
 from draco.agent.publish.partitions import Divisible, partition_name
 from draco.resources.api.sharing import SharedGpu
 from draco.resources.names import GpuUuid
+from draco.sharing.clearance import NOTICE_S, is_cleared
 from draco.sharing.terms import continues
 
-NOTICE_S: Final = 3.0
-"""How long a tainted device stays published: the scheduler must see the taint, and the operator must promise allocated places."""
 LOOK_S: Final = 0.5
 """How often to check whether the notice has been written."""
 
@@ -41,6 +41,8 @@ class _Shown(msgspec.Struct, frozen=True):
     shared: SharedGpu | None
     names: frozenset[str]
     going: Mapping[str, float | None] = {}
+    noticed: int | None = None
+    """A pool generation that has them all as going, and so have all later ones."""
 
 
 class Withdrawals:
@@ -71,11 +73,14 @@ class Withdrawals:
         shared: SharedGpu | None = None,
         *,
         written: bool,
+        generation: int = 0,
+        cleared: int | None = None,
         now_s: float,
     ) -> Offered:
         """How to offer a GPU that should be `divided`, or whole (None), and `shared`, or not (None).
 
-        `written`: the API server has the last offer.
+        `written`: the API server has the last offer, as this `generation` of the pool. `cleared`: the generation at which the
+        operator cleared the GPU for the wanted form.
         """
         uuid = gpu.uuid
         names, before = _names(gpu, divided), self._shown.get(uuid)
@@ -89,15 +94,17 @@ class Withdrawals:
         if written:  # devices that were going in the written offer are known to be
             going |= {name: now_s for name, since in going.items() if name in before.going and since is None}
         left = [NOTICE_S if since is None else since + NOTICE_S - now_s for since in going.values()]
-        if max(left) <= 0:
+        noticed = None if None in going.values() else generation if before.noticed is None else before.noticed
+        if max(left) <= 0 and (not changed or is_cleared(noticed, cleared)):
             self._shown[uuid] = _Shown(divided, shared, names)
             return Offered(divided, shared)
         kept = before.divided
         if kept is not None:
             kept = msgspec.structs.replace(kept, gpu=gpu, mig=mig)
         now = before.shared if changed else shared
-        self._shown[uuid] = _Shown(kept, now, before.names, going)
-        return Offered(kept, now, frozenset(going), LOOK_S if None in going.values() else max(left))
+        self._shown[uuid] = _Shown(kept, now, before.names, going, noticed)
+        again_s = LOOK_S if None in going.values() else max(left)
+        return Offered(kept, now, frozenset(going), again_s if again_s > 0 else None)
 
 
 def _names(gpu: Gpu, divided: Divisible | None) -> frozenset[str]:

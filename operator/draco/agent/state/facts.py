@@ -110,6 +110,7 @@ class WantedNode(msgspec.Struct, frozen=True, kw_only=True):
     promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = {}
     shared: Mapping[GpuUuid, SharedGpu] = {}
     changing: Sequence[str] = []
+    cleared: Mapping[GpuUuid, int] = {}
     isolated: Sequence[IsolatedGpu] = []
     operator_allocated: Sequence[str] = []
     health: Sequence[FaultOverride] = []
@@ -131,6 +132,7 @@ class WantedNode(msgspec.Struct, frozen=True, kw_only=True):
             promised=promised,
             shared={GpuUuid(each.uuid): each for each in spec.shared},
             changing=spec.changing,
+            cleared={GpuUuid(each.uuid): each.generation for each in spec.cleared},
             isolated=spec.isolated,
             operator_allocated=spec.operator_allocated,
             health=spec.health,
@@ -149,7 +151,8 @@ class WantedNode(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def policies(self) -> tuple[object, ...]:
         """What decides taints, judges faults, and says which GPUs are shared."""
-        return self.shared, self.changing, self.isolated, self.operator_allocated, self.health, self.repaired
+        shared = self.shared, self.changing, self.cleared
+        return *shared, self.isolated, self.operator_allocated, self.health, self.repaired
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):

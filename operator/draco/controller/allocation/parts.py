@@ -3,7 +3,7 @@
 Owns only this wiring. The operator starts and stops the parts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from draco.controller.allocation.allocations import ClaimAllocations
@@ -27,6 +27,7 @@ from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
 from draco.kube.events.shares import EventReason
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 
 
@@ -104,6 +105,10 @@ class AllocationParts:
             "preemption": self._evicting,
             "partial-losses": self._losses,
         }
+
+    def on_their_way(self) -> Sequence[ResourceClaim]:
+        """Claims with allocations that are being written."""
+        return self._allocations.writes.claims
 
     @property
     def troubles(self) -> list[str]:

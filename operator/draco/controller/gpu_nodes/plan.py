@@ -12,7 +12,15 @@ from draco.health.policy import MOST_OVERRIDES, in_order
 from draco.maintenance.isolating.gpu_node_entries import isolated_gpus
 from draco.mig_policy.promises import promises
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu, PromisedDevice, RepairedGpu, WantedGpu
+from draco.resources.api.draco import (
+    ClearedGpu,
+    GpuNode,
+    GpuNodeSpec,
+    IsolatedGpu,
+    PromisedDevice,
+    RepairedGpu,
+    WantedGpu,
+)
 from draco.resources.api.health import FaultOverride
 from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.taints import DeviceTaintRule
@@ -32,6 +40,7 @@ def plan_spec(
     overrides: Sequence[FaultOverride],
     repaired: Sequence[RepairedGpu],
     handover: Collection[str] | None,
+    cleared: Sequence[ClearedGpu] = (),
 ) -> GpuNodeSpec:
     """The wanted spec of `node`. `handover`: UUIDs of the GPUs that Draco allocates; None if not known yet."""
     is_known = bool(node.status.driver) and handover is not None
@@ -40,6 +49,7 @@ def plan_spec(
         promised=list(promised),
         shared=forms.shared,
         changing=forms.changing,
+        cleared=list(cleared),
         isolated=sorted(isolation, key=_request_and_gpu)[:MOST_ISOLATED],
         health=in_order(overrides)[:MOST_OVERRIDES],
         repaired=list(repaired),
@@ -92,6 +102,7 @@ def sorted_spec(spec: GpuNodeSpec) -> GpuNodeSpec:
         promised=sorted(spec.promised, key=lambda each: each.device),
         shared=sorted(spec.shared, key=lambda each: each.uuid),
         changing=sorted(spec.changing),
+        cleared=sorted(spec.cleared, key=lambda each: each.uuid),
         isolated=sorted(spec.isolated, key=_request_and_gpu),
         health=in_order(spec.health),
         repaired=sorted(spec.repaired, key=lambda each: each.uuid),

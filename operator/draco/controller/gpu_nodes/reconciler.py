@@ -4,7 +4,7 @@ Creates no GpuNode, and does not write a spec that is right. Everything is one w
 the devices that it must keep publishing and their taints. Owns these writes and their triggers; `plan` decides the contents.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from draco.controller.health.decisions import HealthDecisions
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.node_decisions import said_by
 from draco.controller.own_status import SupersededVersions
+from draco.controller.sharing.clearances import FormClearances
 from draco.controller.sharing.decisions import SharingDecisions
 from draco.controller.view import BY_POOL, ClusterView
 from draco.health.requests import has_repaired, repaired_gpus
@@ -56,14 +57,16 @@ class GpuNodeReconciler:
         *,
         sharing: SharingDecisions,
         handover: Handover | None = None,
+        on_their_way: Callable[[], Sequence[ResourceClaim]] = tuple,
     ) -> None:
-        """`handover` is None where Draco allocates nothing."""
+        """`handover` is None where Draco allocates nothing. `on_their_way`: claims with allocations that are being written."""
         self._client = client
         self._view = view
         self._decisions = decisions
         self._health = health
         self._sharing = sharing
         self._handover = handover
+        self._clearances = FormClearances(client, view, sharing, on_their_way)
         self._superseded = SupersededVersions(view.gpu_nodes)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -89,6 +92,7 @@ class GpuNodeReconciler:
     async def reconcile(self, node: str) -> float | None:
         """Read the inputs of the node's spec, plan it, and write it if it differs."""
         health = await self._health.of(node)
+        clearances = await self._clearances.of(node)
         gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
         decision, forms = self._decisions.of(node), self._sharing.of(node)
         if gpu_node is None or decision is None or forms is None or gpu_node.metadata.deletion_timestamp is not None:
@@ -112,6 +116,7 @@ class GpuNodeReconciler:
             overrides=overrides_of(gpu_node, decided, unseen),
             repaired=repaired_gpus(self._view.maintenances.store.values(), gpu_node.status.gpus),
             handover=self._handover.to_taint(gpu_node) if self._handover else [],
+            cleared=clearances.of(forms),
         )
         if planned != sorted_spec(gpu_node.spec):
             log.info("gpunode.planned", node=node, decision=str(decision), **_as_logged(planned))
@@ -119,7 +124,8 @@ class GpuNodeReconciler:
                 self._superseded.add(gpu_node, await self._write(gpu_node, planned))
             except NotFound:
                 return None
-        return self._decisions.seconds_to_next_window() if decision.wanted else None
+        window_s = self._decisions.seconds_to_next_window() if decision.wanted else None
+        return min((each for each in (window_s, clearances.again_s) if each is not None), default=None)
 
     async def _requests(self, gpu_node: GpuNode) -> list[DeviceMaintenance]:
         """Requests that may concern the node's GPUs, including those in its spec until they are really gone."""
@@ -203,6 +209,7 @@ def _as_logged(spec: GpuNodeSpec) -> dict[str, list[str]]:
         "promised": [f"{each.device} for claim {each.claim}" for each in spec.promised],
         "shared": [f"{each.uuid} by {each.policy}" for each in spec.shared],
         "changing": spec.changing,
+        "cleared": [each.uuid for each in spec.cleared],
         "isolated": [f"{each.device or 'all'} for {each.request}" for each in spec.isolated],
         "overridden": [f"{each.fault} of {each.uuid} by {each.policy}" for each in spec.health],
         "repaired": [f"{each.uuid} for {each.request}" for each in spec.repaired],

@@ -9,6 +9,7 @@ from draco.controller.node_decisions import NodeDecisions, said_by
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.watch.store import Change
 from draco.mig_policy.matching import oldest_first
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.sharing import SharingPolicy
@@ -42,18 +43,25 @@ class SharingDecisions:
         rules = self.rules
         return await self._decisions.all(lambda gpu_node: self._decided(gpu_node, rules))
 
+    def judged(self, gpu_node: GpuNode, claims: Sequence[ResourceClaim]) -> NodeForms:
+        """The decision if these claims hold devices of the node."""
+        return self._made(gpu_node, self.rules, claims)
+
     def _decided(self, gpu_node: GpuNode, rules: Sequence[SharingRules]) -> NodeForms:
         name, pool = gpu_node.metadata.name, gpu_node.pool
         node = self._view.nodes.store.get(ObjectKey("", name))
         slices = own_slices(self._view.slices.store.by_index(BY_POOL, pool), name)
         claims = self._view.claims.store.by_index(BY_POOL, pool)
+        basis = (rules, gpu_node, node, *slices, *claims)
+        return self._decisions.of(name, basis, lambda: self._made(gpu_node, rules, claims))
 
-        def made() -> NodeForms:
-            labels = node.metadata.labels if node else {}
-            devices = [device for each in slices for device in each.spec.devices]
-            return decide(SharableNode(gpu_node=gpu_node, labels=labels, devices=devices, claims=claims), rules)
-
-        return self._decisions.of(name, (rules, gpu_node, node, *slices, *claims), made)
+    def _made(self, gpu_node: GpuNode, rules: Sequence[SharingRules], claims: Sequence[ResourceClaim]) -> NodeForms:
+        name = gpu_node.metadata.name
+        node = self._view.nodes.store.get(ObjectKey("", name))
+        slices = own_slices(self._view.slices.store.by_index(BY_POOL, gpu_node.pool), name)
+        labels = node.metadata.labels if node else {}
+        devices = [device for each in slices for device in each.spec.devices]
+        return decide(SharableNode(gpu_node=gpu_node, labels=labels, devices=devices, claims=claims), rules)
 
     def _forget_rules(self, _: Change[SharingPolicy]) -> None:
         self._rules = None

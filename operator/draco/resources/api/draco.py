@@ -212,11 +212,19 @@ class RepairedGpu(ApiStruct, frozen=True, kw_only=True):
     until: datetime
 
 
+class ClearedGpu(ApiStruct, frozen=True, kw_only=True):
+    """A GPU that no claim held otherwise than in the wanted form, long after a pool up to this generation told of the change."""
+
+    uuid: str
+    generation: int
+
+
 class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
     """What the operator wants of the node. A GPU that is not listed belongs to no policy: nothing new is created on it.
 
     `promised` devices stay published and free for their claims. `shared` GPUs are published for several claims; those in
-    `changing` (UUIDs) are to be published otherwise when their claims are gone, and are tainted until then.
+    `changing` (UUIDs) are to be published otherwise when their claims are gone, and are tainted until then. The agent publishes
+    another form of a GPU only once it is `cleared`.
     `operator_allocated` are UUIDs of GPUs that Draco allocates, which are tainted against kube-scheduler. `decided` are the UUIDs
     of all GPUs covered by this spec; for others the agent keeps its last instructions. Empty: the operator has decided nothing
     yet. `repaired` is kept only while the agent reports such a fault.
@@ -226,6 +234,7 @@ class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
     promised: list[PromisedDevice] = []
     shared: list[SharedGpu] = []
     changing: list[str] = []
+    cleared: list[ClearedGpu] = []
     isolated: list[IsolatedGpu] = []
     health: list[FaultOverride] = []
     repaired: list[RepairedGpu] = []

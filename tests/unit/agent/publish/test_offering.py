@@ -358,7 +358,7 @@ class Lab:
             self.told.append([one.name for one in devices])
             self.offered = list(devices)
 
-        publisher: Any = SimpleNamespace(want=want, before=before, is_written=True)
+        publisher: Any = SimpleNamespace(want=want, before=before, is_written=True, generation=1)
         keeper: Any = SimpleNamespace(recalled=self.recalled, known=self.known)
         divisions: Any = SimpleNamespace(of=lambda _gpus, _divisions: {})
         self.state = state = NodeState(ManualClock())
@@ -469,10 +469,13 @@ async def test_a_gpu_that_a_previous_agent_has_published_for_one_claim_is_not_sh
         (device,) = lab.offered
         assert not device.allow_multiple_allocations
         assert ("draco.dev/unsettled", "Withdrawn") in {(one.key, one.value) for one in device.taints}
-        for _ in range(20):
-            await lab.clock.advance(0.5)
-            await settle()
-        assert lab.offered[0].allow_multiple_allocations
+        for cleared in ({}, {uuid: 1}):
+            lab.state.learn(wanted=msgspec.structs.replace(lab.state.facts.wanted, cleared=cleared))
+            lab.offers.touch()
+            for _ in range(20):
+                await lab.clock.advance(0.5)
+                await settle()
+            assert bool(lab.offered[0].allow_multiple_allocations) is bool(cleared)
 
 
 def test_a_gpu_that_waits_to_be_shared_otherwise_takes_no_new_claims() -> None:
@@ -485,7 +488,7 @@ def test_a_gpu_that_waits_to_be_shared_otherwise_takes_no_new_claims() -> None:
 
 
 async def test_a_gpu_keeps_the_form_in_which_claims_are_prepared_whatever_is_wanted(lab: Lab) -> None:
-    """An operator of an earlier version writes a spec without shares."""
+    """Somebody has removed the shares from the spec."""
     gpu = a_gpu(0)
     form = SharedGpu(uuid=gpu.uuid, policy="p", mode=SharingMode.MEMORY)
     lab.published = [as_shareable(one, terms_for(form, one)) for one in offer(gpu, None).devices]
@@ -503,6 +506,7 @@ async def test_a_gpu_keeps_the_form_in_which_claims_are_prepared_whatever_is_wan
         assert ("draco.dev/unsettled", "Sharing") in {(one.key, one.value) for one in kept.taints}
         del lab.claims[claim.uid]
         lab.offers.claim_settled(ClaimSettled(claim))
+        lab.state.learn(wanted=WantedNode(cleared={gpu.uuid: 1}))
         for _ in range(20):
             await lab.clock.advance(0.5)
             await settle()

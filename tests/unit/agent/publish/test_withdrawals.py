@@ -9,10 +9,11 @@ import pytest
 from draco.agent.hardware.faults import with_fault
 from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView
 from draco.agent.publish.offering import DeviceOffer, Offering
-from draco.agent.publish.withdrawals import LOOK_S, NOTICE_S
+from draco.agent.publish.withdrawals import LOOK_S
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.draco import MigMode, PromisedDevice, WantedGpu, WantedInstance
 from draco.resources.api.sharing import Enforcement, SharedGpu, SharingMode
+from draco.sharing.clearance import NOTICE_S
 from tests.builders import a_gpu
 
 DRIVER = DriverInfo("580.65.06", "13.0", "13.580.65.06")
@@ -28,6 +29,7 @@ class Node:
 
     def __init__(self, *, partitionable: bool = True) -> None:
         self.offering, self.now_s = Offering(partitionable=partitionable), 0.0
+        self.generation = 7
 
     def offers(
         self,
@@ -38,6 +40,7 @@ class Node:
         written: bool = True,
         promised: Sequence[PromisedDevice] = (),
         shared: SharedGpu | None = None,
+        cleared: int | None = None,
         **wanted: Any,
     ) -> DeviceOffer:
         wishes = {UUID: WantedGpu(uuid=UUID, policy="p", mode=mode, **wanted)} if mode else {}
@@ -49,6 +52,8 @@ class Node:
             promised={UUID: promised},
             shared={UUID: shared} if shared else {},
             written=written,
+            generation=self.generation,
+            cleared={} if cleared is None else {UUID: cleared},
             now_s=self.now_s,
         )
 
@@ -168,10 +173,54 @@ def test_a_gpu_is_tainted_in_its_old_form_before_several_claims_may_have_it(node
     assert (shareable(offered), withdrawn(offered), offered.again_in_s) == (set(), {"gpu-0"}, LOOK_S)
     node.offers(None, shared=MEMORY)
     node.now_s = NOTICE_S
-    offered = node.offers(None, shared=MEMORY)
+    offered = node.offers(None, shared=MEMORY, cleared=7)
     assert (shareable(offered), withdrawn(offered)) == ({"gpu-0"}, set())
-    back = node.offers(None)
+    back = node.offers(None, cleared=7)
     assert (shareable(back), withdrawn(back)) == ({"gpu-0"}, {"gpu-0"})
+
+
+def test_without_an_operator_that_clears_it_a_gpu_stays_tainted_in_its_old_form(node: Node) -> None:
+    """A claim may have been allocated at the last moment, and nobody is there to say so."""
+    node.offers(None)
+    node.offers(None, shared=MEMORY)
+    node.offers(None, shared=MEMORY)
+    for node.now_s in (NOTICE_S, 1000.0):
+        offered = node.offers(None, shared=MEMORY)
+        assert (shareable(offered), withdrawn(offered), offered.again_in_s) == (set(), {"gpu-0"}, None)
+    assert shareable(node.offers(None, shared=MEMORY, cleared=6)) == set()  # of an earlier taint
+    node.generation = 9  # something else was published meanwhile
+    assert shareable(node.offers(None, shared=MEMORY, cleared=7)) == {"gpu-0"}
+
+
+def test_a_gpu_is_not_cleared_before_its_taint_has_been_there_for_long_enough(node: Node) -> None:
+    node.offers(None)
+    node.offers(None, shared=MEMORY)
+    assert shareable(node.offers(None, shared=MEMORY, cleared=8, written=False)) == set()
+    node.offers(None, shared=MEMORY, cleared=8)
+    node.now_s = NOTICE_S - 0.1
+    assert shareable(node.offers(None, shared=MEMORY, cleared=8)) == set()
+
+
+def test_a_clearance_is_void_once_the_change_was_given_up(node: Node) -> None:
+    node.offers(None)
+    node.offers(None, shared=MEMORY)
+    node.offers(None, shared=MEMORY)
+    node.now_s = NOTICE_S
+    node.offers(None)
+    node.generation = 9
+    node.offers(None, shared=MEMORY)
+    node.offers(None, shared=MEMORY, cleared=7)
+    node.now_s = 3 * NOTICE_S
+    assert shareable(node.offers(None, shared=MEMORY, cleared=7)) == set()
+    assert shareable(node.offers(None, shared=MEMORY, cleared=9)) == {"gpu-0"}
+
+
+def test_partitions_go_without_a_clearance_as_their_allocations_are_promised(node: Node) -> None:
+    node.offers(MigMode.DYNAMIC)
+    node.offers(None)
+    node.offers(None)
+    node.now_s = NOTICE_S
+    assert names(node.offers(None)) == {"gpu-0"}
 
 
 def test_a_gpu_that_was_allocated_at_the_last_moment_keeps_its_form(node: Node) -> None:
