@@ -280,7 +280,8 @@ async def a_claim_that_nobody_uses_is_looked_at(cluster: Cluster) -> None:
     await cluster.claim("unused")
     await cluster.pod("unused", "unused")
     await until(lambda: cluster.running("unused"), what="the pod runs")
-    await client.create(DEVICE_LIMITS, {"metadata": {"name": limit.name}, "spec": {"unused": {"evictAfter": "1h"}}})
+    unused = {"evictAfter": "1h", "notice": "1h"}  # the pods are warned as soon as nobody uses the GPU
+    await client.create(DEVICE_LIMITS, {"metadata": {"name": limit.name}, "spec": {"unused": unused}})
 
     async def is_told() -> bool:
         return "unused for 1h" in (await client.get(DEVICE_LIMITS, limit)).status.message
