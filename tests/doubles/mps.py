@@ -16,11 +16,28 @@ from draco.agent.hardware.programs import run
 from draco.agent.mps.control import CONTROL, PROTOCOL, MpsControl
 from draco.agent.mps.folder import DaemonName, MpsFolder, WantedDaemon
 from draco.mps.keeper import MpsKeeper
-from draco.mps.processes import NodeProcesses, mark
+from draco.mps.processes import MarkedProcess, NodeProcesses, mark
 from draco_local.simulator.driver import root
 from tests.doubles.clock import ManualClock
 
 CACHE: Final = Path("/tmp/draco-tests-mps")
+
+
+class OwnProcesses(NodeProcesses):
+    """The processes of one test's daemons: others run at the same time, with daemons of the same names."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(Path("/proc"))
+        self._pipes = f"CUDA_MPS_PIPE_DIRECTORY={folder}/".encode()
+
+    def of(self, name: DaemonName) -> list[MarkedProcess]:
+        return [each for each in super().of(name) if self._is_own(each.pid)]
+
+    def _is_own(self, pid: int) -> bool:
+        try:
+            return self._pipes in Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
 
 
 class PlainDaemons:
@@ -55,7 +72,7 @@ class MpsNode:
         root.install(self.root.host, version, cache=CACHE)
         self.folder = MpsFolder(folder / "mps", Files())
         self.control = MpsControl(DriverPrograms(self.root))
-        self.processes = NodeProcesses(Path("/proc"))
+        self.processes = OwnProcesses(self.folder.root)
         self.daemons = PlainDaemons(self.folder, DriverPrograms(self.root))
         self.version = version
         self.keeper = self.another_keeper()
@@ -76,9 +93,11 @@ class MpsNode:
         pids = [each.pid for each in self.processes.of(name)]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        yield
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
 
     def __enter__(self) -> Self:
         return self

@@ -282,10 +282,19 @@ class MpsDaemons:
 
     def _want(self, claim: PreparedClaim) -> None:
         for name, wanted in _daemons(claim).items():
-            if all(
+            if not all(
                 wanted.devices
-            ):  # the UUID of a MIG device whose record was rebuilt is known only when it has been read
-                self._folder.want(name, wanted)
+            ):  # the UUID of a MIG device whose record was rebuilt is not known before it is read
+                continue
+            before = self._folder.wanted(name)
+            if before is not None and before.devices != wanted.devices:
+                self._stop(
+                    name
+                )  # the instance was made again; the old daemon, with the right limits, would be taken for the new
+            self._folder.want(name, wanted)
+
+    def _stop(self, name: DaemonName) -> None:
+        self._aside(lambda: self._ended(name))
 
 
 def suits(gpu: Gpu) -> bool | None:

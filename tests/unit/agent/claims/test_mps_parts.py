@@ -188,6 +188,8 @@ def test_an_instance_that_is_made_again_gets_its_daemon_again_under_the_new_uuid
     assert uuids(path).isdisjoint(before)
     assert not again.mps.is_settled(PlacementKey(node.uuid, 19, 0))
     again.settle_mps()
+    with pytest.raises(DaemonNotReady):  # not the daemon of the instance that is gone
+        again.prepare(HALF)
     mps.keeper.keep(daemon(node))
     wanted = mps.folder.wanted(daemon(node))
     assert wanted is not None
