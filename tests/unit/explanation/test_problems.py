@@ -442,7 +442,8 @@ def test_mps_on_mig_devices_is_told_where_they_cannot_have_it(
     devices = [
         Device(
             name=f"gpu-{n}-mig-1g10gb-19-0",
-            attributes={} if can is None else {ATTRIBUTE_MPS: DeviceAttribute(bool_=can)},
+            attributes={"type": DeviceAttribute(string="mig")}
+            | ({} if can is None else {ATTRIBUTE_MPS: DeviceAttribute(bool_=can)}),
         )
         for n, can in enumerate(published)
     ]
