@@ -18,20 +18,29 @@ from draco_local.simulator.gpus.boards import BOARDS
 from draco_local.simulator.gpus.state import StateError
 from tests.adversary.agent import observer
 from tests.adversary.agent.decisions import HEALTH, KEYS
+from tests.adversary.agent.failing import CODES, FAILING, LACKS, REFUSALS
 from tests.adversary.agent.handing_over import HandingOver
-from tests.adversary.agent.life import FAILING, LACKS, REST_S
+from tests.adversary.agent.life import REST_S
 from tests.adversary.agent.node import NUMBERS, SHARED_NODES, accident, fired
 from tests.adversary.agent.slicing import DRIVER_VERSION, NVIDIA_SMI, OLD_DRIVER
 from tests.adversary.agent.surroundings import DRIVER, NODE
 
 PROFILES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb")
-CODES = ("UNKNOWN", "IN_USE", "INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NOT_FOUND", "GPU_IS_LOST", "NO_PERMISSION")
 XIDS = (79, 95, 119, 48, 31, 64, 74)
 """Some affect a whole GPU, some only a process."""
 SPREADING = (79, 95, 119)
 """They affect the whole GPU even if they are reported for one instance."""
-REFUSALS = ("INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NO_PERMISSION")
-"""Error codes that mean NVML changed nothing. A call that took effect never returns one."""
+HARDWARE = (
+    "reload driver",
+    "old driver",
+    "other driver",
+    "lose",
+    "reset",
+    "remove",
+    "unreadable",
+    "stop failing",
+    "ask for reset",
+)
 
 
 class Accidents(HandingOver):
@@ -85,6 +94,7 @@ class Accidents(HandingOver):
             "reboot", partial(faults.reboot, self.path, minors=minors, first_capability=capabilities), moves=True
         )
         self.left = frozenset()  # no instance survives a boot
+        self._mps_boots()
         self._make_nodes()
         self.sickness.rebooted()
         self.rivals.all_go(cleanly=False)
@@ -111,17 +121,17 @@ class Accidents(HandingOver):
 
     @accident(
         pick=NUMBERS,
-        what=st.sampled_from(
-            ("reload driver", "old driver", "lose", "reset", "remove", "unreadable", "stop failing", "ask for reset")
-        ),
+        what=st.sampled_from(HARDWARE),
     )
     def hardware(self, pick: int, what: str) -> None:
         """A GPU fails, or somebody resets or removes it or reloads the driver."""
         gpu = self._gpu(pick)
         uuid = self._uuid(gpu)
         match what:
-            case "reload driver" | "old driver":
-                version = OLD_DRIVER if what == "old driver" else None if self._slices_work() else DRIVER_VERSION
+            case "reload driver" | "old driver" | "other driver":
+                other = DRIVER_VERSION if self._limits_work() else "615"
+                same = None if self._slices_work() else DRIVER_VERSION
+                version = {"old driver": OLD_DRIVER, "other driver": other}.get(what, same)
                 if self._happens(what, lambda: faults.reload_driver(self.path, version=version), moves=True):
                     self.sickness.reset()
                     sysfs.build(self.folder / "sys", state.load(self.path))
@@ -376,11 +386,6 @@ class Accidents(HandingOver):
             self._happens("reseat", lambda uuid=gpu.uuid: hotplug.reseat(self.path, uuid), moves=True)
             self.sickness.repaired(gpu.uuid)
         self._stop_failing(but="hang")
-
-    @accident(pick=NUMBERS, mode=st.sampled_from(("none", "dynamic", "dynamic", "dynamic", "static", "disabled")))
-    def policy(self, pick: int, mode: str) -> None:
-        """The MIG mode that the operator wants for a GPU changes."""
-        self._policy(pick, mode)
 
 
 def _place(gpu: Mapping[str, Any], instance: Mapping[str, Any]) -> tuple[object, ...]:

@@ -15,9 +15,10 @@ from draco_local.simulator.gpus.gpu_state import GpuProcess
 from tests.adversary.agent import observer
 from tests.adversary.agent.configurations import CONFIGURED, Said
 from tests.adversary.agent.driven import NoAnswer
+from tests.adversary.agent.mps import Mps
 from tests.adversary.agent.node import NUMBERS, fired
 from tests.adversary.agent.scheduler import Claim, Result
-from tests.adversary.agent.sharing import Sharing, sharers
+from tests.adversary.agent.sharing import sharers
 from tests.adversary.agent.surroundings import NODE
 
 KINDS = st.sampled_from(("whole", "part", "part"))
@@ -25,7 +26,7 @@ OTHERS = ("3g.40gb-9-0", "3g.40gb-9-4", "1g.10gb-19-0", "1g.10gb-19-3", "1g.10gb
 """Valid partition names that the node need not have published."""
 
 
-class LifeOfClaims(Sharing):
+class LifeOfClaims(Mps):
     """Claims and pods of one node."""
 
     @precondition(lambda self: bool(self.past) and len(self.claims) < 8)
@@ -42,7 +43,7 @@ class LifeOfClaims(Sharing):
     ) -> None:
         """The scheduler allocates a claim from the published slices or from outdated ones."""
         published = self.past[max(0, len(self.past) - 1 - age)]
-        claim = Claim(name=self._name(), results=[], said=said)
+        claim = self._new(said)
         for kind, pick in picks:
             others = [] if admin else [*self.claims.values(), claim]
             free = published.free(others, tolerant=tolerant)
@@ -117,6 +118,9 @@ class LifeOfClaims(Sharing):
         boards = {one.device: board for one in results if (board := self._board_of(one.device))}
         self._add(Claim(name=self._name(), results=results, boards=boards, blind=True), "allocate blindly", asked=asked)
 
+    def _new(self, said: Said = ()) -> Claim:
+        return Claim(name=self._name(), results=[], said=said, kept=self.mps.installed)
+
     def _name(self) -> str:
         self.number += 1
         return f"c{self.number}"
@@ -190,6 +194,7 @@ class LifeOfClaims(Sharing):
         self._check_boards(claim, mine, seen)
         self._take_up(claim)
         self._check_slices(claim)
+        self._check_daemons(claim)
         for part in claim.exclusive.values():
             gpu = next(each for each in seen.gpus if each["uuid"] == part.gpu)
             if self.hanging and self.modes.get(part.gpu) != gpu["mig_current"]:
@@ -363,21 +368,27 @@ class LifeOfClaims(Sharing):
                         self._hold(claim, gpu["uuid"], compute["uuid"], instance["id"], compute["id"], listed=listed)
 
     def _hold(self, claim: Claim, gpu: str, device: str, gi: int | None, ci: int | None, *, listed: bool) -> None:
-        fired["run pod"] += 1
         self.pid += 1
+        cgroup = f"/kubepods/besteffort/pod{claim.pod_uid}/{self.pid:064x}"
+        if not self._started(claim, cgroup):
+            return
+        fired["run pod"] += 1
         process = GpuProcess(
             self.pid,
             gpu_instance=gi,
             compute_instance=ci,
             listed=listed,
-            cgroup=f"/kubepods/besteffort/pod{claim.pod_uid}/{self.pid:064x}",
+            cgroup=cgroup,
+            memory_mib=1024,
             hostname=claim.name,
             variables={"DRACO_DEVICE_0": device},
         )
         faults.hold(self.path, gpu, process)
+        self._connects(claim, self.pid)
 
     def _pods_end(self) -> None:
         fired["pods end"] += 1
         with state.mutate(self.path) as node:
             for gpu in node.gpus:
                 gpu.processes.clear()
+        self._containers_end()

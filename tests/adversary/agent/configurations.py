@@ -12,12 +12,15 @@ INTERVALS = ("Default", "Short", "Medium", "Long")
 CONTRADICTIONS = ("MPS, too", "Forever", "no field", "MPS in turns", "MPS of 200 %")
 """Configurations that must be refused."""
 MPS = "MPS"
-"""Nobody keeps MPS daemons on this node, so it must be refused on whole GPUs, on which alone it would have an effect."""
+"""It concerns whole GPUs only, and must be refused there if nobody keeps MPS daemons on the node."""
+HALF = "MPS of 50 %"
 Said = tuple[tuple[str, str], ...]
 """Configurations with their sources, least important first."""
 SOURCES = ("FromClass", "FromClaim")
 CONFIGURED = st.just(()) | st.lists(
-    st.tuples(st.sampled_from(SOURCES), st.sampled_from(("Long", "Long", "Short", *INTERVALS, *CONTRADICTIONS, MPS))),
+    st.tuples(
+        st.sampled_from(SOURCES), st.sampled_from(("Long", "Long", "Short", *INTERVALS, *CONTRADICTIONS, MPS, HALF))
+    ),
     min_size=1,
     max_size=2,
     unique_by=lambda one: one[0],
@@ -42,6 +45,8 @@ def _parameters(one: str) -> Any:
         sharing = {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 200}}
     elif one == MPS:
         sharing = {"strategy": "MPS"}
+    elif one == HALF:
+        sharing = {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}}
     return {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing}
 
 
@@ -50,11 +55,18 @@ def time_slice(said: Said) -> int:
     return INTERVALS.index(said[-1][1]) if said and said[-1][1] in INTERVALS else 0
 
 
-def must_be_refused(said: Said, *, whole: bool, admin: bool) -> bool:
+def percentage(said: Said) -> int | None:
+    """The part of the threads that an accepted claim's clients of MPS have on its whole GPUs; None without MPS."""
+    return {MPS: 100, HALF: 50}.get(said[-1][1]) if said else None
+
+
+def must_be_refused(said: Said, *, whole: bool, admin: bool, kept: bool) -> bool:
     """Whether the configurations forbid to prepare a claim: with whole GPUs, and with administrative access to one of them.
 
-    The last one applies to whole GPUs. Those that apply to no device must be right all the same.
+    `kept`: somebody may keep MPS daemons on the node. The last one applies to whole GPUs. Those that apply to no device must be
+    right all the same.
     """
     judged: Sequence[tuple[str, str]] = said[-1:] if whole else said
-    unable = whole and bool(said) and said[-1][1] == MPS
-    return unable or any(one in CONTRADICTIONS for _, one in judged) or (admin and time_slice(said) > 0)
+    mps = whole and percentage(said) is not None
+    changes = mps or time_slice(said) > 0
+    return (mps and not kept) or any(one in CONTRADICTIONS for _, one in judged) or (admin and changes)

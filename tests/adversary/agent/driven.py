@@ -24,6 +24,8 @@ from draco.agent.plugin.dra_service import DraService
 from draco.agent.report.claim_status import ClaimRef
 from draco.agent.report.node_status import ABSENT_S
 from draco.agent.settings import AgentSettings
+from draco.agent.usage import reading
+from draco.agent.usage.limit_keeper import LimitKeeper
 from draco.kube.queue import WorkQueue
 from draco.kube.watch.watching import ListedCollection
 from draco.resources.names import ClaimUid
@@ -32,8 +34,7 @@ from draco_local.simulator.nvml.library import SimulatedNvml
 from draco_local.simulator.nvml.nvidia_smi import SimulatedSmi
 from tests.adversary.agent import observer
 from tests.adversary.agent.processes import Process
-from tests.adversary.agent.surroundings import NODE, Death, Disk, Killed, MortalFiles, Source
-from tests.adversary.agent.threads import Threads
+from tests.adversary.agent.surroundings import CGROUP, NODE, OWN_CGROUP, Death, Disk, Killed, MortalFiles, Source
 from tests.doubles.clock import ManualClock
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class Driven:
         self.source = source
         self.death = death
         self.process = Process(death)
-        self.threads = Threads()
+        self.threads = self.process.threads
         gpus = folder / "gpus.json"
         settings = AgentSettings(
             node_name=NODE,
@@ -120,6 +121,8 @@ class Driven:
         with (
             mock.patch.object(threads, "DaemonExecutor", self.threads.executor),
             mock.patch.object(hardware, "DaemonExecutor", self.threads.executor),
+            mock.patch.object(reading, "DaemonExecutor", self.threads.executor),
+            mock.patch.object(parts, "LimitKeeper", partial(LimitKeeper, cgroups=folder / CGROUP)),
             mock.patch.object(parts, "DraService", Noted),
             mock.patch.object(parts, "HardwareMonitor", Listening),
             mock.patch.object(parts, "NvmlUsage", partial(NvmlUsage, pause=lambda _: None)),
@@ -129,7 +132,7 @@ class Driven:
             self.agent = app.Agent(
                 settings,
                 client,
-                Nvml(library, monotonic=clock.monotonic),
+                Nvml(library, own_cgroup=folder / OWN_CGROUP, monotonic=clock.monotonic),
                 smi=SimulatedSmi(AtOnce(gpus, step=self._step)),
                 clock=clock,
                 files=MortalFiles(self.process, disk),
@@ -179,7 +182,7 @@ class Driven:
             there = self.source.gpu_node
             listed = {there.metadata.key: there} if there is not None else {}
             self.agent.parts.keeper._informer.take(ListedCollection(listed, "", []))
-            if there is not None:
+            if there is not None and there.spec.decided:
                 self.source.heard = [msgspec.to_builtins(each) for each in there.spec.shared]
         if not (self.source.gone or self.agent.parts.publisher._informer.synced.is_set()):
             self.see_slices()
@@ -325,15 +328,19 @@ class Driven:
             if not any(self._is_woken(parts.keeper._queue, uuid) for uuid in gpus):
                 reconciles += [("MIG layout", parts.keeper, uuid) for uuid in gpus]
             reconciles += [("time slice", parts.time_slices, gpu.uuid) for gpu in parts.state.facts.view.present]
+            reconciles += [("MPS", parts.mps, gpu.uuid) for gpu in parts.state.facts.view.present]
         self._has_read = False
         for what, reconciler, key in reconciles:
             if self._is_woken(reconciler._queue, key) or self.source.gone:
                 continue
             before = self._effects()
-            self._run(reconciler._reconcile(key))
+            self._run(self._ours(reconciler._reconcile(key)))
             assert self._effects() == before, (
                 f"the {what} of {key or NODE} was out of date, and nothing woke its reconciler"
             )
+
+    async def _ours(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return await self.loop.create_task(work, context=self.process.context)
 
     def _is_woken(self, queue: WorkQueue[Any], key: Any) -> bool:
         """Whether the key is queued or running, waits for another try, or is delayed by less than a periodic look."""

@@ -3,7 +3,7 @@
 Owns these steps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from draco_local.simulator.gpus.state import StateError
 from tests.adversary.agent import observer
 from tests.adversary.agent.decisions import KEYS
 from tests.adversary.agent.driven import Driven, Gone, NoAnswer
+from tests.adversary.agent.failing import FAILING, LACKS
 from tests.adversary.agent.node import NUMBERS, Node, accident, fired, paced
 from tests.adversary.agent.surroundings import NODE, Death, Killed
 
@@ -26,37 +27,6 @@ LISTENING_S = 21.0
 """A turn this long lets a listening agent hear every event."""
 REST_S = 61.0
 """A turn this long lets a working agent read everything and retry everything."""
-FAILING = (
-    "nvmlDeviceCreateGpuInstanceWithPlacement",
-    "nvmlGpuInstanceCreateComputeInstance",
-    "nvmlComputeInstanceDestroy",
-    "nvmlGpuInstanceDestroy",
-    "nvmlDeviceGetGpuInstances",
-    "nvmlDeviceGetMigMode",
-    "nvmlDeviceGetMinorNumber",
-    "nvmlDeviceGetHandleByIndex",
-    "nvmlDeviceGetCount",
-    "nvmlDeviceGetUUID",
-    "nvidia-smi",
-    "nvidia-smi",
-)
-
-
-LACKING = (
-    "nvmlDeviceGetMemoryInfo",
-    "nvmlDeviceGetName",
-    "nvmlDeviceGetBrand",
-    "nvmlDeviceGetArchitecture",
-    "nvmlDeviceGetCudaComputeCapability",
-    "nvmlDeviceGetAddressingMode",
-    "nvmlDeviceGetMemoryAffinity",
-    "nvmlDeviceGetGpuFabricInfoV",
-    "nvmlDeviceGetMinorNumber",
-    "nvidia-smi",
-)
-"""NVML calls, and time slices, that a board or its driver may not support."""
-NEVER = ("NOT_SUPPORTED", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION")
-LACKS = st.tuples(st.sampled_from(LACKING), st.sampled_from(NEVER))
 
 
 class LifeOfAgent(Node):
@@ -68,7 +38,20 @@ class LifeOfAgent(Node):
         dynamic=st.sampled_from(((), (0,), (0, 1), (1,))),
         peace=st.sampled_from((4, 2, 8, 0)),
         lacks=st.just(()) | st.lists(LACKS, min_size=1, max_size=3, unique_by=lambda one: one[0]).map(tuple),
-        shared=st.sampled_from(((), (), ("Memory by default",), ("Count 4", "Memory"), ("", "Unlimited"))),
+        shared=st.sampled_from(
+            (
+                (),
+                ("Memory by default",),
+                ("Count 4", "Memory"),
+                ("", "Unlimited"),
+                ("Limited", "Limited"),
+                ("MIG, too", "MIG, too, by count"),
+                ("Limited", "MIG, too"),
+            )
+        ),
+        static=st.sampled_from(((), (), (0,), (1,))),
+        driver=st.sampled_from(("", "615")),
+        mps=st.booleans(),
     )
     def begin(
         self,
@@ -78,6 +61,9 @@ class LifeOfAgent(Node):
         peace: int = 0,
         lacks: tuple[tuple[str, str], ...] = (),
         shared: tuple[str, ...] = (),
+        static: tuple[int, ...] = (),
+        driver: str = "",
+        mps: bool = False,
     ) -> None:
         fired["sequences"] += 1
         self._patch()
@@ -88,6 +74,9 @@ class LifeOfAgent(Node):
                 made.gpus[0].mig_current = made.gpus[0].mig_pending = 1
         for function, code in lacks:
             self._lack(0, function, code)
+        if driver:
+            faults.reload_driver(self.path, version=driver)
+        self._make_cgroups()
         sysfs.build(self.folder / "sys", node)
         procfs.build(self.path, state.load(self.path))
         self._make_nodes()
@@ -95,8 +84,13 @@ class LifeOfAgent(Node):
         (self.folder / "k" / "plugins_registry").mkdir(parents=True)
         self._others()
         self._kubelet_records()
+        if mps:
+            self._keep_mps()
         for gpu in dynamic:
-            self._policy(gpu, "dynamic")
+            if gpu >= len(shared):
+                self._policy(gpu, "dynamic")
+        for gpu in static if shared else ():
+            self._policy(gpu, "static")
         self.start()
         self.turn(REST_S)
         for index, asked in enumerate(shared):
@@ -153,7 +147,7 @@ class LifeOfAgent(Node):
         self.idle = 2
         answered = self._answers()  # if not, the agent's last reading may have failed
         late = self._to_be_given_up() if seconds == REST_S else set()
-        sliced = seconds == REST_S and self._slices_rest()
+        laws = self._laws_at_rest() if seconds == REST_S else []
         self._operator_looks()
         if self.agent is not agent:
             return  # it died of what it was told
@@ -172,16 +166,30 @@ class LifeOfAgent(Node):
                 self._check_place()
                 self.reachable = not self.source.gone
             self.damaged = self.damaged and not self._served()
-            if sliced and self._slices_rest():
-                self.check_slices()
+            for law in self._laws_at_rest() if laws else ():
+                if law in laws:
+                    law()
             self._check_given_up(late & self._to_be_given_up())
 
-    def _slices_rest(self) -> bool:
-        """Whether time slices must be right at the end of a long turn. `TimeSlicing` implements it."""
-        return False
+    def _laws_at_rest(self) -> list[Callable[[], None]]:
+        """What must be true at the end of a long turn, if that was to be true at its beginning, too."""
+        return []
 
-    def check_slices(self) -> None:
-        """Check them. `TimeSlicing` implements it."""
+    def _works(self) -> bool:
+        """Whether the agent serves, and nothing keeps it from doing its work."""
+        return (
+            self.agent is not None
+            and self._served()
+            and self._answers()
+            and self.disk.free is None
+            and not self.gave_way
+        )
+
+    def _keep_mps(self) -> None:
+        """Start a keeper of MPS daemons. `Mps` implements it."""
+
+    def _make_cgroups(self) -> None:
+        """Make the node's cgroups. `MemoryLimits` implements it."""
 
     def _to_be_given_up(self) -> set[str]:
         """The deleted claims that the agent can unprepare now."""
@@ -328,6 +336,11 @@ class LifeOfAgent(Node):
         for claim in self.claims.values():
             if claim.told is not (claim.uid in specs or self.source.reported(claim.name)):
                 claim.told, claim.unsure = False, True
+
+    @accident(pick=NUMBERS, mode=st.sampled_from(("none", "dynamic", "dynamic", "dynamic", "static", "disabled")))
+    def policy(self, pick: int, mode: str) -> None:
+        """The MIG mode that the operator wants for a GPU changes."""
+        self._policy(pick, mode)
 
     def _policy(self, pick: int, mode: str) -> None:
         fired[f"policy {mode}"] += 1

@@ -31,7 +31,14 @@ changes, its taint has been published for as long as the scheduler may take to s
 its decision and the agent can read it, and not of GPUs in allocations that no scheduler made.
 The record never has two claims of whole GPUs that exclude each other, and keeps each share that kubelet was told is prepared.
 Each share has its own CDI device, all shares of a GPU have one time slice, and processes of shares keep no other share away.
-At rest, a GPU that no claim has is published as its SharingPolicy asks.
+At rest, a GPU that no claim has is published as its SharingPolicy asks, and each share that is offered can be had.
+The spec of a claim whose shares the driver is to hold to their memory says how much that is, and no other spec does. At rest each
+of its containers has that limit, or an Event says why not; no other cgroup has one.
+When the agent answers a Prepare, a claim with MPS has a daemon of its own settings and its GPU is exclusive; any other's is not.
+No daemon is ended while a claim that kubelet was told is prepared has clients, whether the agent or the keeper dies. At rest each
+MPS claim has its daemon, or the agent says why not; without claims no daemon, no folder and no exclusive GPU is left.
+Hours that were counted as held or used never decrease. At rest the GpuUsage names no claim that is gone, and no more processes
+than there are.
 A claim of whole GPUs can be unprepared even if the driver or nvidia-smi does not answer; a claim of partitions if they answer and
 nothing uses them. Neither needs disk space or the API server.
 A GPU for which NVML does not support some calls counts as healthy. Every healthy GPU is published, whatever is wrong with the
@@ -43,7 +50,9 @@ Claims with administrative access may share hardware with others.
 
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from hypothesis.stateful import invariant
 
@@ -51,9 +60,10 @@ from draco.resources.kinds import CLAIMS
 from draco_local.simulator.gpus import state
 from tests.adversary.agent import observer
 from tests.adversary.agent.accidents import Accidents
+from tests.adversary.agent.configurations import HALF
 from tests.adversary.agent.life import REST_S
 from tests.adversary.agent.node import Over, at_once, fired
-from tests.adversary.agent.scheduler import Claim, Result
+from tests.adversary.agent.scheduler import Published, Result
 from tests.adversary.agent.sharing import sharers
 from tests.adversary.agent.sickness import refused
 from tests.adversary.agent.surroundings import NODE
@@ -81,6 +91,9 @@ class AgentMachine(Accidents):
         self.no_two_claims_were_told_of_the_same()
         self.specs_are_what_is_there()
         self.shares_are_on_record()
+        self._check_limits_told()
+        self.hours_never_decrease()
+        self.no_daemon_ends_under_clients()
         if self.until is not None and time.monotonic() > self.until:
             raise Over
         self.broken = False
@@ -150,6 +163,7 @@ class AgentMachine(Accidents):
         """End the agents and delete the folder."""
         with suppress(Exception):
             self._bury_all()
+            self._bury_keeper()
         self.rivals.all_go(cleanly=False)
         self.patched.close()
         self.loop.close()
@@ -158,27 +172,7 @@ class AgentMachine(Accidents):
     def _rest(self) -> None:
         """Repair everything, unprepare every claim, and check that nothing of Draco's is left."""
         fired["rest"] += 1
-        self.armed = 0
-        self.death.disarm()
-        self.disk.free = None
-        self.source.gone = self.source.mute = False
-        self._make_nodes()
-        self.rivals.all_go(cleanly=False)
-        self.gave_way = False
-        if self.hanging and self.agent is not None:
-            with self._living("let go"):
-                self._let_go(self.agent)
-        if self.death.dead:
-            self._bury()
-        if self.next is not None:
-            self.next.death.disarm()
-        self._stop_failing()
-        with state.mutate(self.path) as node:
-            node.driver.error = 0
-            node.driver.nvidia_smi = True
-            for gpu in node.gpus:
-                gpu.processes.clear()
-                gpu.error = gpu.error if gpu.error == 15 else 0
+        self._repair()
         if self.agent is None:
             self.start()
         self.turn(REST_S)
@@ -189,6 +183,8 @@ class AgentMachine(Accidents):
                 if claim.told or claim.unsure or claim.leaving:
                     error = self._give_up(claim)
             self.turn(REST_S)
+            if not any(claim.told or claim.unsure or claim.leaving for claim in self.claims.values()):
+                break
         left = [claim.name for claim in self.claims.values() if claim.told or claim.unsure or claim.leaving]
         assert not left, f"claims cannot be given up: {left}: {error}"
         for check in (self.specs_are_what_is_there, self.nothing_foreign_is_touched):
@@ -211,7 +207,36 @@ class AgentMachine(Accidents):
         ]
         assert not ours, f"instances are left that nobody has: {ours}"
         self._no_time_slice_is_left()
+        self.no_daemon_is_left()
         self._every_gpu_is_served()
+        self.turn(REST_S)
+        self.turn(REST_S)
+        self.no_daemon_is_left()
+
+    def _repair(self) -> None:
+        self.armed = 0
+        self.death.disarm()
+        self.disk.free = None
+        self.source.gone = self.source.mute = False
+        self._make_nodes()
+        self.rivals.all_go(cleanly=False)
+        self.gave_way = False
+        if self.hanging and self.agent is not None:
+            with self._living("let go"):
+                self._let_go(self.agent)
+        if self.death.dead:
+            self._bury()
+        if self.next is not None:
+            self.next.death.disarm()
+        self._stop_failing()
+        with state.mutate(self.path) as node:
+            node.driver.error = 0
+            node.driver.nvidia_smi = True
+            for gpu in node.gpus:
+                gpu.processes.clear()
+                gpu.error = gpu.error if gpu.error == 15 else 0
+        self._containers_end()
+        self._mps_rests()
 
     def _forms_rest(self) -> None:
         """Without claims, each GPU comes to be published as its policy asks, and for one claim alone when that is gone."""
@@ -227,6 +252,36 @@ class AgentMachine(Accidents):
             published = self._publish()
             if published is not None:
                 self._check_settled(published)
+                self._every_share_is_served(published)
+
+    def _every_share_is_served(self, published: Published) -> None:
+        """Two claims have a share of each device that is offered for several, and give it back."""
+        for device in published.devices if self._served() else ():
+            if not device.get("allowMultipleAllocations") or refused(device):
+                continue
+            if "-mig-" in device["name"] and (
+                published.board(device["name"]) in self._without_capability() or not self._slices_work()
+            ):
+                continue  # its mode, or the profiles while that is off, are unknown: the latter with an old driver
+            for _ in (1, 2):
+                claim = self._new()
+                self._give(claim, published, device["name"], tolerant=False, wanted=_least(device))
+                if not claim.results:
+                    continue
+                fired["share served at rest"] += 1
+                self.claims[claim.name] = claim
+                self.source.put(CLAIMS, claim.object(NODE))
+                error, _ = self._up().prepare(claim.name, claim.uid)
+                assert not error, f"{device['name']} is offered, and no share of it can be had: {error}"
+                claim.told = True
+                self._check_answer(claim)
+        for claim in list(self.claims.values()):
+            error = self._give_up(claim)
+            assert not error, f"{claim.name} cannot be given back: {error}"
+
+    def _without_capability(self) -> set[str]:
+        """Boards that do not tell their compute capability, perhaps no more."""
+        return {uuid for uuid, function, _ in self.sickness.lacks if function == "nvmlDeviceGetCudaComputeCapability"}
 
     def _no_time_slice_is_left(self) -> None:
         if self._slices_rest():
@@ -245,16 +300,16 @@ class AgentMachine(Accidents):
                 continue
             board = published.board(device["name"])
             sliced = self._slices_work() and board not in self._without_slices()
-            for said in ((), (("FromClaim", "Long"),)):
+            for said in ((), (("FromClaim", "Long"),), (("FromClaim", HALF),)):
                 fired["served at rest"] += 1
-                claim = Claim(name=self._name(), results=[Result(device["name"])], said=said)
+                claim = self._new(said)
+                claim.results = [Result(device["name"])]
                 self.claims[claim.name] = claim
                 self.source.put(CLAIMS, claim.object(NODE))
                 error, _ = self._up().prepare(claim.name, claim.uid)
-                if said and not sliced:
-                    assert error, (
-                        f"{device['name']} cannot have time slices, and a claim that asks for them is prepared"
-                    )
+                can = self.mps.installed if claim.percentage is not None else sliced
+                if said and not can:
+                    assert error, f"{device['name']} cannot be had with {said}, and is"
                     self._delete(claim)
                     continue
                 assert not error, f"{device['name']} is offered, and cannot be had with {said}: {error}"
@@ -264,3 +319,9 @@ class AgentMachine(Accidents):
                 assert not error, f"{device['name']} cannot be given back: {error}"
         self.turn(REST_S)
         self._no_time_slice_is_left()
+
+
+def _least(device: Mapping[str, Any]) -> dict[str, str]:
+    """The smallest share of a device that a claim may ask for."""
+    policy = device["capacity"].get("memory", {}).get("requestPolicy", {})
+    return {"memory": policy["validRange"]["min"]} if "memory" in device["capacity"] and "validRange" in policy else {}

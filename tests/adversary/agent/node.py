@@ -12,12 +12,17 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import structlog
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from draco.agent.containers import toolkit
+from draco.agent.containers.common_edits import CommonEdits
+from draco.agent.containers.edits import ContainerEdits
 from draco.resources.api.draco import WantedGpu
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import state
@@ -37,6 +42,8 @@ KUBELET_RECORD = "dra_manager_state"
 SHARED_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 CAPABILITIES = 1200
 """More than the GPUs of a sequence can have, wherever their numbers begin."""
+INSTALLED: Any = SimpleNamespace(host=Path("/"))
+"""The node's driver, for NVIDIA's hook."""
 
 fired: Counter[str] = Counter()
 """How often each rule acted, and with which result, over all machines of this process."""
@@ -133,6 +140,14 @@ class Node(RuleBasedStateMachine):
         """Patch the product so that agents run on this node only."""
         self.patched.enter_context(sockets_beside(self.rivals))
         self.patched.enter_context(side_by_side())
+        self.patched.enter_context(mock.patch.object(CommonEdits, "limiting", self._limiting))
+
+    def _limiting(self, gpu: str, limit_mib: int) -> ContainerEdits:
+        """What the toolkit gives a container that is limited: this node has no driver's files."""
+        hook = self.folder / "nvidia-cdi-hook"
+        hook.touch()
+        with mock.patch.object(toolkit, "_carried_hook", return_value=hook):
+            return toolkit.memory_limit(INSTALLED, gpu, limit_mib, keep_in=self.folder)
 
     def _others(self) -> None:
         """Create files of other programs in the folders where Draco keeps its own."""

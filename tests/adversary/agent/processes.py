@@ -15,11 +15,14 @@ from typing import Any, Self
 from unittest import mock
 
 from draco.agent import app
+from draco.agent.hardware.nvml import Nvml
 from draco.agent.plugin import handover
 from draco.agent.plugin.guard import ProcessLock
 from draco.agent.plugin.handover import NextAgent
+from draco.agent.usage import limit_keeper, reading
 from draco.kube.clock import Clock
 from tests.adversary.agent.surroundings import Death
+from tests.adversary.agent.threads import Threads
 
 POLL_S = 0.5
 SELDOM_S = 20.0
@@ -32,6 +35,7 @@ CHANGES = (
     "before nvmlDeviceSetMigMode",
     "before nvmlDeviceSetComputeMode",
     "before nvidia-smi",
+    "before mps quit",
     "before write",
     "before overwrite",
 )
@@ -46,6 +50,7 @@ class Process:
         self.tasks: set[asyncio.Task[Any]] = set()
         self.servers: list[Any] = []
         self.lock: ProcessLock | None = None
+        self.threads = Threads()
         self.trespasses: list[str] = []
         self.context = contextvars.copy_context()
         self.context.run(_CURRENT.set, self)
@@ -128,6 +133,15 @@ async def _hand_over(folder: Path, clock: Clock, **options: Any) -> None:
     current().death.step("after it handed over")
 
 
+def _executor(*_args: Any, **_options: Any) -> Any:
+    return current().threads.executor()
+
+
+async def _in_place(work: Any, *given: Any) -> Any:
+    """Stands in for asyncio.to_thread, so that a sequence repeats exactly."""
+    return work(*given)
+
+
 @contextmanager
 def looking_often() -> Iterator[None]:
     """Let a standby agent poll often within the block, from its next poll on."""
@@ -143,6 +157,10 @@ def side_by_side() -> Iterator[None]:
         mock.patch.object(app, "NextAgent", _Next),
         mock.patch.object(app, "hand_over", _hand_over),
         mock.patch.object(app, "POLL_S", SELDOM_S),
+        mock.patch.object(limit_keeper, "DaemonExecutor", _executor),
+        mock.patch.object(reading, "DaemonExecutor", _executor),
+        mock.patch.object(asyncio, "to_thread", _in_place),
+        mock.patch.object(Nvml, "aside", lambda _, work: work()),
         mock.patch.object(app, "CLOSING_S", 0.0),  # threads have ended already, or hang
         mock.patch.object(handover, "POLL_S", POLL_S),
     ):

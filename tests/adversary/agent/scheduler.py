@@ -28,6 +28,8 @@ class Result(msgspec.Struct, frozen=True):
     share: str = ""
     consumed: Mapping[str, int] = {}
     """What a share has of each capacity."""
+    limited: bool = False
+    """Whether it was published that the driver holds shares of it to their memory."""
 
 
 class Claim(msgspec.Struct, kw_only=True):
@@ -36,7 +38,7 @@ class Claim(msgspec.Struct, kw_only=True):
     `told`: kubelet was told that it is prepared. `unsure`: kubelet asked to prepare it and got no answer. `leaving`: it is being
     unprepared, and kubelet was not told that this is done. `gone`: its object was deleted. `parts` is the hardware that kubelet
     was told of, `boards` the board of each device when the scheduler chose it. `said`: NVIDIA's configurations. `blind`: no
-    scheduler allocated it.
+    scheduler allocated it. `kept`: somebody may keep MPS daemons on the node.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Claim(msgspec.Struct, kw_only=True):
     boards: dict[str, str] = {}
     said: Said = ()
     blind: bool = False
+    kept: bool = False
 
     @property
     def uid(self) -> str:
@@ -72,6 +75,15 @@ class Claim(msgspec.Struct, kw_only=True):
         return {one.device for one in self.results if one.share and not one.admin}
 
     @property
+    def limits_mib(self) -> dict[str, int]:
+        """The memory that the driver is to give the claim's containers, by device; its shares of one device add up."""
+        limited = [one for one in self.results if one.limited and not one.admin]
+        return {
+            device: sum(each.consumed.get("memory", 0) for each in limited if each.device == device) >> 20
+            for device in {one.device for one in limited}
+        }
+
+    @property
     def time_slices(self) -> dict[str, int]:
         """The time slice that it asks for on each of its whole GPUs. Administrative access changes nothing."""
         asked = configurations.time_slice(self.said)
@@ -81,7 +93,12 @@ class Claim(msgspec.Struct, kw_only=True):
     def must_be_refused(self) -> bool:
         """Whether its configurations forbid to prepare it."""
         admin = any(one.admin for one in self._whole)
-        return configurations.must_be_refused(self.said, whole=bool(self._whole), admin=admin)
+        return configurations.must_be_refused(self.said, whole=bool(self._whole), admin=admin, kept=self.kept)
+
+    @property
+    def percentage(self) -> int | None:
+        """The part of the threads that its clients of MPS have on its whole GPUs; None without MPS."""
+        return configurations.percentage(self.said)
 
     @property
     def _whole(self) -> list[Result]:
@@ -158,10 +175,18 @@ class Published(msgspec.Struct, frozen=True):
         """The device of this name."""
         return next(each for each in self.devices if each["name"] == name)
 
+    def limits(self, name: str) -> bool:
+        """Whether it is published that the driver holds shares of a device to their memory."""
+        limit = self.device(name)["attributes"].get("draco.dev/memoryLimit", {})
+        return bool(limit.get("string") == "driver")
+
     def form(self, name: str) -> tuple[object, ...]:
         """How a device is published for claims; () if it is not."""
         found = [each for each in self.devices if each["name"] == name]
-        return tuple((bool(each.get("allowMultipleAllocations")), *sorted(each.get("capacity", {}))) for each in found)
+        return tuple(
+            (bool(each.get("allowMultipleAllocations")), self.limits(name), *sorted(each.get("capacity", {})))
+            for each in found
+        )
 
     def names(self) -> list[str]:
         """Names of all devices."""

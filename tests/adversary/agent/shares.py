@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from tests.adversary.agent.claims import LifeOfClaims
-from tests.adversary.agent.configurations import CONFIGURED, Said
+from tests.adversary.agent.configurations import CONFIGURED, HALF, MPS, Said
 from tests.adversary.agent.node import NUMBERS, fired
-from tests.adversary.agent.scheduler import Claim
 
 MEMORY = st.sampled_from((None, "1", "10Gi", "40Gi", "80Gi"))
 
@@ -37,7 +36,7 @@ class ClaimsOfShares(LifeOfClaims):
     ) -> None:
         """The scheduler allocates a claim of shares, perhaps several of one GPU."""
         published = self.past[max(0, len(self.past) - 1 - age)]
-        claim = Claim(name=self._name(), results=[], said=said)
+        claim = self._new(said)
         wanted = {"memory": memory} if memory is not None else {}
         for pick in picks:
             names = self._shareable()
@@ -50,7 +49,7 @@ class ClaimsOfShares(LifeOfClaims):
     @precondition(lambda self: self._served() and len(self.claims) < 6 and bool(self._shareable()))
     @rule(
         several=st.lists(st.tuples(NUMBERS, MEMORY), min_size=2, max_size=4),
-        interval=st.sampled_from(("", "", "", "Long", "Short")),
+        interval=st.sampled_from(("", "", "", "Long", "Short", MPS, HALF)),
         runs=st.booleans(),
     )
     def pods_that_share(self, several: list[tuple[int, str | None]], interval: str, runs: bool) -> None:
@@ -60,6 +59,28 @@ class ClaimsOfShares(LifeOfClaims):
                 self.share([pick], memory, said=(("FromClaim", interval),) if interval else ())
                 if runs and self.claims:
                     self.run_pod(pick, listed=True, ends=False)
+
+    @precondition(lambda self: self._served() and len(self.claims) < 8 and bool(self._shareable()))
+    @rule(pick=NUMBERS, memory=MEMORY, runs=st.booleans(), ends=st.booleans())
+    def pod_that_shares(self, pick: int, memory: str | None, runs: bool = False, ends: bool = False) -> None:
+        """A typical pod with a share; it may end soon."""
+        self.share([pick], memory)
+        if runs and self.claims:
+            self.run_pod(len(self.claims) - 1, listed=True, ends=False)
+        if ends and self._served() and self.claims:
+            self._pods_end()
+            self.unprepare(len(self.claims) - 1)
+
+    @precondition(lambda self: self._served() and self.mps.installed and bool(self.past) and len(self.claims) < 8)
+    @rule(pick=st.integers(0, 40), asked=st.sampled_from((MPS, HALF)), runs=st.booleans(), ends=st.booleans())
+    def pod_with_mps(self, pick: int, asked: str, runs: bool = False, ends: bool = False) -> None:
+        """A typical pod whose programs share a GPU through MPS; it may end soon."""
+        self.pod("whole", pick, said=(("FromClaim", asked),))
+        if runs and self.claims:
+            self.run_pod(len(self.claims) - 1, listed=True, ends=False)
+        if ends and self._served() and self.claims:
+            self._pods_end()
+            self.unprepare(len(self.claims) - 1)
 
     def _shareable(self) -> list[str]:
         """The devices that several claims may have."""

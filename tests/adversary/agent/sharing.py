@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
+from draco.resources.api.draco import MigMode, WantedGpu
 from draco.resources.api.sharing import SharingPolicy
 from draco.sharing.clearance import NOTICE_S, withdrawn
 from draco.sharing.decide import SharableNode, SharingRules, decide, sharing_rules
@@ -29,8 +30,12 @@ POLICIES: Mapping[str, Mapping[str, Any]] = {
     "Count 2": {"mode": "Count", "count": 2},
     "Count 4": {"mode": "Count", "count": 4},
     "Unlimited": {"mode": "Unlimited"},
+    "Limited": {"mode": "Memory", "step": "1Gi", "default": "10Gi", "enforcement": "DriverLimit"},
+    "MIG, too": {"mode": "Memory", "migDevices": True},
+    "MIG, too, by count": {"mode": "Count", "count": 2, "migDevices": True},
 }
-ASKED = st.sampled_from((*POLICIES, "Memory by default", "Count 4", ""))
+_DYNAMIC = WantedGpu(uuid="", policy="", mode=MigMode.DYNAMIC)
+ASKED = st.sampled_from((*POLICIES, "Memory by default", "Limited", "Count 4", ""))
 """Draws what is wanted of a GPU; "" for no policy."""
 
 
@@ -142,8 +147,13 @@ class Sharing(TimeSlicing):
         share = (
             f"s{len(claim.results)}-{claim.name}" if published.device(device).get("allowMultipleAllocations") else ""
         )
-        claim.results = [*claim.results, Result(device, admin=admin, share=share, consumed=consumed)]
+        limited = bool(share) and not admin and published.limits(device)
+        claim.results = [*claim.results, Result(device, admin=admin, share=share, consumed=consumed, limited=limited)]
         claim.boards = claim.boards | {device: published.board(device)}
+
+    def _limits_work(self) -> bool:
+        """Whether the loaded driver holds containers to their memory."""
+        return int(str(self._hardware()["driver"]["version"]).partition(".")[0]) >= 615
 
     def _allocated(self) -> list[Claim]:
         return [claim for claim in self.claims.values() if not claim.gone]
@@ -223,6 +233,9 @@ class Sharing(TimeSlicing):
                 assert claim.time_slices.get(device, 0) == other.time_slices.get(device, 0), (
                     f"{claim.name} and {other.name} have shares of {device} with different time slices"
                 )
+                assert claim.percentage == other.percentage or "-mig-" in device, (
+                    f"{claim.name} and {other.name} have shares of {device} with different MPS"
+                )
 
     def _check_share_refusal(self, claim: Claim, error: str) -> None:
         """Processes of pods that have other shares of a GPU are no reason to refuse one."""
@@ -241,14 +254,23 @@ class Sharing(TimeSlicing):
         """At rest, when no claim is left, each GPU is published as its policy asks."""
         for device in published.devices:
             board = published.board(device["name"])
-            if "-mig-" in device["name"] or board in self.wanted or refused(device) or device.get("consumesCounters"):
+            is_part, is_divided = "-mig-" in device["name"], board in self.wanted or "consumesCounters" in device
+            if is_part is not is_divided or refused(device):
+                continue
+            if is_part and self.wanted.get(board, _DYNAMIC).mode is not MigMode.STATIC:
                 continue
             asked = POLICIES.get(self.policies.get(board, ""), {})
+            if is_part and not asked.get("migDevices"):
+                asked = {}
             if asked.get("mode") == "Memory" and "memory" not in device.get("capacity", {}):
                 continue
+            if "enforcement" in asked and not self._limits_work():
+                asked = {}
             fired["form at rest"] += 1
-            assert _form(device) == asked.get("mode", ""), (
-                f"{device['name']} is wanted as {asked.get('mode') or 'exclusive'}, and is published as "
+            mode = asked.get("mode", "") + (", limited" if "enforcement" in asked else "")
+            fired[f"form at rest: {mode}{', MIG' if is_part else ''}"] += 1
+            assert _form(device) == mode, (
+                f"{device['name']} is wanted as {mode or 'exclusive'}, and is published as "
                 f"{_form(device) or 'exclusive'} although nobody has it"
             )
 
@@ -257,6 +279,11 @@ def _form(device: Mapping[str, Any]) -> str:
     """The mode in which a published device is shared; "" if it is not."""
     if not device.get("allowMultipleAllocations"):
         return ""
+    limited = device["attributes"].get("draco.dev/memoryLimit", {}).get("string") == "driver"
+    return _mode(device) + (", limited" if limited else "")
+
+
+def _mode(device: Mapping[str, Any]) -> str:
     if "shares" in device.get("capacity", {}):
         return "Count"
     default = device.get("capacity", {}).get("memory", {}).get("requestPolicy", {}).get("default", "0")

@@ -3,7 +3,7 @@
 Owns these steps and checks. `configurations` says what claims ask for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hypothesis import strategies as st
@@ -32,6 +32,8 @@ class TimeSlicing(LifeOfAgent):
         super().__init__()
         self.unsliced: set[str] = set()
         """GPUs whose time slice went with something else than a load of the driver."""
+        self.by_hand: set[str] = set()
+        """GPUs that somebody has made exclusive."""
 
     @accident(installed=st.sampled_from((False, True)))
     def nvidia_smi(self, installed: bool) -> None:
@@ -47,6 +49,7 @@ class TimeSlicing(LifeOfAgent):
                 if gpu.uuid not in self._held() and not gpu.mig_current:
                     fired["exclusive by hand"] += 1
                     gpu.compute_mode = EXCLUSIVE
+                    self.by_hand.add(gpu.uuid)
 
     def _held(self) -> set[str]:
         """GPUs of which claims may have something."""
@@ -99,14 +102,10 @@ class TimeSlicing(LifeOfAgent):
 
     def _slices_rest(self) -> bool:
         """Whether the time slices must be as claims ask at the end of a long turn."""
-        return (
-            self.agent is not None
-            and self._served()
-            and self._answers()
-            and self._slices_work()
-            and self.disk.free is None
-            and not self.gave_way
-        )
+        return self._works() and self._slices_work()
+
+    def _laws_at_rest(self) -> list[Callable[[], None]]:
+        return [*super()._laws_at_rest(), *([self.check_slices] if self._slices_rest() else [])]
 
     def check_slices(self) -> None:
         """At rest each GPU has the time slice that its claim asks for, and the record says which."""

@@ -19,13 +19,17 @@ from draco.kube.clock import Clock
 from draco.kube.errors import AlreadyExists, NotFound, Unreachable
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, GPU_NODES, NODES, SLICES, Kind
+from draco.resources.api.usage import GpuUsage
+from draco.resources.kinds import CLAIMS, GPU_NODES, GPU_USAGES, NODES, SLICES, Kind
 
 NODE = "node-0"
 NODE_UID = "node-uid"
 OWNERS = [{"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": NODE_UID}]
 DRIVER = "gpu.nvidia.com"
 BLOCK = 4096
+CGROUP = "cgroup"
+"""The folder of the node's cgroups in that of the machine."""
+OWN_CGROUP = f"{CGROUP}/draco"
 
 
 class Killed(BaseException):
@@ -157,7 +161,7 @@ class Source:
         """How long reading a claim takes."""
         self.clock: Clock | None = None
         self.heard: list[Any] = []
-        """The forms of GPUs in the spec that an agent has read last."""
+        """The forms of GPUs in the last decision that an agent has read; it counts until there is another."""
         self._objects: dict[str, dict[str, Any]] = {}
         self.version = 0
         self.put(NODES, {"metadata": {"name": NODE, "uid": NODE_UID}})
@@ -195,6 +199,12 @@ class Source:
     def gpu_node(self) -> GpuNode | None:
         """The GpuNode; None if it was deleted and not created again."""
         found: GpuNode | None = self._objects[GPU_NODES.plural].get(NODE)
+        return found
+
+    @property
+    def gpu_usage(self) -> GpuUsage | None:
+        """The GpuUsage; None if it was not created yet."""
+        found: GpuUsage | None = self._objects.get(GPU_USAGES.plural, {}).get(NODE)
         return found
 
     def decide(self, spec: dict[str, Any]) -> None:
@@ -240,8 +250,13 @@ class Source:
         yield
 
     async def create(self, kind: Kind[Any], _body: Any, **_options: Any) -> Any:
-        """Create the agent's GpuNode with an empty spec. No other kind can be created."""
+        """Create the agent's GpuNode with an empty spec, or its GpuUsage. No other kind can be created."""
         self._reach()
+        if kind is GPU_USAGES:
+            self.put(
+                GPU_USAGES, {"metadata": {"name": NODE, "uid": f"gpuusage-{self.version}", "ownerReferences": OWNERS}}
+            )
+            return self.gpu_usage
         if kind is not GPU_NODES:
             raise Unreachable("out of reach in this test")
         if self.gpu_node is not None:

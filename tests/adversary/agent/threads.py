@@ -4,6 +4,7 @@ Owns the stand-in for `draco.agent.threads.DaemonExecutor`.
 """
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -56,7 +57,7 @@ class Threads:
                 self._bell.notify_all()
 
         self._open = [one for one in self._open if not one.done()] + [future]
-        threading.Thread(target=in_turn, daemon=True).start()
+        threading.Thread(target=contextvars.copy_context().run, args=(in_turn,), daemon=True).start()
         with self._bell:
             self._bell.wait_for(lambda: future.done() or self.stuck, PATIENCE_S)
             if self.stuck:  # this work may not depend on the hanging call
