@@ -355,6 +355,9 @@ class Offers:
 
     async def run(self, *, recovered: asyncio.Event, follows: bool) -> None:
         """Offer until cancelled, from `recovered` on. `follows`: GpuNodes are served, so what is wanted will become known."""
+        before = await self._publisher.before()
+        self._offering.recall(published_forms(before), published_memory(before))
+        self._forms = self._offering.forms  # a claim may wait for its share
         await recovered.wait()
         await self._keeper.recalled.wait()
         if follows:
@@ -364,9 +367,6 @@ class Offers:
                     "offers.wishes_unknown", remedy="give the agent the right to list and watch gpunodes.draco.dev"
                 )
         await wait_for(self._slicing_known, self._clock, TRIED_S)  # else it is published twice
-        before = await self._publisher.before()
-        self._offering.recall(published_forms(before), published_memory(before))
-        self._forms = self._offering.forms
         self.touch()
         await run_workers(self._queue, self._reconcile, workers=1, log=log)
 
