@@ -11,6 +11,7 @@ Owns when that happens. Runs no daemon: one must not end with the agent. Adminis
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, TypeAlias
 
 import msgspec
@@ -79,6 +80,12 @@ class MpsDaemons:
                 raise PrepareError(
                     f"Claim {claim} cannot be prepared: {device.device}: {error} Kubelet tries again."
                 ) from error
+        for name, wanted in _daemons(claim).items():
+            before = self._folder.wanted(name)
+            if before is not None and not wanted.is_like(before):  # it would answer as if it were this claim's
+                self._folder.forget(name)
+                if why := self._aside(partial(self._ended, name)):
+                    raise PrepareError(f"Claim {claim} cannot be prepared now: {why}. Kubelet tries again.")
         self._want(claim)
 
     def look(self, claim: PreparedClaim) -> str:
@@ -215,6 +222,18 @@ class MpsDaemons:
         self._record.change(modes=[msgspec.structs.replace(mode, ours=False)])
         self._answered = {each for each in self._answered if each.daemon != name}
         return ""
+
+    def unused(self) -> list[GpuUuid]:
+        """GPUs, perhaps gone, whose daemon is asked for though no claim uses it."""
+        asked = ((gpu, DaemonName(mode.daemon)) for gpu, mode in self._record.modes.items())
+        return [gpu for gpu, name in asked if self.user(gpu) is None and self._folder.wanted(name) is not None]
+
+    def end_unused(self, unit: MpsUnit) -> None:
+        """End the daemon of a GPU that is gone and that no claim has; a mode is taken back if the GPU returns."""
+        mode = self._record.modes.get(unit) if isinstance(unit, str) else None
+        name = name_of(unit) if mode is None else DaemonName(mode.daemon)
+        if self.user(unit) is None and self._folder.wanted(name) is not None:
+            self._folder.forget(name)
 
     def problem(self, claim: PreparedClaim, unit: MpsUnit) -> str:
         """What is wrong with a prepared claim's daemon on a device, as the end of a sentence; "" for nothing. Asks it."""

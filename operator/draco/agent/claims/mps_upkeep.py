@@ -46,7 +46,8 @@ class MpsUpkeep:
     def seen(self, _facts: NodeFacts) -> None:
         """The GPUs were read."""
         self._show()
-        for unit in (*(gpu.uuid for gpu in self._state.facts.view.present), *self._daemons.units()):
+        there = (gpu.uuid for gpu in self._state.facts.view.present)
+        for unit in (*there, *self._daemons.units(), *self._daemons.unused()):
             if self._daemons.user(unit) is not None or not self._daemons.is_settled(unit):
                 self._queue.add(unit)
 
@@ -64,6 +65,7 @@ class MpsUpkeep:
     async def _reconcile(self, unit: MpsUnit) -> float | None:
         gpu = _gpu_of(unit)
         if all(one.uuid != gpu for one in self._state.facts.view.present):
+            await asyncio.to_thread(self._daemons.end_unused, unit)
             return None
         if self._daemons.is_awaited(unit):
             return LOOK_S

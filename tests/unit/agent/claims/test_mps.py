@@ -114,6 +114,25 @@ def test_the_next_claim_gets_the_gpu_only_when_the_daemon_has_ended(node: MigNod
     assert node.mps.problem(node.record.claims[next(iter(node.record.claims))], node.uuid) == ""
 
 
+def test_the_daemon_of_an_earlier_claim_is_not_taken_for_that_of_the_next(node: MigNode, mps: MpsNode) -> None:
+    given(node, mps, HALF)
+    node.unprepare(HALF)
+    without_limits = asking("without-limits")
+    given(node, mps, without_limits)
+    assert mps.control.ask(mps.folder.pipe(daemon_name([node.uuid])), "get_default_active_thread_percentage") == "100.0"
+
+
+def test_the_daemon_of_a_gpu_that_is_gone_is_ended_when_no_claim_has_it(node: MigNode, mps: MpsNode) -> None:
+    given(node, mps, HALF)
+    assert node.mps.unused() == []
+    node.mps.end_unused(node.uuid)
+    assert mps.folder.wanted(daemon_name([node.uuid])) is not None
+    node.unprepare(HALF)
+    assert node.mps.unused() == [node.uuid]
+    node.mps.end_unused(node.uuid)
+    assert mps.folder.wanted(daemon_name([node.uuid])) is None
+
+
 def test_a_claim_that_never_got_its_daemon_leaves_nothing(node: MigNode, mps: MpsNode, path: Path) -> None:
     with pytest.raises(PrepareError):
         node.prepare(HALF)
