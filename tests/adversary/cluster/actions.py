@@ -12,12 +12,12 @@ from tests.adversary.cluster.drivers import VERSIONS
 from tests.adversary.cluster.maintainers import GPUS, Maintainers
 from tests.adversary.cluster.manifests import DRIVER, PROFILES, Document
 from tests.adversary.cluster.rivals import Rivals
-from tests.adversary.cluster.tenants import NODES, Action
+from tests.adversary.cluster.sharers import Sharers
+from tests.adversary.cluster.tenants import BUSES, NODES, Action
 
-BUSES = ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0", "0000:07:00.0", "0000:0b:00.0")
 FIRST = (
     *(("adv-0", "Operator", bus) for bus in BUSES[:2]),
-    *(("adv-0", "Scheduler", ""), ("adv-1", "Operator", ""), ("adv-2", "Scheduler", "")),
+    *(("adv-0", "Scheduler", ""), ("adv-1", "Operator", ""), ("adv-2", "Scheduler", BUSES[4])),
 )
 LAYOUTS = {
     "adv-0": (("3g.40gb", "3g.40gb"), ("1g.10gb",) * 7, ("4g.40gb", "2g.20gb", "1g.10gb"), ("7g.80gb",)),
@@ -35,11 +35,13 @@ SLOW_CALLS = (
 COMPONENTS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager", "etcd")
 
 
-class Chooser(Maintainers, Rivals):
+class Chooser(Maintainers, Sharers, Rivals):
     """Draws actions. It remembers only what it has created and not deleted."""
 
     first: tuple[tuple[str, str, str], ...] = FIRST
     """The first policies, all Dynamic: node, allocator, and PCI address of one GPU; "" for all others of the node."""
+    shared: tuple[str, ...] = ("adv-2",)
+    """Nodes whose other GPUs are shared by memory from the start."""
     most_pods = 24
 
     def __init__(self, seed: int, *, pace_s: float = 0.4) -> None:
@@ -73,13 +75,14 @@ class Chooser(Maintainers, Rivals):
             (1.5, self._slow), (0.8, self._hang), (1, self._by_hand), (5, self._heal),
             (1.5, self._kill_operator), (0.4, self._kill_both), (0.5, self._stop_for_a_while), (2, self._kill_agent),
             (0.4, self._kill_fleet), (1, self._kill_child), (1.5, self._forget_report),
+            (6, self.share), (3, self.share_of_many), (0.7, self.odd_share), (4, self.set_sharing), (2, self.end_sharing),
             (1, self._packages), (0.5, self._no_driver), (0.8, self._toolkit), (1.5, self._load_driver),
             (2, self._upgrade_agent), (1, self._upgrade_operator),
             (1, self._kill_kubelet), (1.9, self._kill_component), (0.2, self._switch_off),
         ]  # fmt: skip
 
     def next(self) -> Action:
-        """The next action. The first ones set the policies in `first`."""
+        """The next action. The first ones set the policies in `first` and `shared`."""
         self._number += 1
         if self._number <= len(self.first):
             title, (node, allocator, bus) = self._name("mp"), self.first[self._number - 1]
@@ -88,6 +91,8 @@ class Chooser(Maintainers, Rivals):
             else:
                 self._policies.append(title)
             return Action("policy: set", {"policy": self.policy(title, node, allocator, bus)})
+        if self._number <= len(self.first) + len(self.shared):
+            return self.share_node(self.shared[self._number - len(self.first) - 1])
         weights = [weight for weight, _ in self._table]
         (choose,) = self._random.choices([each for _, each in self._table], weights)
         if len(self._pods) > self.most_pods and self._random.random() < 0.5:

@@ -77,8 +77,9 @@ def request(
     tolerations: Sequence[Document] = (),
     admin: bool = False,
     everything: bool = False,
+    capacity: Mapping[str, str] | None = None,
 ) -> Document:
-    """One request for devices of a class."""
+    """One request for devices of a class, or for shares of them of some capacities."""
     exactly: Document = {"deviceClassName": kind}
     if everything:
         exactly["allocationMode"] = "All"
@@ -90,6 +91,8 @@ def request(
         exactly["tolerations"] = list(tolerations)
     if admin:
         exactly["adminAccess"] = True
+    if capacity:
+        exactly["capacity"] = {"requests": dict(capacity)}
     return {"name": title, "exactly": exactly}
 
 
@@ -349,3 +352,12 @@ def policy(
         spec["layout"] = "chosen"
         spec["layouts"] = [{"name": "chosen", "instances": [{"profile": each} for each in layout]}]
     return {"apiVersion": DRACO, "kind": "MigPolicy", "metadata": {"name": title}, "spec": spec}
+
+
+def sharing_policy(title: str, node: str, settings: Document, *, bus: str = "") -> Document:
+    """A SharingPolicy for a node's GPUs, or for the one at a PCI address. As a patch, it removes omitted settings."""
+    nothing: Document = dict.fromkeys(("step", "minimum", "default", "count", "migDevices", "enforcement"))
+    spec: Document = {**nothing, **settings, "nodeSelector": {"matchLabels": {"kubernetes.io/hostname": node}}}
+    expression = f'device.attributes["resource.kubernetes.io"].pciBusID == "{bus}"'
+    spec["deviceSelectors"] = [{"cel": {"expression": expression}}] if bus else None
+    return {"apiVersion": DRACO, "kind": "SharingPolicy", "metadata": {"name": title}, "spec": spec}

@@ -1,4 +1,4 @@
-"""Executes actions around reservations, limits, PodGroups and pods that a queue holds.
+"""Executes actions around reservations, limits, SharingPolicies, PodGroups and pods that a queue holds.
 
 Owns these writes. The caller counts refusals.
 """
@@ -10,6 +10,7 @@ from tests.adversary.cluster.manifests import Document
 from tests.adversary.cluster.observer.api import Api
 
 LIMITS = f"{GROUP}/devicelimits"
+SHARING = f"{GROUP}/sharingpolicies"
 POD_GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/{}/podgroups"
 RESERVATIONS = GROUP + "/namespaces/{}/devicereservations"
 
@@ -26,6 +27,8 @@ class Reserving:
             "pod group: deleted": self._delete_pod_group,
             "queue: lets a pod go": self._let_go,
             "limit: set": self._set_limit,
+            "sharing policy: set": self._set_sharing,
+            "sharing policy: deleted": self._delete_sharing,
             "limit: deleted": self._delete_limit,
         }
 
@@ -54,6 +57,19 @@ class Reserving:
         else:
             amounts = dict.fromkeys((found.body.get("spec") or {}).get("limits") or {}) | document["spec"]["limits"]
             await self._write("PATCH", path, {"spec": {**document["spec"], "limits": amounts}})
+
+    async def _set_sharing(self, arguments: Document) -> None:
+        """Create a SharingPolicy or replace its settings."""
+        document = arguments["policy"]
+        path = f"{SHARING}/{document['metadata']['name']}"
+        if (await self._api.call("GET", path)).status == 404:
+            there = {key: value for key, value in document["spec"].items() if value is not None}
+            await self._write("POST", SHARING, {**document, "spec": there})
+        else:
+            await self._write("PATCH", path, {"spec": document["spec"]})
+
+    async def _delete_sharing(self, arguments: Document) -> None:
+        await self._write("DELETE", f"{SHARING}/{arguments['title']}")
 
     async def _delete_limit(self, arguments: Document) -> None:
         await self._write("DELETE", f"{LIMITS}/{arguments['title']}")

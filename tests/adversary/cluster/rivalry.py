@@ -25,6 +25,7 @@ class Rivalry(Chooser):
     """Draws mostly pods with Draco's claims, and disturbances of their evictions."""
 
     first = (("adv-0", "Operator", ""), ("adv-1", "Operator", ""))
+    shared = ()
     most_pods = 36
     nodes = ("adv-0", "adv-1")
     lasts = (None, None, 5.0)

@@ -21,6 +21,7 @@ from tests.adversary.cluster.manifests import (
 )
 
 NODES = ("adv-0", "adv-1", "adv-2")
+BUSES = ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0", "0000:07:00.0", "0000:0b:00.0")
 
 
 class Action(NamedTuple):

@@ -32,6 +32,8 @@ class Spec(NamedTuple):
     """Files of the node without which a container does not start."""
     written: int = 0
     """Modification time in nanoseconds."""
+    shares: frozenset[str] = frozenset()
+    """The boards and instances of which the claim has shares."""
 
     @property
     def whole(self) -> frozenset[str]:
@@ -60,12 +62,14 @@ def spec_of(node: str, uid: str, document: Mapping[str, Any]) -> Spec:
     boards: dict[str, frozenset[str]] = {}
     capabilities: set[str] = set()
     needs: set[str] = set()
+    shares: frozenset[str] = frozenset()
     for device in [document, *(document.get("devices") or [])]:  # edits outside of devices apply to each of them
         edits = device.get("containerEdits") or {}
         needs |= {each["hostPath"] for each in edits.get("mounts") or []}
         needs |= {each["path"] for each in edits.get("hooks") or []}
         values = [each.partition("=")[2] for each in edits.get("env") or []]
         own = frozenset(each for each in values if each.startswith(("GPU-", "MIG-")))
+        shares |= own if len(str(device.get("name", "")).partition(uid)[2]) > 1 else frozenset()
         uuids |= own
         for file in edits.get("deviceNodes") or []:
             path = file.get("hostPath") or file["path"]
@@ -73,14 +77,14 @@ def spec_of(node: str, uid: str, document: Mapping[str, Any]) -> Spec:
                 boards[path] = boards.get(path, frozenset()) | own
             elif "nvidia-cap" in path:
                 capabilities.add(path)
-    return Spec(node, uid, frozenset(uuids), boards, frozenset(capabilities), frozenset(needs))
+    return Spec(node, uid, frozenset(uuids), boards, frozenset(capabilities), frozenset(needs), shares=shares)
 
 
 def given_twice(specs: Collection[Spec], admins: Collection[str]) -> Iterator[Suspicion]:
     """No two specs give the same board, instance or capability; `admins` are claims with administrative access."""
     ordered = sorted((each for each in specs if each.uid not in admins), key=lambda each: (each.node, each.uid))
     for one, other in combinations(ordered, 2):
-        if one.node != other.node:
+        if one.node != other.node or (one.uuids & other.uuids and one.uuids & other.uuids <= one.shares & other.shares):
             continue
         shared = (one.uuids & other.uuids) | (one.capabilities & other.capabilities)
         shared |= (one.whole & other.boards.keys()) | (other.whole & one.boards.keys())

@@ -20,6 +20,7 @@ from tests.adversary.cluster.observer.service import (
     verifying_for_ever,
     wants_its_rules,
 )
+from tests.adversary.cluster.observer.shares import beyond_what_is_published, otherwise_shared, over_committed
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.tolerations import tolerates
 from tests.adversary.cluster.observer.world import Holding, Object, Part, World, condition, name, revision, stamp
@@ -52,6 +53,8 @@ def held_twice(world: World) -> Iterator[Suspicion]:
             if one.uid == other.uid or (one.uid, other.uid) in told:
                 continue
             same = one.device == other.device
+            if same and one.share and other.share:
+                continue
             if same or (one.part and other.part and one.part.overlaps(other.part)):
                 told.add((one.uid, other.uid))
                 key = f"{one.uid} {one.device} {other.uid} {other.device}"
@@ -136,6 +139,9 @@ WATCHES_LAG_S = 1.5
 
 LAWS: Mapping[str, Law] = {
     "held twice": Law(held_twice, 0.0, frozenset({"api"})),
+    "over-committed": Law(over_committed, 0.0, frozenset({"api"})),
+    "beyond what is published": Law(beyond_what_is_published, WATCHES_LAG_S, frozenset({"api"})),
+    "otherwise shared": Law(otherwise_shared, 5.0, frozenset({"api", "operator"})),
     "name moved": Law(name_moved, 5.0, frozenset({"api"})),
     "ready but held": Law(ready_but_held, 5.0, frozenset({"api", "operator"})),
     "ready but obtainable": Law(ready_but_obtainable, WATCHES_LAG_S, frozenset({"api", "operator", "rules"})),

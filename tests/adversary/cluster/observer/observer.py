@@ -40,6 +40,7 @@ from tests.adversary.cluster.observer.service import (
     stuck,
     verified_by_job,
 )
+from tests.adversary.cluster.observer.shares import over_committed, waits_for_nobody
 from tests.adversary.cluster.observer.still import Still
 from tests.adversary.cluster.observer.story import clock, told
 from tests.adversary.cluster.observer.suspicion import Suspicion
@@ -219,6 +220,7 @@ class Observer:
             left += [*disagreements(self.world), *kept_for_nobody(self.world), *miscounted(self.world)]
             left += misjudged(self.world)
             left += [*made_in_vain(self.world), *beside_free(self.world), *withdrawn_for_ever(self.world)]
+            left += waits_for_nobody(self.world)
             left += still_tainted(self.world) if self.expects_nothing_tainted else ()
             left += self._still.restless(time.monotonic())
             return [*unexplained(self.world, states), *misreported(self.world), *left]
@@ -496,13 +498,7 @@ class Observer:
                 and stamp(after)
                 and (before is None or stamp(before) != stamp(after))
             ):
-                self.counts["claims allocated"] += 1
-                self._still.allocated(name(after), now)
-                if any(each.get("adminAccess") for each in results(after)):
-                    self._admins.add(after["metadata"]["uid"])
-                grace_s = self._grace_s(now) if allocator(after) == DRACO else self._schedulers_grace_s(now)
-                self._late.allocated(self.world, after, now, grace_s=grace_s)
-                self._tainted.allocated(after, now, grace_s=grace_s)
+                self._allocated(after, now)
             if (
                 kind == "pod"
                 and after is not None
@@ -512,6 +508,19 @@ class Observer:
                 self.counts["pods that ran"] += 1
             if line := told(kind, before, after):
                 self._story.append(f"{clock()}   {line}")
+
+    def _allocated(self, claim: Object, now: float) -> None:
+        """A claim has got devices."""
+        self.counts["claims allocated"] += 1
+        self.counts["shares allocated"] += any(each.get("shareID") for each in results(claim))
+        for wrong in over_committed(self.world):
+            self._violated(wrong)  # at this revision, however short it lasts
+        self._still.allocated(name(claim), now)
+        if any(each.get("adminAccess") for each in results(claim)):
+            self._admins.add(claim["metadata"]["uid"])
+        grace_s = self._grace_s(now) if allocator(claim) == DRACO else self._schedulers_grace_s(now)
+        self._late.allocated(self.world, claim, now, grace_s=grace_s)
+        self._tainted.allocated(claim, now, grace_s=grace_s)
 
 
 def _repaired(kind: str, one: Object | None) -> int:

@@ -35,6 +35,7 @@ KINDS: Mapping[str, Kind] = {
     "budget": Kind(("/apis/draco.dev/v1alpha1/maintenancebudgets",), "budgets"),
     "gpunode": Kind(("/apis/draco.dev/v1alpha1/gpunodes",), "gpu_nodes"),
     "policy": Kind(("/apis/draco.dev/v1alpha1/migpolicies",), "policies"),
+    "sharing policy": Kind(("/apis/draco.dev/v1alpha1/sharingpolicies",), "sharing_policies"),
     "reservation": Kind(("/apis/draco.dev/v1alpha1/devicereservations",), "reservations"),
     "limit": Kind(("/apis/draco.dev/v1alpha1/devicelimits",), "limits"),
     "pod group": Kind(("/apis/scheduling.k8s.io/v1alpha2/podgroups",), "pod_groups"),

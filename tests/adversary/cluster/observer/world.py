@@ -50,6 +50,9 @@ class Holding(NamedTuple):
     part: Part | None
     revision: int
     tolerations: tuple[tuple[str, str, str, str], ...]
+    share: str = ""
+    consumed: tuple[tuple[str, str], ...] = ()
+    """What a share has of each capacity."""
 
 
 @dataclass
@@ -57,12 +60,17 @@ class Names:
     """What each device name has stood for, by revision: names may move, and a claim refers to what it was given."""
 
     history: dict[DeviceName, list[tuple[int, Part]]] = field(default_factory=dict)
+    most: dict[DeviceName, dict[str, int]] = field(default_factory=dict)
+    """The most that each device has been published with of each capacity."""
 
     def learn(self, one: Object) -> None:
         """Read a slice."""
         spec = one["spec"]
         pool = (spec["driver"], spec["pool"]["name"])
         for device in spec.get("devices") or []:
+            most = self.most.setdefault(DeviceName(*pool, device["name"]), {})
+            for what, capacity in (device.get("capacity") or {}).items():
+                most[what] = max(most.get(what, 0), amount(capacity["value"]))
             part = part_of(device)
             if part is None:
                 continue
@@ -93,6 +101,7 @@ class World:
     budgets: dict[str, Object] = field(default_factory=dict)
     gpu_nodes: dict[str, Object] = field(default_factory=dict)
     policies: dict[str, Object] = field(default_factory=dict)
+    sharing_policies: dict[str, Object] = field(default_factory=dict)
     reservations: dict[str, Object] = field(default_factory=dict)
     limits: dict[str, Object] = field(default_factory=dict)
     pod_budgets: dict[str, Object] = field(default_factory=dict)
@@ -110,7 +119,14 @@ class World:
                 device = DeviceName(result["driver"], result["pool"], result["device"])
                 since = self.held_since.get((uid, stamp(claim)), revision(claim))
                 yield Holding(
-                    name(claim), uid, device, self.names.at(device, since), since, tuple(_tolerations(result))
+                    name(claim),
+                    uid,
+                    device,
+                    self.names.at(device, since),
+                    since,
+                    tuple(_tolerations(result)),
+                    result.get("shareID") or "",
+                    tuple(sorted((result.get("consumedCapacity") or {}).items())),
                 )
 
     def generation(self, pool: tuple[str, str]) -> int:
@@ -210,3 +226,12 @@ def waiting(pod: Object) -> str:
 def _tolerations(result: Object) -> Iterator[tuple[str, str, str, str]]:
     for each in result.get("tolerations") or []:
         yield each.get("key", ""), each.get("operator", "Equal"), each.get("value", ""), each.get("effect", "")
+
+
+_UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def amount(text: str) -> int:
+    """A whole quantity, such as 10Gi."""
+    digits = text.rstrip("KMGTik")
+    return int(float(digits) * _UNITS[text[len(digits) :]])
