@@ -238,8 +238,12 @@ def course(folder: Path, at: int) -> bool:
             files = KilledFiles(fuse)
             dying = MpsFolder(mps.folder.root, files)
             mps.folder, kept = dying, mps.folder
-            step = lambda point: fuse(point) if _CHANGES.search(point) else None  # noqa: E731
-            node = MigNode(folder, step=step, files=files, mps=mps, keeping=KEEPING)
+
+            def dies(point: str) -> None:
+                if _CHANGES.search(point):
+                    fuse(point)
+
+            node = MigNode(folder, step=dies, files=files, mps=mps, keeping=KEEPING)
             fuse.left = at
             given(node, mps, BOTH)
             node.unprepare(BOTH)
