@@ -64,7 +64,7 @@ def test_two_claims_of_which_one_has_the_gpu_alone_are_seen(monkeypatch: pytest.
     blind = "state.allocate_blindly(devices=[(0, 0, False)], share=False, asked=True)"
     steps = [BEGIN.format(shared="Memory"), share(), blind]
     play(steps)
-    monkeypatch.setattr(plan, "obstacle", lambda *_: None)
+    monkeypatch.setattr(plan, "exclusion", lambda *_: None)
     monkeypatch.setattr(DeviceUsers, "earlier", lambda *_, **__: None)
     with pytest.raises(AssertionError, match=r"just answered, claims .* both have"):
         play(steps)
