@@ -34,6 +34,7 @@ from tests.commitments import overcommitted
 
 CLAIMS_TRIED, NODES, SEED = 1000, 100, 40
 FULL_AFTER_S = 1.0
+WITHIN_S = 60.0
 AT_ONCE = 32
 FORM = SharedGpu(uuid="", policy="shares", mode=SharingMode.MEMORY, step="1Gi")
 GPU = slices.device(a_gpu(), DRIVER)
@@ -45,6 +46,8 @@ class History:
 
     def __init__(self, claims: Informer[ResourceClaim]) -> None:
         self.states = 0
+        self.released = 0
+        self.changed = asyncio.Event()
         self.wrong: set[str] = set()
         self._held: dict[str, dict[str, DeviceRequestAllocationResult]] = {}  # by pool, then by claim
         claims.subscribe(self._follow)
@@ -53,6 +56,8 @@ class History:
         self.states += 1
         name = change.key.name
         before, after = (each.results if each is not None else () for each in (change.before, change.after))
+        self.released += bool(before) and not after
+        self.changed.set()
         for result in before:
             self._held[result.pool].pop(name, None)
         for result in after:
@@ -75,10 +80,11 @@ async def main() -> int:
         placed, took_s, history = await _churn(client, options.claims)
     row = Row(
         f"{options.claims} claims for shares of {options.nodes} GPUs",
-        f"{placed} placed in {took_s:.0f} s, {len(history.wrong)} over-commitments in {history.states} states",
+        f"{placed} placed, {history.released} released in {took_s:.0f} s; {len(history.wrong)} over-commitments in "
+        f"{history.states} states",
         "-",
-        "all placed, 0 over-commitments",
-        placed == options.claims and not history.wrong,
+        "all placed and released, 0 over-commitments",
+        placed == history.released == options.claims and not history.wrong,
     )
     for each in sorted(history.wrong)[:10]:
         print(each, file=sys.stderr)
@@ -119,10 +125,14 @@ async def _churn(client: Client, number: int) -> tuple[int, float, History]:
             except TimeoutError:
                 for _ in range(len(held) // 10):
                     await gone(client, held.popleft())
-        took_s = time.monotonic() - started
         await asking
         for name in held:
             await gone(client, name)
+        async with asyncio.timeout(WITHIN_S):
+            while history.released < placed:
+                history.changed.clear()
+                await history.changed.wait()
+        took_s = time.monotonic() - started
         for each in watching:
             each.cancel()
     return placed, took_s, history
