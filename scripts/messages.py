@@ -56,6 +56,7 @@ PARTS = {
         "operator/draco/allocation/exclusion.py",
         "operator/draco/allocation/configured_claims.py",
         "operator/draco/allocation/mps.py",
+        "operator/draco/allocation/share_limits.py",
     ),
 }
 """The folders and modules of each part of the program."""

@@ -75,6 +75,20 @@ class DriverName(click.ParamType[str]):
         return value
 
 
+class HostPath(click.ParamType[str]):
+    """The absolute path of a file on the node, "" for none; it names one place, without `..`."""
+
+    name = "path"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Raises BadParameter."""
+        if value and (not value.startswith("/") or {"..", "."} & {*value.split("/")} or not value.isprintable()):
+            self.fail(
+                f"{value!r} is not an absolute path without '.' and '..', such as /opt/lib/libvgpu.so.", param, ctx
+            )
+        return value
+
+
 class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where metrics are served over TLS.
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from draco.agent.claims.cdi import CdiFolder
+from draco.agent.claims.memory_limits import UNLIMITED, Holding
 from draco.agent.claims.mps import MpsDaemons
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.claims.time_slices import TimeSlices
@@ -53,6 +54,7 @@ def a_preparer(
     instances: Any = UNDIVIDED,
     slices: TimeSlices | None = None,
     mps: MpsDaemons | None = None,
+    holding: Holding = UNLIMITED,
 ) -> ClaimPreparer:
     """The preparer of node-0. Without `slices` and `mps` its claims ask for no time slices and no MPS."""
     if slices is None:
@@ -63,5 +65,12 @@ def a_preparer(
         folder = MpsFolder(Path("/nonexistent"), Files())
         mps = MpsDaemons(record, folder, MpsControl(DriverPrograms(None)), ComputeModes(Nvml()), load=lambda: "")
     return ClaimPreparer(
-        record, cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=instances, time_slices=slices, mps=mps
+        record,
+        cdi,
+        driver=NVIDIA_DRIVER,
+        pool="node-0",
+        instances=instances,
+        time_slices=slices,
+        mps=mps,
+        holding=holding,
     )

@@ -1,7 +1,7 @@
 import click
 import pytest
 
-from draco.options import DriverName, ListenAddress, Seconds
+from draco.options import DriverName, HostPath, ListenAddress, Seconds
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,16 @@ def test_a_time_is_a_number_of_seconds() -> None:
     assert Seconds(min=0).convert("0", None, None) == 0
     with pytest.raises(click.BadParameter):
         Seconds(min=0, min_open=True).convert("0", None, None)
+
+
+@pytest.mark.parametrize("path", ["", "/opt/hami/libvgpu.so", "/opt/..hidden/lib.so"])
+def test_a_file_of_the_node_is_named_by_its_whole_path(path: str) -> None:
+    assert HostPath().convert(path, None, None) == path
+
+
+@pytest.mark.parametrize(
+    "path", ["libvgpu.so", "./lib.so", "/opt/../etc/lib.so", "/opt/./lib.so", "/opt/..", "/opt/a\nb"]
+)
+def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not an absolute path without"):
+        HostPath().convert(path, None, None)

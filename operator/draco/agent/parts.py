@@ -8,6 +8,7 @@ from typing import Final
 
 from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.leftover_claims import LeftoverClaims
+from draco.agent.claims.memory_limits import Holding
 from draco.agent.claims.mps import MpsDaemons
 from draco.agent.claims.mps_upkeep import MpsUpkeep
 from draco.agent.claims.preparer import ClaimPreparer
@@ -87,6 +88,7 @@ class AgentParts:
         self.common_edits: Final = CommonEdits(
             settings.installed,
             hook_folder=settings.state_folder,
+            library=settings.limit_library,
             loaded=lambda: self.state.facts.view.driver_version,
         )
         capabilities = Capabilities(settings.proc_root, settings.device_root)
@@ -248,8 +250,11 @@ class AgentParts:
             instances=self.instances,
             time_slices=time_slices,
             mps=mps,
-            has_mps=lambda uuid: self.state.facts.mps.get(uuid, GpuMps()).supported,
-            enforcement=self.offers.enforcement,
+            holding=Holding(
+                self.offers.shares,
+                self.common_edits.library,
+                has_mps=lambda uuid: self.state.facts.mps.get(uuid, GpuMps()).supported,
+            ),
             leftovers=lambda: {uid: one.clause for uid, one in self.state.facts.leftovers.items()},
         )
         self.work: Final = ClaimWork(

@@ -24,7 +24,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.connect.incluster import SERVICE_ACCOUNT
 from draco.logs import LEVELS, configure_log
-from draco.options import DriverName, ListenAddress, Seconds, option, with_metrics
+from draco.options import DriverName, HostPath, ListenAddress, Seconds, option, with_metrics
 from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER
 
 log = structlog.get_logger()
@@ -70,6 +70,13 @@ OPTIONS = (
         "get; / includes all usual places. Default: the linker finds NVML, and containers get no driver files.",
     ),
     _option("--driver-root-view", type=_FOLDER, help="Path of --driver-root as the agent sees it, if different."),
+    _option(
+        "--limit-library",
+        type=HostPath(),
+        default="",
+        help="Path on the node of a library (HAMi-core's libvgpu.so) that containers load if a SharingPolicy's enforcement is "
+        "Library. Default: none, and no GPU is shared so.",
+    ),
     _option("--sysfs-root", type=_FOLDER, default=Path("/sys"), help="Where the host's /sys is seen."),
     _option("--proc-root", type=_FOLDER, default=Path("/proc"), help="Where the host's /proc is seen."),
     _option(

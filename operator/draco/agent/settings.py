@@ -34,6 +34,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     device_root: Path = Path("/")
     driver_root: Path | None = None
     driver_root_view: Path | None = None
+    limit_library: str = ""
     sysfs_root: Path = Path("/sys")
     proc_root: Path = Path("/proc")
     own_cgroup: Path | None = None

@@ -50,6 +50,7 @@ def connect(parts: AgentParts) -> None:
     on(GpuWorkedOn, offers.touch, startup.worked_on, report)
     on_fact("device_plugins", events.device_plugins_seen, offers.touch, report)
     on_fact("edits_problem", report)
+    on_fact("limit_library", offers.touch, report)
     # Claims
     on(RecordRead, health, claims.touch_all)
     on_fact("recovered", events.instances_seen, health, offers.touch, report)

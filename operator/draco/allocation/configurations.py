@@ -26,7 +26,7 @@ SLICING: Final = "TimeSlicing"
 MPS: Final = "MPS"
 _STRATEGIES: Final = (SLICING, MPS)
 _QUOTED: Final = 60
-_NEEDS_OF_MPS: Final = (
+NEEDS_OF_MPS: Final = (
     "that takes a board since Volta, a driver with nvidia-cuda-mps-control, and mps.enabled of the chart"
 )
 
@@ -163,7 +163,7 @@ def _refused_there(applies: "_OpaqueConfiguration", result: DeviceRequestAllocat
     wanted, device = _slice(applies.parameters), f"{result.pool}/{result.device}" if result.pool else ""
     if _mps(applies.parameters) is not None:
         asked, needed = "it asks for MPS", ATTRIBUTE_MPS
-        unable = f"{device or 'the device'} cannot have it: {_NEEDS_OF_MPS}"
+        unable = f"{device or 'the device'} cannot have it: {NEEDS_OF_MPS}"
     elif wanted is not TimeSlice.DEFAULT:
         asked, needed = f"it asks for time slices of {wanted}", ATTRIBUTE_TIME_SLICING
         unable = f"the board or the driver{device and f' of {device}'} cannot set them"

@@ -59,7 +59,7 @@ _WAITED_FOR: Final = frozenset(
     }
 )
 """Reasons that others' use of devices may cause."""
-_THOUGH_IT_FITS: Final = UNDECISIVE | {ProblemKind.CONFIGURATION_REFUSED}
+_THOUGH_IT_FITS: Final = UNDECISIVE | {ProblemKind.CONFIGURATION_REFUSED, ProblemKind.SHARES_REFUSED}
 """Problems of a claim that fits all the same."""
 _OF_AMOUNTS: Final = frozenset({ProblemKind.TOO_MUCH_CAPACITY})
 """Problems that an emptied fleet has, too, with the change that would do."""

@@ -290,6 +290,8 @@ class ProblemKind(StrEnum):
     """Draco's agent refuses to prepare its configuration."""
     CONFIGURATION_WITHOUT_EFFECT = "ConfigurationWithoutEffect"
     """A configuration is for other devices than those that the claim asks for, and Kubernetes tells nobody."""
+    SHARES_REFUSED = "SharesRefused"
+    """Draco's agent refuses to prepare what it would get: no container could use it together with its limits."""
     DEVICES_UNABLE = "DevicesUnable"
     """Some of the devices that it selects cannot have its configuration, and kube-scheduler does not know that."""
 
@@ -406,6 +408,8 @@ class ObstacleKind(StrEnum):
     """It has a taint that its claim does not tolerate."""
     CONFIGURATION_REFUSED = "ConfigurationRefused"
     """Draco's agent refuses to prepare its configuration."""
+    SHARES_REFUSED = "SharesRefused"
+    """Draco's agent refuses to prepare its devices: no container could use them together with their limits."""
 
 
 class UseObstacle(OutputStruct, frozen=True, kw_only=True):

@@ -20,11 +20,10 @@ from draco.mig_policy.matching import MatchVerdict, PolicyMatch, by_selectors, c
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.draco import GpuNode, GpuStatus, MigMode
 from draco.resources.api.meta import find_condition
-from draco.resources.api.sharing import Enforcement, SharedGpu, SharingMode, SharingPolicy, SharingSettings
+from draco.resources.api.sharing import SharedGpu, SharingMode, SharingPolicy, SharingSettings
 from draco.resources.api.slices import Device
 from draco.resources.names import gpu_name
-from draco.resources.texts import listed
-from draco.sharing.enforcement import enforceable
+from draco.sharing.enforcement import possible, unable
 from draco.sharing.terms import SHARES, TermsError, alike, consumed, form_of, shared_gpu_of, terms_for, terms_of
 
 
@@ -188,13 +187,10 @@ def _unenforced(gpu: GpuStatus, wanted: SharedGpu, now: SharedGpu | None) -> str
 
     A GPU that has been shared so keeps that while its driver does not answer.
     """
-    limit = gpu.sharing.memory_limit if gpu.sharing is not None else None
-    can = enforceable(limit)
-    if wanted.enforcement in can or (limit is None and now is not None and now.enforcement is wanted.enforcement):
+    can = possible(gpu.sharing).get(wanted.enforcement, False)
+    if can or (can is None and now is not None and now.enforcement is wanted.enforcement):
         return ""
-    by_driver = wanted.enforcement is Enforcement.DRIVER_LIMIT
-    needs = "; that takes NVIDIA's driver 615 or newer, and cgroup v2" if by_driver else ""
-    return f"its node cannot enforce spec.enforcement {wanted.enforcement}, only {listed(sorted(can))}{needs}"
+    return unable(gpu.sharing, wanted.enforcement)
 
 
 def _problem(node: GpuNode, gpu: GpuStatus, wanted: SharedGpu, devices: Sequence[Device]) -> str:

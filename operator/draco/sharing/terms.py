@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from draco.resources.api.draco import MemoryLimitBy
 from draco.resources.api.sharing import Enforcement, SharedGpu, SharingMode, SharingSettings
 from draco.resources.api.slices import CapacityRange, CapacityRequestPolicy, Device, DeviceAttribute, DeviceCapacity
 from draco.resources.names import (
@@ -21,6 +20,7 @@ from draco.resources.names import (
     read_partition_name,
 )
 from draco.resources.quantity import Format, Quantity
+from draco.sharing.enforcement import HELD_BY
 
 MEMORY = "memory"
 SHARES = "shares"
@@ -48,6 +48,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
 def terms_for(wanted: SharingSettings, device: Device, driver: str = "") -> Terms:
     """The terms for a device of this size. Raises TermsError."""
+    if wanted.enforcement is not Enforcement.NONE and wanted.mode is not SharingMode.MEMORY:
+        raise TermsError(
+            f"spec.enforcement {wanted.enforcement} needs spec.mode Memory, in which each share has an amount"
+        )
     if wanted.mode is SharingMode.UNLIMITED:
         return Terms(mode=wanted.mode, enforcement=wanted.enforcement)
     if wanted.mode is SharingMode.COUNT:
@@ -55,8 +59,7 @@ def terms_for(wanted: SharingSettings, device: Device, driver: str = "") -> Term
     memory = memory_of(device, driver)
     if memory is None:
         raise TermsError("its memory is unknown")
-    step = _bytes(wanted.step) or _MEBI
-    minimum = _bytes(wanted.minimum) or step
+    step, minimum = _bytes(wanted.step) or _MEBI, least_share(wanted)
     default = _bytes(wanted.default) or minimum + max(memory - minimum, 0) // step * step
     for name, amount in (("minimum", minimum), ("default", default)):
         if amount > memory:
@@ -69,6 +72,11 @@ def terms_for(wanted: SharingSettings, device: Device, driver: str = "") -> Term
     return Terms(mode=wanted.mode, step=step, minimum=minimum, default=default, enforcement=wanted.enforcement)
 
 
+def least_share(wanted: SharingSettings) -> int:
+    """The least memory of a share in bytes, in mode Memory."""
+    return _bytes(wanted.minimum) or _bytes(wanted.step) or _MEBI
+
+
 def as_shareable(device: Device, terms: Terms) -> Device:
     """The device as several claims may have it."""
     capacity: dict[str, DeviceCapacity] = {}
@@ -78,8 +86,8 @@ def as_shareable(device: Device, terms: Terms) -> Device:
     if terms.mode is SharingMode.COUNT:
         one = CapacityRequestPolicy(default="1", valid_range=CapacityRange(min="1", step="1"))
         capacity[SHARES] = DeviceCapacity(value=str(terms.count), request_policy=one)
-    held = MemoryLimitBy.DRIVER if terms.enforcement is Enforcement.DRIVER_LIMIT else MemoryLimitBy.NONE
-    attributes = device.attributes | {ATTRIBUTE_MEMORY_LIMIT: DeviceAttribute(string=held.value)}
+    held = DeviceAttribute(string=HELD_BY[terms.enforcement].value)
+    attributes = device.attributes | {ATTRIBUTE_MEMORY_LIMIT: held}
     return msgspec.structs.replace(device, attributes=attributes, capacity=capacity, allow_multiple_allocations=True)
 
 
@@ -94,8 +102,8 @@ def terms_of(device: Device, driver: str = "") -> Terms | None:
     """The terms on which a published device is shared; None if one claim has it alone, or nobody of ours published it."""
     if not device.allow_multiple_allocations:
         return None
-    limited = device.text(ATTRIBUTE_MEMORY_LIMIT, driver) == MemoryLimitBy.DRIVER
-    enforcement = Enforcement.DRIVER_LIMIT if limited else Enforcement.NONE
+    level = device.text(ATTRIBUTE_MEMORY_LIMIT, driver)
+    enforcement = next((each for each, by in HELD_BY.items() if by == level), Enforcement.NONE)
     if (counted := _capacity(device, SHARES, driver)) is not None:
         return Terms(mode=SharingMode.COUNT, count=_bytes(counted.value), enforcement=enforcement)
     memory = _capacity(device, MEMORY, driver)

@@ -131,6 +131,12 @@ def test_nothing_that_is_installed_names_an_image_of_somebody_else() -> None:
         ("webhook.mode=warn", "value must be one of 'Warn', 'Enforce'"),
         ("webhook.enabled=true,operator.enabled=false", "webhook.enabled needs operator.enabled"),
         ("mps.enabled=true,agent.enabled=false", "mps.enabled needs the agents"),
+        ("agent.limitLibrary=libvgpu.so", "does not match pattern"),
+        ("agent.limitLibrary=/opt/../etc/libvgpu.so", 'name the file by its path without ".."'),
+        (
+            "agent.limitLibrary=/opt/libvgpu.so,agent.driverRoot=/run/nvidia/driver",
+            "agents see only what is below agent.driverRoot, /run/nvidia/driver: put the library there",
+        ),
         ("webhook.enabled=true,webhook.port=8080", "webhook.port and metrics.port are both 8080"),
         ("metrics.secure.port=8080", "metrics.secure.port and metrics.port are both 8080"),
         ("webhook.enabled=true,webhook.port=8443", "metrics.secure.port and webhook.port are both 8443"),
@@ -144,6 +150,15 @@ def test_nothing_that_is_installed_names_an_image_of_somebody_else() -> None:
 )
 def test_a_wrong_value_is_refused_with_a_sentence(value: str, sentence: str) -> None:
     assert sentence in refusal("--set", value)
+
+
+def test_agents_are_given_a_library_only_if_it_is_named() -> None:
+    def given(*values: str) -> list[str]:
+        [agent] = pod_of(render(*values), "DaemonSet")["containers"]
+        return [each["value"] for each in agent["env"] if each["name"] == "DRACO_LIMIT_LIBRARY"]
+
+    assert given() == []
+    assert given("--set", "agent.limitLibrary=/opt/hami/libvgpu.so") == ["/opt/hami/libvgpu.so"]
 
 
 def test_every_value_is_described_by_schema_and_comment() -> None:

@@ -50,11 +50,12 @@ async def create(client: Client, spec: dict[str, Any]) -> ObjectKey:
         ),
         (
             {"mode": "Count", "count": 4, "enforcement": "DriverLimit"},
-            "enforcement DriverLimit needs mode Memory, in which each share has an amount",
+            "an enforcement other than None needs mode Memory, in which each share has an amount",
         ),
+        ({"mode": "Unlimited", "enforcement": "Library"}, "an enforcement other than None needs mode Memory"),
         (
             {"mode": "Memory", "migDevices": True, "enforcement": "DriverLimit"},
-            "the driver limits no MIG devices; leave spec.migDevices out",
+            "limits are for whole GPUs; leave spec.migDevices out",
         ),
         ({"mode": "Memory", "enforcement": "Trust"}, 'supported values: "None", "DriverLimit", "MPS", "Library"'),
     ],

@@ -10,6 +10,7 @@ import pytest
 
 from draco_local.cluster import gpus
 from draco_local.cluster.realnode.agent import gpu_state_file
+from draco_local.cluster.realnode.config import LIMIT_LIBRARY
 from draco_local.cluster.realnode.nodes import disk_of
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import state
@@ -17,7 +18,8 @@ from draco_local.simulator.gpus.state import GpuProcess
 from tests.e2e.conftest import draco
 from tests.e2e.kubectl import eventually
 from tests.e2e.real_nodes.pods import Bench, pod
-from tests.e2e.test_shares import POLICY, a_claim, results, share
+from tests.e2e.test_shares import POLICY, a_claim, results, says, share
+from tests.unit.agent.driver_on_disk import A_LIBRARY
 
 pytestmark = [pytest.mark.real_node, pytest.mark.since(36)]
 
@@ -159,6 +161,46 @@ def test_the_driver_holds_each_container_to_the_memory_of_its_share(bench: Bench
     finally:
         gpus.reload_driver(path, version="580.95.05")
         eventually(lambda: first(bench), what="gpu-0 is published again")
+
+
+@pytest.mark.local_provider
+def test_the_shares_of_a_gpu_are_clients_of_its_mps_daemon(bench: Bench) -> None:
+    def mode() -> int:
+        return state.load(gpu_state_file(disk_of(bench.nodes.folder, bench.node))).gpus[0].compute_mode
+
+    with sharing(bench, "MPS"):
+        assert first(bench)["attributes"]["draco.dev/memoryLimit"] == {"string": "mps"}
+        ask(bench, "one", "two")
+        bench.wait("one", "two")
+        for name in ("one", "two"):
+            assert bench.environment(name)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=10240M"
+            asked = "echo get_default_active_thread_percentage | nvidia-cuda-mps-control"
+            assert bench.inside(name, "sh", "-c", asked).strip() == "100.0"
+        assert mode() == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+        bench.restarted("agent", before=bench.kill("agent"))
+        bench.delete("one")
+        eventually(lambda: bench.released("one"), what="the share is given back")
+        assert mode() == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+    eventually(lambda: mode() == pynvml.NVML_COMPUTEMODE_DEFAULT, what="the last share has taken the daemon with it")
+
+
+@pytest.mark.local_provider
+def test_a_library_on_the_node_is_in_the_containers_of_its_shares(bench: Bench) -> None:
+    share(bench.kube, [uuid_of(bench)], mode="Memory", step="1Gi", enforcement="Library")
+    eventually(lambda: f"there is no file {LIMIT_LIBRARY} on the node" in says(bench.kube), what="the policy says why")
+    content = "".join(f"\\{byte:03o}" for byte in A_LIBRARY)
+    bench.on_node("sh", "-c", f"mkdir -p {Path(LIMIT_LIBRARY).parent} && printf '{content}' > {LIMIT_LIBRARY}")
+    try:
+        with sharing(bench, "Library"):
+            assert first(bench)["attributes"]["draco.dev/memoryLimit"] == {"string": "library"}
+            ask(bench, "one", "two")
+            bench.wait("one", "two")
+            for name in ("one", "two"):
+                assert bench.environment(name)["CUDA_DEVICE_MEMORY_LIMIT"] == "10240m"
+                [preloaded] = bench.inside(name, "cat", "/etc/ld.so.preload").split()
+                assert bench.inside(name, "ls", preloaded).strip() == preloaded
+    finally:
+        bench.on_node("rm", LIMIT_LIBRARY)
 
 
 def cgroup_of(bench: Bench, container: str) -> str:

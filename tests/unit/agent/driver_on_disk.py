@@ -1,5 +1,6 @@
 """A driver root with every kind of file that NVIDIA's installer leaves, for tests of what containers get."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -28,6 +29,10 @@ FILES = (
     *("run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket", "usr/share/vulkan/icd.d/nvidia_icd.json"),
     *("usr/share/glvnd/egl_vendor.d/10_nvidia.json", "usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json"),
 )
+
+_MACHINE = {"x86_64": 62, "aarch64": 183}[os.uname().machine]
+A_LIBRARY = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + bytes([3, 0, _MACHINE, 0])
+"""The first bytes of a shared library for this machine."""
 
 
 def a_driver(root: Path, *, nvml: Path | None = None, version: str = VERSION) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from draco.agent.claims import rebuilding, recovery
 from draco.agent.claims.cdi import CdiFolder
+from draco.agent.claims.memory_limits import UNLIMITED, Holding
 from draco.agent.claims.mps import MpsDaemons
 from draco.agent.claims.time_slices import TimeSlices
 from draco.agent.files import Files
@@ -70,6 +71,7 @@ class MigNode:
         find: FindHolder | None = None,
         proc: Path | None = None,
         mps: MpsNode | None = None,
+        holding: Holding = UNLIMITED,
     ) -> None:
         self.folder = folder
         self.path = folder / "gpus.json"
@@ -110,7 +112,9 @@ class MigNode:
             driver_version=lambda: self.nvml.driver().driver_version,
             load=lambda: f"{boot}/{state.load(self.path).driver.generation}",
         )
-        self.desk = a_preparer(self.record, self.cdi, instances=self.instances, slices=self.slices, mps=self.mps)
+        self.desk = a_preparer(
+            self.record, self.cdi, instances=self.instances, slices=self.slices, mps=self.mps, holding=holding
+        )
         self.layouts = LayoutApplier(self.record, self.mig, self.steps, self.instances)
         self.nvml.open()
         found = recovery.read_record(record, self.files)

@@ -177,7 +177,7 @@ LIMITED = msgspec.structs.replace(MEMORY, enforcement=Enforcement.DRIVER_LIMIT)
 
 
 def limiting(by: MemoryLimitBy | None) -> GpuNode:
-    gpu = msgspec.structs.replace(NODE.status.gpus[0], sharing=GpuSharing(memory_limit=by))
+    gpu = msgspec.structs.replace(NODE.status.gpus[0], sharing=GpuSharing(memory_limit=by, mps=True))
     return msgspec.structs.replace(NODE, status=msgspec.structs.replace(NODE.status, gpus=[gpu]))
 
 
@@ -187,6 +187,56 @@ def test_shares_are_limited_where_the_driver_can() -> None:
         assert decided(BY_DRIVER, node=limiting(by)).state is SharingState.FAILED
 
 
+@pytest.mark.parametrize(
+    ("sharing", "why"),
+    [
+        (GpuSharing(library=True), ""),
+        (GpuSharing(library=False), "only None; that takes the library on the node, at the path in chart value"),
+        (
+            GpuSharing(library=False, library_problem="there is no file /opt/a.so on the node"),
+            "only None: there is no file /opt/a.so",
+        ),
+        (GpuSharing(), "cannot enforce spec.enforcement Library"),
+    ],
+)
+def test_shares_are_limited_by_a_library_where_the_node_has_it(sharing: GpuSharing, why: str) -> None:
+    _is_shared_where_it_can_be(Enforcement.LIBRARY, sharing, why)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "why"),
+    [
+        (GpuSharing(mps=True), ""),
+        (
+            GpuSharing(mps=False),
+            "only None; that takes a board since Volta, a driver with nvidia-cuda-mps-control, and mps.",
+        ),
+        (GpuSharing(), "cannot enforce spec.enforcement MPS"),
+    ],
+)
+def test_shares_are_limited_by_mps_where_the_node_has_a_keeper(sharing: GpuSharing, why: str) -> None:
+    _is_shared_where_it_can_be(Enforcement.MPS, sharing, why)
+
+
+def _is_shared_where_it_can_be(by: Enforcement, sharing: GpuSharing, why: str) -> None:
+    policy = a_sharing_policy(step="1Gi", enforcement=by)
+    gpu = msgspec.structs.replace(NODE.status.gpus[0], sharing=sharing)
+    node = msgspec.structs.replace(NODE, status=msgspec.structs.replace(NODE.status, gpus=[gpu]))
+    found = decided(policy, node=node)
+    assert found.form == (None if why else msgspec.structs.replace(MEMORY, enforcement=by))
+    assert why in found.message
+
+
+@pytest.mark.parametrize("enforcement", [each for each in Enforcement if each is not Enforcement.NONE])
+def test_a_limit_without_an_amount_for_each_share_is_never_published(enforcement: Enforcement) -> None:
+    gpu = msgspec.structs.replace(
+        NODE.status.gpus[0], sharing=GpuSharing(memory_limit=MemoryLimitBy.DRIVER, mps=True, library=True)
+    )
+    node = msgspec.structs.replace(NODE, status=msgspec.structs.replace(NODE.status, gpus=[gpu]))
+    found = decided(a_sharing_policy(mode=SharingMode.COUNT, count=2, enforcement=enforcement), node=node)
+    assert (found.form, found.state) == (None, SharingState.FAILED)
+
+
 def test_a_driver_that_does_not_answer_ends_no_limit() -> None:
     there = [published(LIMITED)]
     kept = decided(BY_DRIVER, devices=there, before=LIMITED, node=limiting(None))
@@ -194,7 +244,15 @@ def test_a_driver_that_does_not_answer_ends_no_limit() -> None:
     assert decided(BY_DRIVER, devices=there, before=LIMITED, node=limiting(MemoryLimitBy.NONE)).form is None
 
 
-@pytest.mark.parametrize(("there", "policy"), [(MEMORY, BY_DRIVER), (LIMITED, BY_MEMORY)], ids=["more", "less"])
+BY_MPS = a_sharing_policy(step="1Gi", enforcement=Enforcement.MPS)
+WITH_MPS = msgspec.structs.replace(MEMORY, enforcement=Enforcement.MPS)
+
+
+@pytest.mark.parametrize(
+    ("there", "policy"),
+    [(MEMORY, BY_DRIVER), (LIMITED, BY_MEMORY), (LIMITED, BY_MPS), (WITH_MPS, BY_MEMORY)],
+    ids=["more", "less", "another", "no more MPS"],
+)
 def test_shares_keep_the_enforcement_under_which_they_were_allocated(there: SharedGpu, policy: SharingPolicy) -> None:
     node = limiting(MemoryLimitBy.DRIVER)
     gpu = decided(policy, devices=[published(there)], claims=[SHARE], before=there, node=node)

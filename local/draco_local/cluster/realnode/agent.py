@@ -12,7 +12,7 @@ from typing import Final
 from draco.agent.settings import AgentSettings
 from draco_local.cluster.programs import binaries
 from draco_local.cluster.realnode import cgroup
-from draco_local.cluster.realnode.config import AGENT_MOUNT, DRIVER_ROOT
+from draco_local.cluster.realnode.config import AGENT_MOUNT, DRIVER_ROOT, LIMIT_LIBRARY
 from draco_local.cluster.realnode.init import Service
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.driver import root
@@ -94,7 +94,7 @@ def agent_service(node: str, *, api_host: str, api_port: int) -> Service:
     """Return the agent, started once it has a token. Files beside the GPUs' state stand in for the kernel's /sys and /proc."""
     kernel = (
         *("--sysfs-root", str(sysfs.tree(state.ON_A_NODE)), "--proc-root", str(procfs.tree(state.ON_A_NODE))),
-        *("--driver-root", DRIVER_ROOT),
+        *("--driver-root", DRIVER_ROOT, "--limit-library", LIMIT_LIBRARY),
     )
     return Service(
         name="agent",

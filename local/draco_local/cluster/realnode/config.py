@@ -25,6 +25,8 @@ AGENT_MOUNT: Final = "/run/secrets/kubernetes.io/serviceaccount"
 """Where a pod finds its service account (/var/run is /run): the agent finds its own there too."""
 
 DRIVER_ROOT: Final = "/run/nvidia/driver"
+LIMIT_LIBRARY: Final = "/opt/hami/libvgpu.so"
+"""Where a library that limits memory may be put on a node, to try SharingPolicies with enforcement Library."""
 """Where NVIDIA's GPU operator puts a driver."""
 
 CONTAINERD_SOCKET: Final = "/run/containerd/containerd.sock"

@@ -29,6 +29,7 @@ from draco.agent.hardware import capabilities
 from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
 from draco.agent.hardware.device_nodes import OPTIONAL, REQUIRED, DeviceNodeMissing, DeviceNodes
 from draco.agent.record.contents import PreparedClaim, PreparedDevice
+from draco.resources.api.draco import MemoryLimitBy
 from draco.resources.api.foreign import read
 from draco.resources.names import ClaimUid, GpuUuid
 
@@ -41,7 +42,7 @@ CHECKSUM = "draco.dev/checksum"
 """Annotations of a spec: the recorded claim, the boot in which it was recorded, and a checksum over both."""
 FORMAT = "draco.dev/format"
 """Annotation: the FORMAT_VERSION of the agent that wrote the spec."""
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Increase it when specs give anything that an agent of this version would not expect and would take away."""
 
 
@@ -84,16 +85,22 @@ def spec(
     common: ContainerEdits,
     *,
     limiting: Callable[[GpuUuid, int], ContainerEdits] = lambda *_: ContainerEdits(),
+    preloading: Callable[[str, int], ContainerEdits] = lambda *_: ContainerEdits(),
     boot_id: str = "",
 ) -> CdiSpec:
     """A claim's spec, from its record and the node's common edits.
 
     Its annotations repeat the record, in case that is lost. A device that the claim got twice (administrative access) appears
-    once. `limiting` gives the edits for a GPU's memory limit. Creates missing device nodes. Raises DeviceNodeMissing,
-    CapabilityUnknown or what `limiting` raises.
+    once. `limiting` gives the edits for a GPU's memory limit that the driver holds, `preloading` those for a library's. Creates
+    missing device nodes. Raises DeviceNodeMissing, CapabilityUnknown or what those raise.
     """
     devices = {device_name(device.device, claim.uid, device.share_id): device for device in claim.devices}
     limits = {gpu: limiting(gpu, mib) for gpu, mib in limits_mib(claim).items()}
+    libraries = {device.gpu: limit.library for device in claim.devices if (limit := device.limit) is not None}
+    for gpu, mib in limits_mib(claim, MemoryLimitBy.LIBRARY).items():
+        limits[gpu] = preloading(libraries[gpu], mib)
+    for gpu, mib in limits_mib(claim, MemoryLimitBy.MPS).items():
+        limits[gpu] = ContainerEdits(env=[f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={mib}M"])  # the only GPU that it sees
     return CdiSpec(
         cdi_version=VERSION,
         kind=kind(driver),
@@ -124,7 +131,7 @@ def _device_edits(device: PreparedDevice, node: Capabilities, limit: ContainerEd
         ],
         hooks=limit.hooks if limit else [],
         device_nodes=_device_nodes([node.nodes.gpu(device.minor), *opening], node.nodes),
-        mounts=mps.mounts,
+        mounts=[*mps.mounts, *(limit.mounts if limit else [])],
     )
 
 
@@ -311,7 +318,15 @@ class CdiFolder:
 
     def _spec(self, claim: PreparedClaim) -> CdiSpec:
         common = self.common
-        return spec(claim, self._driver, self.node, common.current(), limiting=common.limiting, boot_id=self._boot_id)
+        return spec(
+            claim,
+            self._driver,
+            self.node,
+            common.current(),
+            limiting=common.limiting,
+            preloading=common.preloading,
+            boot_id=self._boot_id,
+        )
 
 
 def _encoded(one: CdiSpec) -> bytes:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.agent.claims.memory_limits import unlimitable
+from draco.agent.claims.memory_limits import UNLIMITED, Holding, limited, unlimitable
 from draco.agent.claims.presence import gpus_of
 from draco.agent.errors import PrepareError, StillPrepared
 from draco.agent.hardware.gpus import Gpu, PlacementKey
@@ -22,10 +22,8 @@ from draco.allocation.exclusion import ClaimedDevice, DeviceSettings, Exclusion,
 from draco.allocation.mps import MpsLimitsError, MpsSettings
 from draco.health.judgement import blocking
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
-from draco.resources.api.sharing import Enforcement
 from draco.resources.names import ClaimUid, GpuUuid, PartitionName, gpu_name, read_partition_name
 from draco.resources.texts import are, sentence
-from draco.sharing.terms import MEMORY, consumed
 
 
 class FirstPrepare(msgspec.Struct, frozen=True):
@@ -61,14 +59,6 @@ MpsPlace = Callable[[Sequence[GpuUuid | PlacementKey]], tuple[DaemonName, str]]
 """The name and folder of the MPS daemon of some whole GPUs, or of an instance."""
 
 
-Enforcements = Callable[[GpuUuid], Enforcement | None]
-"""What holds the shares of a GPU to their memory; None if unknown."""
-
-
-def _unenforced(_: GpuUuid) -> Enforcement | None:
-    return Enforcement.NONE
-
-
 def _nowhere(_: object) -> tuple[DaemonName, str]:
     return DaemonName(""), ""
 
@@ -83,12 +73,12 @@ def plan_prepare(
     leftovers: Mapping[ClaimUid, str] = MappingProxyType({}),
     can: Abilities = _unknown,
     mps_place: MpsPlace = _nowhere,
-    enforcement: Enforcements = _unenforced,
+    holding: Holding = UNLIMITED,
 ) -> ClaimPlan:
     """The plan for an allocated claim. Raises StillPrepared if another claim has a device, PrepareError for any other refusal.
 
     `gpus`: this node's, by published name. `leftovers`: why recorded claims cannot be used any more, as the end of a sentence.
-    `can`: how a GPU can be shared. `mps_place` and `enforcement`: see MpsPlace and Enforcements.
+    `can`: how a GPU can be shared. `mps_place`: see MpsPlace. `holding`: what this node holds shares to their memory with.
     """
     known = record.get(ClaimUid(claim.metadata.uid))
     if known is not None and known.state is PreparationState.PREPARED:
@@ -99,9 +89,7 @@ def plan_prepare(
     if known is not None and known.state is PreparationState.RELEASING:
         return PartlyReleased(known)
     # A leftover intent does not count.
-    intent = intent_of(
-        claim, driver=driver, pool=pool, gpus=gpus, can=can, mps_place=mps_place, enforcement=enforcement
-    )
+    intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus, can=can, mps_place=mps_place, holding=holding)
     if (found := next(conflicts(intent, record.values(), leftovers), None)) is not None:
         raise PrepareError(found.why) if found.holder is None else StillPrepared(found.why, holder=found.holder)
     by_uuid = {gpu.uuid: gpu for gpu in gpus.values()}
@@ -131,7 +119,7 @@ def intent_of(
     gpus: Mapping[str, Gpu],
     can: Abilities = _unknown,
     mps_place: MpsPlace = _nowhere,
-    enforcement: Enforcements = _unenforced,
+    holding: Holding = UNLIMITED,
 ) -> PreparedClaim:
     """The claim as an intent, with `driver`'s devices. `gpus`: this node's, by published name. Raises PrepareError."""
     name = str(claim.metadata.key)
@@ -152,7 +140,7 @@ def intent_of(
         namespace=claim.metadata.namespace,
         name=claim.metadata.name,
         state=PreparationState.PREPARING,
-        devices=[_limited(name, one, driver, enforcement) for one in _shared(claim, results, devices, mps_place)],
+        devices=[limited(name, one, driver, holding) for one in _shared(claim, results, devices, mps_place)],
         pods=tuple(ClaimPod(name=one.name, uid=one.uid) for one in claim.status.reserved_for if one.is_pod),
     )
 
@@ -192,22 +180,6 @@ def _shared(
             )
             shared.append(msgspec.structs.replace(device, mps=place))
     return shared
-
-
-def _limited(claim: str, device: PreparedDevice, driver: str, enforcement: Enforcements) -> PreparedDevice:
-    """The device, with its memory as a limit if it is a share that the driver holds to it. Raises PrepareError."""
-    if not device.share_id or device.admin:
-        return device
-    by = enforcement(device.gpu)
-    if by is None:
-        raise PrepareError(
-            f"Claim {claim} cannot be prepared now: it has a share of {device.device}, whose published terms are not known "
-            "yet. Kubelet tries again."
-        )
-    if by is not Enforcement.DRIVER_LIMIT:
-        return device
-    taken = consumed(device.consumed, MEMORY, driver) or 0
-    return msgspec.structs.replace(device, memory_limit_mib=max(1, taken >> 20))  # 0 would be no limit
 
 
 def _device(

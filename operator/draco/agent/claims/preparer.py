@@ -18,8 +18,9 @@ from typing import NamedTuple
 import msgspec
 
 from draco.agent.claims.cdi import CdiFolder
+from draco.agent.claims.memory_limits import UNLIMITED, Holding
 from draco.agent.claims.mps import MpsDaemons
-from draco.agent.claims.plan import ClaimPlan, Enforcements, FirstPrepare, PartlyReleased, RepeatedPrepare, plan_prepare
+from draco.agent.claims.plan import ClaimPlan, FirstPrepare, PartlyReleased, RepeatedPrepare, plan_prepare
 from draco.agent.claims.presence import NodeHardware, as_it_is, gpus_of, moved
 from draco.agent.claims.time_slices import TimeSlices
 from draco.agent.containers.common_edits import LimitImpossible
@@ -34,7 +35,6 @@ from draco.agent.mig.ownership import references
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.sharing import Enforcement
 from draco.resources.names import ATTRIBUTE_MPS, ClaimUid, GpuUuid, read_partition_name
 
 
@@ -81,15 +81,13 @@ class ClaimPreparer:
         instances: ClaimInstances,
         time_slices: TimeSlices,
         mps: MpsDaemons,
-        has_mps: Callable[[GpuUuid], bool | None] = lambda _: None,
-        enforcement: Enforcements = lambda _: Enforcement.NONE,
+        holding: Holding = UNLIMITED,
         leftovers: Callable[[], Mapping[ClaimUid, str]] = dict,
     ) -> None:
         self._instances = instances
         self._time_slices = time_slices
         self._mps = mps
-        self._has_mps = has_mps
-        self._enforcement = enforcement
+        self._holding = holding._replace(mps_place=mps.place)
         self._asking = GpuChecks(instances.verify, instances.whole, self._share_now)
         self._not_asking = GpuChecks(_unchecked, instances.seen_whole, self._is_shared)
         self._checkpoint = checkpoint
@@ -190,11 +188,11 @@ class ClaimPreparer:
             leftovers=self._leftovers(),
             can=self._can,
             mps_place=self._mps.place,
-            enforcement=self._enforcement,
+            holding=self._holding,
         )
 
     def _can(self, gpu: GpuUuid, attribute: str) -> bool | None:
-        return self._has_mps(gpu) if attribute == ATTRIBUTE_MPS else self._time_slices.supported(gpu)
+        return self._holding.has_mps(gpu) if attribute == ATTRIBUTE_MPS else self._time_slices.supported(gpu)
 
     def _first_time(self, intent: PreparedClaim, gpus: Mapping[str, Gpu], checks: GpuChecks) -> PreparedClaim:
         """Record the intent, make what it needs, check the hardware, write the spec, record the claim. Undo all on a refusal."""

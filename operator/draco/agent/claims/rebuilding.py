@@ -20,6 +20,7 @@ from functools import partial
 
 import msgspec
 
+from draco.agent.claims.memory_limits import as_client, with_limit
 from draco.agent.claims.plan import MpsPlace, conflicts, intent_of
 from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import Gpu, Instance, PlacementKey
@@ -30,9 +31,10 @@ from draco.agent.record.contents import (
     PreparationState,
     PreparedClaim,
     PreparedDevice,
+    ShareLimit,
 )
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
-from draco.resources.api.draco import GpuNode, InstanceUse
+from draco.resources.api.draco import GpuNode, InstanceUse, MemoryLimitBy
 from draco.resources.api.meta import is_true
 from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
 from draco.resources.quantity import Quantity
@@ -95,12 +97,12 @@ def _planned(
     }
     with suppress(PrepareError):
         intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus, mps_place=mps_place)
-        limited = [_limited(one, said.get((one.device, one.share_id or None))) for one in intent.devices]
+        limited = [_limited(one, said.get((one.device, one.share_id or None)), mps_place) for one in intent.devices]
         return msgspec.structs.replace(intent, state=PreparationState.PREPARED, devices=limited)
     results = [one for one in claim.results if one.driver == driver]
     if not results or any(one.pool != pool for one in results):
         return None
-    devices = [_by_status(one, said.get((one.device, one.share_id))) for one in results]
+    devices = [_by_status(one, said.get((one.device, one.share_id)), mps_place) for one in results]
     if None not in devices:
         return PreparedClaim(
             uid=ClaimUid(claim.metadata.uid),
@@ -118,19 +120,26 @@ class _Placed(msgspec.Struct):
     size: int
 
 
-class _Identity(msgspec.Struct, rename={"parent_uuid": "parentUUID", "memory_limit": "memoryLimit"}):
+class _Identity(msgspec.Struct, rename="camel"):
     """The part of what `claim_status.identity` writes that is needed here."""
 
     uuid: str = ""
-    parent_uuid: str = ""
+    parent_uuid: str = msgspec.field(default="", name="parentUUID")
     profile: str = ""
     placement: _Placed | None = None
     memory_limit: str = ""
+    memory_limit_by: MemoryLimitBy = MemoryLimitBy.DRIVER
+    memory_limit_library: str = ""
 
-    @property
-    def memory_limit_mib(self) -> int:
+    def limiting(self, device: PreparedDevice, mps_place: MpsPlace) -> PreparedDevice:
+        """The device with this limit."""
         limit = Quantity.read(self.memory_limit)
-        return limit.value() >> 20 if limit is not None else 0
+        mib = limit.value() >> 20 if limit is not None else 0
+        if not mib or (self.memory_limit_by is MemoryLimitBy.LIBRARY and not self.memory_limit_library):
+            return device
+        by = self.memory_limit_by
+        device = as_client(device, mps_place) if by is MemoryLimitBy.MPS else device
+        return with_limit(device, ShareLimit(by=by, mib=mib, library=self.memory_limit_library))
 
 
 def _said(data: object) -> _Identity | None:
@@ -140,12 +149,14 @@ def _said(data: object) -> _Identity | None:
     return None
 
 
-def _limited(device: PreparedDevice, said: _Identity | None) -> PreparedDevice:
+def _limited(device: PreparedDevice, said: _Identity | None, mps_place: MpsPlace) -> PreparedDevice:
     """The device with the limit that its container got, whatever is enforced now."""
-    return device if said is None else msgspec.structs.replace(device, memory_limit_mib=said.memory_limit_mib)
+    return device if said is None else said.limiting(device, mps_place)
 
 
-def _by_status(result: DeviceRequestAllocationResult, said: _Identity | None) -> PreparedDevice | None:
+def _by_status(
+    result: DeviceRequestAllocationResult, said: _Identity | None, mps_place: MpsPlace
+) -> PreparedDevice | None:
     """A device whose GPU is missing, from its claim's status; None if the status does not identify it."""
     if said is None:
         return None
@@ -158,7 +169,7 @@ def _by_status(result: DeviceRequestAllocationResult, said: _Identity | None) ->
         part = Partition(profile_id=name.profile_id, start=name.start, size=said.placement.size, profile=said.profile)
     if not uuid:
         return None
-    return PreparedDevice(
+    device = PreparedDevice(
         request=result.request.partition("/")[0],
         pool=result.pool,
         device=result.device,
@@ -167,9 +178,9 @@ def _by_status(result: DeviceRequestAllocationResult, said: _Identity | None) ->
         admin=bool(result.admin_access),
         share_id=result.share_id or "",
         consumed=result.consumed_capacity,
-        memory_limit_mib=said.memory_limit_mib,
         partition=part,
     )
+    return said.limiting(device, mps_place)
 
 
 def forgotten(record: Iterable[PreparedClaim], by_spec: Iterable[PreparedClaim]) -> list[PreparedClaim]:

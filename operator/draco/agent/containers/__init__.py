@@ -3,5 +3,5 @@
 NVIDIA's container toolkit is asked first; if it cannot be, the agent searches the files itself and says so.
 
 Rooms: `edits` (possible edits of a container), `toolkit` (asks NVIDIA's), `driver_files` (searches the files), `common_edits`
-(which of both applies now).
+(which of both applies now), `limit_library` (a library that limits memory).
 """

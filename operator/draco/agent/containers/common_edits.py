@@ -13,11 +13,13 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from draco.agent.containers import driver_files, toolkit
+from draco.agent.containers import driver_files, limit_library, toolkit
 from draco.agent.containers.edits import ContainerEdits
+from draco.agent.containers.limit_library import LimitLibrary
 from draco.agent.containers.toolkit import Program, ToolkitFailed
 from draco.agent.errors import PrepareError
 from draco.agent.hardware.driver_root import DriverRoot, InstalledDriver
+from draco.agent.state.facts import LimitLibraryState
 from draco.agent.state.node import NodeState
 from draco.agent.threads import DaemonExecutor
 from draco.kube.clock import Clock
@@ -50,10 +52,18 @@ class _Found(NamedTuple):
 class CommonEdits:
     """What containers get of the driver below `root`; nothing without `root`. The node must see `hook_folder` too.
 
-    `loaded` is the version of the loaded kernel modules, "" if unknown.
+    `loaded` is the version of the loaded kernel modules, "" if unknown; `library` is the path of the library that limits memory.
     """
 
-    def __init__(self, root: DriverRoot | None, *, hook_folder: Path, loaded: Callable[[], str] = lambda: "") -> None:
+    def __init__(
+        self,
+        root: DriverRoot | None,
+        *,
+        hook_folder: Path,
+        library: str = "",
+        loaded: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.library: Final = LimitLibrary(path=library, root=root)
         self._root = root
         self._loaded = loaded
         self._hook_folder = hook_folder
@@ -81,6 +91,10 @@ class CommonEdits:
             except ToolkitFailed as error:
                 why = str(error)
         raise LimitImpossible(f"its memory limit cannot be set: {why}. Kubelet tries again.")
+
+    def preloading(self, library: str, limit_mib: int) -> ContainerEdits:
+        """What limits a container's memory by this library. Raises OSError if the list of what to preload cannot be written."""
+        return limit_library.edits(library, limit_mib, keep_in=self._hook_folder)
 
     def all_there(self, edits: ContainerEdits) -> bool:
         """Whether the node has every file of these edits, which an earlier version may have written."""
@@ -156,7 +170,7 @@ class CommonEdits:
 
 
 class EditsRefresh:
-    """Determines the edits again whenever another driver was read.
+    """Determines the edits again whenever another driver was read, and checks the library that limits memory.
 
     Runs in its own daemon thread: the toolkit may take seconds, and must not keep the process from ending.
     """
@@ -178,6 +192,8 @@ class EditsRefresh:
             while True:
                 await self._woken.wait()
                 self._woken.clear()
+                if (library := await executor.run(self._library)) != self._state.facts.limit_library:
+                    self._state.learn(limit_library=library)
                 version = self._state.facts.view.driver_version
                 # Files vanish while another driver is installed: the next reading of the GPUs retries.
                 with suppress(OSError):
@@ -186,3 +202,8 @@ class EditsRefresh:
                         self._state.learn(edits_problem=self._edits.problem)
         finally:
             executor.close()
+
+    def _library(self) -> LimitLibraryState:
+        library = self._edits.library
+        problem = library.problem()
+        return LimitLibraryState(not problem, problem if library.path else "")

@@ -6,23 +6,22 @@ delays a change of the form, `sharing.terms` has the terms. Pure.
 
 from collections.abc import Iterable, Mapping
 
-from draco.agent.hardware.gpus import Gpu
 from draco.agent.record.contents import PreparedClaim
-from draco.resources.api.draco import MemoryLimitBy
+from draco.resources.api.draco import GpuSharing
 from draco.resources.api.sharing import SharedGpu
 from draco.resources.api.slices import Device
 from draco.resources.names import GpuUuid
-from draco.sharing.enforcement import enforceable
+from draco.sharing.enforcement import possible
 from draco.sharing.terms import TermsError, alike, as_shareable, form_of, terms_for
 
 
-def can_have(gpu: Gpu, whole: Device, form: SharedGpu) -> bool:
-    """Whether the GPU, `whole` as a device, has what the form asks; taken for granted while its driver does not say."""
+def can_have(sharing: GpuSharing, whole: Device, form: SharedGpu) -> bool:
+    """Whether the GPU, `whole` as a device, has what the form asks; taken for granted while that is unknown."""
     try:
         terms_for(form, whole)
     except TermsError:  # the operator says why in the policy's status
         return False
-    return form.enforcement in enforceable(gpu.memory_limit or MemoryLimitBy.DRIVER)
+    return possible(sharing).get(form.enforcement) is not False
 
 
 def as_shared(device: Device, form: SharedGpu | None) -> Device:

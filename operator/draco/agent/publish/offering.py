@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from draco.agent.claims.memory_limits import PublishedShares
 from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, Use, device_name, position
 from draco.agent.mig.keeper import MigKeeper
 from draco.agent.publish import partitions, slices
@@ -29,13 +30,14 @@ from draco.agent.record.contents import PreparedClaim
 from draco.agent.state.changes import ClaimSettled
 from draco.agent.state.facts import NodeFacts
 from draco.agent.state.node import NodeState
+from draco.allocation.share_limits import ShareRoom
 from draco.health import judgement
 from draco.kube.clock import Clock, wait_for
 from draco.kube.queue import WorkQueue, run_workers
 from draco.mig.board import Board, Placement
 from draco.mig.keeping import KeptInstances, keeping, layout_of
-from draco.resources.api.draco import IsolatedGpu, MigMode, MigState, PromisedDevice, WantedGpu
-from draco.resources.api.sharing import Enforcement, SharedGpu
+from draco.resources.api.draco import GpuSharing, IsolatedGpu, MigMode, MigState, PromisedDevice, WantedGpu
+from draco.resources.api.sharing import SharedGpu
 from draco.resources.api.slices import CounterSet, Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import (
@@ -53,7 +55,7 @@ from draco.resources.names import (
     GpuUuid,
     gpu_name,
 )
-from draco.sharing.terms import alike, published_forms, published_memory
+from draco.sharing.terms import alike, least_share, published_forms, published_memory
 
 PACE_S = 2.0
 """Minimum time between publications that differ only in their order. A stale order is legal, only worse."""
@@ -108,6 +110,7 @@ class Offering:
         operator_allocated: Collection[str] = (),
         given_out: Callable[[bool], bool] = lambda _: False,
         abilities: Callable[[GpuUuid], Mapping[str, bool | None]] = lambda _: {},
+        sharing: Callable[[Gpu], GpuSharing] = lambda gpu: GpuSharing(memory_limit=gpu.memory_limit),
         written: bool = True,
         generation: int = 0,
         cleared: Mapping[GpuUuid, int] = _UNCLEARED,
@@ -117,9 +120,9 @@ class Offering:
 
         `promised` are allocated devices that would no longer be offered, `shared` the GPUs that several claims may have,
         `changing` those to be shared otherwise when they are free, `isolated` those under maintenance, `operator_allocated` those
-        that Draco allocates. `given_out` says whether another allocator gives out divided GPUs, or undivided ones, `abilities`
-        the attributes of how a GPU can be shared. `written` says whether the API server has the last offer, as the pool's
-        `generation`; `cleared` has the generations at which the operator cleared GPUs for another form.
+        that Draco allocates. `given_out` says whether another allocator gives out divided GPUs, or undivided ones. `abilities`
+        are the attributes of how a GPU can be shared, `sharing` all of it. `written` says whether the API server has the last
+        offer, as the pool's `generation`; `cleared` has the generations at which the operator cleared GPUs for another form.
         """
         plain: list[Device] = []
         divisible: list[Divisible] = []
@@ -138,7 +141,7 @@ class Offering:
             of_claims = promised.get(uuid, ())
             asked = self._divisible(gpu, mig, wanted.get(uuid), keeping(None, mig.board, of_claims))
             form = shared.get(uuid)
-            if form is not None and not can_have(gpu, slices.device(gpu, driver), form):
+            if form is not None and not can_have(sharing(gpu), slices.device(gpu, driver), form):
                 form = self.forms.get(uuid)  # claims may hold it so; the operator decides
                 unsettled |= {device_name(gpu)} if form is not None else set()
             offered = self._withdrawals.offer(
@@ -339,10 +342,13 @@ class Offers:
         if any(device.gpu in self._kept for device in change.claim.devices):
             self.touch()
 
-    def enforcement(self, gpu: GpuUuid) -> Enforcement | None:
+    def shares(self, gpu: GpuUuid) -> PublishedShares | None:
         """What holds the published shares of a GPU to their memory; None if it has none, or that is unknown. In any thread."""
         form = self._forms.get(gpu)
-        return None if form is None else form.enforcement
+        if form is None:
+            return None
+        least = least_share(form)
+        return PublishedShares(form.enforcement, ShareRoom(self._offering.memory.get(gpu, 0), least, least))
 
     def features_seen(self, facts: NodeFacts) -> None:
         """The cluster now keeps, or does not keep, the counters of partitions."""
@@ -398,6 +404,7 @@ class Offers:
             operator_allocated=wanted.operator_allocated,
             given_out=lambda divided: others is not None and others.gives(divided=divided),
             abilities=facts.abilities,
+            sharing=facts.sharing,
             written=self._publisher.is_written,
             generation=self._publisher.generation,
             cleared=cleared,

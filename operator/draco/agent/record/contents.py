@@ -10,6 +10,7 @@ import msgspec
 from draco.agent.hardware.gpus import PlacementKey
 from draco.allocation.configurations import TimeSlice
 from draco.mig.board import unit_mask
+from draco.resources.api.draco import MemoryLimitBy
 from draco.resources.names import ClaimUid, GpuUuid
 
 
@@ -108,12 +109,24 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return unit_mask(self.start, self.size)
 
 
+class ShareLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A limit on the memory of a share; `library` is the node's path of the library that holds it.
+
+    Agents that do not know this leave the claim's spec as it is.
+    """
+
+    by: MemoryLimitBy
+    mib: int
+    library: str = ""
+
+
 class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One device of a claim. `gpu` identifies the hardware; `device` is its name at allocation.
 
     `partition` is None for a whole GPU. `share_id` is "" unless the claim has a share, of which `consumed` are the amounts.
-    `memory_limit_mib` is what the driver is to hold its containers to, 0 for no limit. The claim's spec was written with `minor`,
-    `pci_bus_id`, `capabilities` (the device numbers that open the instance) and the instance's numbers.
+    `memory_limit_mib` is what the driver is to hold its containers to, 0 for no limit; `soft_limit` is what something else is to.
+    The claim's spec was written with `minor`, `pci_bus_id`, `capabilities` (the device numbers that open the instance) and the
+    instance's numbers.
     """
 
     request: str
@@ -128,8 +141,15 @@ class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     time_slice: TimeSlice = TimeSlice.DEFAULT
     mps: DeviceMps | None = None
     memory_limit_mib: int = 0
+    soft_limit: ShareLimit | None = None
     pci_bus_id: str = ""
     capabilities: tuple[int, ...] = ()
+
+    @property
+    def limit(self) -> ShareLimit | None:
+        """What its containers are held to, and by whom."""
+        mib = self.memory_limit_mib
+        return ShareLimit(by=MemoryLimitBy.DRIVER, mib=mib) if mib else self.soft_limit
 
     @property
     def key(self) -> PlacementKey | None:

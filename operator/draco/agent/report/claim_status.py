@@ -98,8 +98,8 @@ def identity(device: PreparedDevice) -> dict[str, Any]:
             "giID": part.gi if part.gi >= 0 else "",
             "ciID": part.ci if part.ci >= 0 else "",
         }
-    if device.memory_limit_mib:
-        said["memoryLimit"] = f"{device.memory_limit_mib}Mi"
+    if (limit := device.limit) is not None:
+        said |= {"memoryLimit": f"{limit.mib}Mi", "memoryLimitBy": limit.by.value, "memoryLimitLibrary": limit.library}
     return {name: value for name, value in said.items() if value != ""}
 
 

@@ -27,8 +27,6 @@ from draco.resources.api.health import GpuFaultStatus
 from draco.resources.api.meta import Condition, ObjectKey, all_timed
 from draco.resources.kinds import GPU_NODES
 from draco.resources.names import (
-    ATTRIBUTE_MPS,
-    ATTRIBUTE_TIME_SLICING,
     CONDITION_CERTIFICATE,
     CONDITION_CLAIMS_THERE,
     CONDITION_COMPLETE,
@@ -114,10 +112,7 @@ def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
 
 
 def _sharing(gpu: Gpu, facts: NodeFacts) -> GpuSharing | None:
-    can = facts.abilities(gpu.uuid)
-    sharing = GpuSharing(
-        time_slicing=can[ATTRIBUTE_TIME_SLICING], mps=can[ATTRIBUTE_MPS], memory_limit=gpu.memory_limit
-    )
+    sharing = facts.sharing(gpu)
     return None if sharing == GpuSharing() else sharing
 
 

@@ -5,11 +5,11 @@ from typing import TypedDict
 
 import msgspec
 
-from draco.agent.hardware.gpus import GpuMigView, PlacementKey
+from draco.agent.hardware.gpus import Gpu, GpuMigView, PlacementKey
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.record.contents import PreparedClaim
 from draco.kube.discovery import Features
-from draco.resources.api.draco import GpuNodeSpec, IsolatedGpu, PromisedDevice, RepairedGpu, WantedGpu
+from draco.resources.api.draco import GpuNodeSpec, GpuSharing, IsolatedGpu, PromisedDevice, RepairedGpu, WantedGpu
 from draco.resources.api.health import FaultOverride
 from draco.resources.api.sharing import SharedGpu
 from draco.resources.names import ATTRIBUTE_MPS, ATTRIBUTE_TIME_SLICING, ClaimUid, GpuUuid
@@ -80,6 +80,13 @@ class GpuMps(msgspec.Struct, frozen=True):
     def problem_of(self, part: PlacementKey | None) -> str:
         """What is wrong with a MIG device, or with the whole GPU."""
         return self.problem if part is None else self.parts.get(part, "")
+
+
+class LimitLibraryState(msgspec.Struct, frozen=True):
+    """Whether containers can have the library that limits memory, None if unknown; and why not, "" if none is named."""
+
+    usable: bool | None = None
+    problem: str = ""
 
 
 class Leftover(msgspec.Struct, frozen=True):
@@ -178,11 +185,23 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Prepared claims that nothing can use any more."""
     time_slicing: Mapping[GpuUuid, TimeSlicing] = {}
     mps: Mapping[GpuUuid, GpuMps] = {}
+    limit_library: LimitLibraryState = LimitLibraryState()
 
     def abilities(self, gpu: GpuUuid) -> dict[str, bool | None]:
         """How a GPU can be shared, by the attributes that tell of it; None while unknown."""
         slicing, mps = self.time_slicing.get(gpu, TimeSlicing()), self.mps.get(gpu, GpuMps())
         return {ATTRIBUTE_TIME_SLICING: slicing.supported, ATTRIBUTE_MPS: mps.supported}
+
+    def sharing(self, gpu: Gpu) -> GpuSharing:
+        """How a GPU can be shared, and what its shares can be held to."""
+        can, library = self.abilities(gpu.uuid), self.limit_library
+        return GpuSharing(
+            time_slicing=can[ATTRIBUTE_TIME_SLICING],
+            mps=can[ATTRIBUTE_MPS],
+            memory_limit=gpu.memory_limit,
+            library=library.usable,
+            library_problem=library.problem,
+        )
 
     @property
     def gives_way_to(self) -> str:
@@ -206,3 +225,4 @@ class NewFacts(TypedDict, total=False):
     leftovers: Mapping[ClaimUid, Leftover]
     time_slicing: Mapping[GpuUuid, TimeSlicing]
     mps: Mapping[GpuUuid, GpuMps]
+    limit_library: LimitLibraryState

@@ -40,7 +40,6 @@ from draco.resources.kinds import (
     Kind,
 )
 from draco.sharing.decide import sharing_rules
-from draco.sharing.enforcement import KNOWN
 
 log = structlog.get_logger(__name__)
 
@@ -105,8 +104,6 @@ def _of_mig_policy(policy: MigPolicy, _: Mapping[str, DeviceClass], __: datetime
 def _of_sharing_policy(policy: SharingPolicy, _: Mapping[str, DeviceClass], __: datetime) -> Iterator[str]:
     if problem := sharing_rules(policy).problem:
         yield problem
-    if policy.spec.enforcement not in KNOWN:
-        yield f"No agent enforces spec.enforcement {policy.spec.enforcement} yet, so nothing is shared; use None."
 
 
 def _of_limit(limit: DeviceLimit, classes: Mapping[str, DeviceClass], _: datetime) -> Iterator[str]:

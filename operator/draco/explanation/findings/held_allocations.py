@@ -18,11 +18,12 @@ from draco.allocation.exclusion import (
 )
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.pools import SliceState
+from draco.allocation.share_limits import allocated, refused_shares
 from draco.explanation.findings.lifting import lifting
 from draco.explanation.findings.node_rules import holds, selector_text
 from draco.explanation.findings.verdicts import Judge
 from draco.explanation.model import ObstacleKind, UseObstacle
-from draco.explanation.problems.configurations import can
+from draco.explanation.problems.configurations import can, published
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import ObjectKey, ObjectMeta, find_condition
@@ -190,11 +191,20 @@ def _taints(fleet: Fleet, result: DeviceRequestAllocationResult, row: int) -> li
     ]
 
 
+def _refused_shares(fleet: Fleet, claim: ResourceClaim) -> UseObstacle | None:
+    """The shares of an allocated claim that Draco's agent refuses to prepare together; None if there are none."""
+    found = refused_shares(allocated(claim, NVIDIA_DRIVER, lambda result: published(fleet, result.key)))
+    if found is None:
+        return None
+    name, remedy = str(claim.metadata.key), f"make a new claim: {found.remedy}"
+    return UseObstacle(kind=ObstacleKind.SHARES_REFUSED, claim=name, text=found.why, remedy=remedy)
+
+
 def refused_configuration(fleet: Fleet, claim: ResourceClaim) -> UseObstacle | None:
     """The configuration of an allocated claim that Draco's agent refuses to prepare, alone or beside others; None without."""
     found = refused(claim, NVIDIA_DRIVER, lambda result, attribute: can(fleet, result.key, attribute))
     if found is None:
-        return _other_settings(fleet, claim)
+        return _other_settings(fleet, claim) or _refused_shares(fleet, claim)
     return UseObstacle(
         kind=ObstacleKind.CONFIGURATION_REFUSED,
         claim=str(claim.metadata.key),

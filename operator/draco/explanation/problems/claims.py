@@ -22,6 +22,7 @@ from draco.explanation.model import Problem, ProblemKind, SelectorRef
 from draco.explanation.problems.configurations import configuration_problems
 from draco.explanation.problems.dead_ends import dead_ends, unknown_names
 from draco.explanation.problems.published import PublishedNames, closest
+from draco.explanation.problems.shares import share_problems
 from draco.explanation.problems.suggestions import guard, main_error, rewritten
 from draco.explanation.selection import Asked, Selection, SelectorStep, count, drivers_of, first_rows, selection
 from draco.resources.api.claims import MAX_RESULTS, ExactDeviceRequest, ResourceClaim
@@ -98,6 +99,7 @@ def _of_claim(
         )
     yield from _of_constraints(published, claim, called, selected)
     yield from configuration_problems(fleet, claim, selected)
+    yield from share_problems(fleet, claim, selected)
 
 
 def _alike(every: Sequence[tuple[str, Asked]], asked: Asked) -> str:

@@ -16,6 +16,7 @@ from draco.cel.paths import AttributePath
 from draco.explanation.model import Problem, ProblemKind
 from draco.explanation.selection import count, first_rows, met
 from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.slices import Device
 from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PartitionName, read_partition_name
 
 
@@ -100,11 +101,16 @@ def _chances(fleet: Fleet, claim: ResourceClaim, name: str, marks: bytes) -> Ite
         )
 
 
+def published(fleet: Fleet, device: DeviceKey) -> Device | None:
+    """A device as it is published."""
+    rows = fleet.inventory.rows(device)
+    return fleet.inventory.columns.devices[rows[-1]] if rows else None
+
+
 def can(fleet: Fleet, device: DeviceKey, attribute: str) -> bool | None:
     """Whether the GPU of a published device can be shared in a way; None if its driver does not say."""
-    rows = fleet.inventory.rows(device)
-    published = fleet.inventory.columns.devices[rows[-1]] if rows else None
-    said = published.attributes.get(attribute) if published is not None else None
+    there = published(fleet, device)
+    said = there.attributes.get(attribute) if there is not None else None
     return None if said is None else said.bool_
 
 

@@ -15,6 +15,7 @@ from draco.linting.rules.health_policies import check_health_policies
 from draco.linting.rules.references import check_container_claims, check_pod_claims, check_repeated_claims
 from draco.linting.rules.requests import check_admin_access, check_references_to_requests, check_requests
 from draco.linting.rules.selectors import check_constraints, check_selectors
+from draco.linting.rules.shares import check_shares
 from draco.linting.rules.sharing import check_sharing
 from draco.linting.rules.taints import check_taint_rules
 from draco.linting.rules.values import check_pools, check_values
@@ -51,6 +52,7 @@ _OF_MEANING: Final[tuple[ManifestRule, ...]] = (
     check_pools,
     check_extended_resources,
     check_configurations,
+    check_shares,
     check_taint_rules,
     check_health_policies,
 )

@@ -59,21 +59,26 @@ class InstanceStatus(ApiStruct, frozen=True, kw_only=True):
 
 
 class MemoryLimitBy(StrEnum):
-    """Who holds a container's limit on the memory of a shared GPU, against all processes of the container together."""
+    """Who holds programs to a limit on the memory of a shared GPU: the driver all of a container's, together; MPS each client."""
 
     DRIVER = "driver"
+    MPS = "mps"
+    LIBRARY = "library"
     NONE = "none"
 
 
 class GpuSharing(ApiStruct, frozen=True, kw_only=True):
     """How the agent can share a GPU among programs; None if unknown.
 
-    `time_slicing`: whether its time slice can be set. `mps`: whether claims can have MPS on it.
+    `time_slicing`: whether its time slice can be set. `mps`: whether claims can have MPS on it. `library`: whether its node has
+    the library of enforcement Library; if not, `library_problem` is why, as the end of a sentence.
     """
 
     time_slicing: bool | None = None
     mps: bool | None = None
     memory_limit: MemoryLimitBy | None = None
+    library: bool | None = None
+    library_problem: str = ""
 
 
 class GpuMig(ApiStruct, frozen=True, kw_only=True):

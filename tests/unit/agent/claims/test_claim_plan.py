@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from draco.agent.claims.memory_limits import Holding, PublishedShares
 from draco.agent.claims.plan import ClaimPlan, FirstPrepare, PartlyReleased, RepeatedPrepare, plan_prepare
 from draco.agent.errors import DeviceMissing, PrepareError
 from draco.agent.record.contents import PreparationState, PreparedClaim
@@ -136,7 +137,7 @@ def test_a_share_is_limited_to_what_it_takes_where_the_driver_holds_it() -> None
         driver=NVIDIA_DRIVER,
         pool="node-0",
         gpus=GPUS,
-        enforcement=lambda _: Enforcement.DRIVER_LIMIT,
+        holding=Holding(lambda _: PublishedShares(Enforcement.DRIVER_LIMIT)),
     )
     assert [each.memory_limit_mib for each in limited.claim.devices] == [10 * 1024]
     assert [each.memory_limit_mib for each in planned(SHARE).claim.devices] == [0]
@@ -144,6 +145,6 @@ def test_a_share_is_limited_to_what_it_takes_where_the_driver_holds_it() -> None
 
 def test_a_share_is_not_prepared_before_its_terms_are_known() -> None:
     with pytest.raises(PrepareError, match="a share of gpu-0, whose published terms are not known yet"):
-        plan_prepare(SHARE, {}, driver=NVIDIA_DRIVER, pool="node-0", gpus=GPUS, enforcement=lambda _: None)
-    alone = plan_prepare(ONE, {}, driver=NVIDIA_DRIVER, pool="node-0", gpus=GPUS, enforcement=lambda _: None)
+        plan_prepare(SHARE, {}, driver=NVIDIA_DRIVER, pool="node-0", gpus=GPUS, holding=Holding(lambda _: None))
+    alone = plan_prepare(ONE, {}, driver=NVIDIA_DRIVER, pool="node-0", gpus=GPUS, holding=Holding(lambda _: None))
     assert isinstance(alone, FirstPrepare)

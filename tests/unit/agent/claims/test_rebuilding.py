@@ -26,7 +26,7 @@ from draco.resources.api.claims import (
     DeviceRequestAllocationResult,
     ResourceClaim,
 )
-from draco.resources.api.draco import GpuMig, InstanceUse
+from draco.resources.api.draco import GpuMig, InstanceUse, MemoryLimitBy
 from draco.resources.api.meta import Condition
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
 from draco_local.simulator.gpus import state
@@ -279,13 +279,17 @@ def test_a_claim_whose_gpu_is_not_there_is_known_by_the_uuid_in_its_status() -> 
     )
 
 
+BY_LIBRARY = {"memoryLimitBy": "library", "memoryLimitLibrary": "/opt/libvgpu.so"}
+
+
 @pytest.mark.parametrize("gpus", [{"gpu-0": a_gpu(0)}, {}], ids=["present", "gone"])
-def test_a_share_keeps_the_limit_that_its_status_tells(gpus: dict[str, Gpu]) -> None:
+@pytest.mark.parametrize("by", [{}, BY_LIBRARY, {"memoryLimitBy": "mps"}], ids=["driver", "library", "mps"])
+def test_a_share_keeps_the_limit_that_its_status_tells(gpus: dict[str, Gpu], by: dict[str, str]) -> None:
     claim = reported()
     assert claim.status.allocation is not None
     [result], [entry] = claim.results, claim.status.devices
     share = msgspec.structs.replace(result, share_id="one", consumed_capacity={"memory": "10Gi"})
-    entry = msgspec.structs.replace(entry, share_id="one", data={"uuid": "GPU-0", "memoryLimit": "10240Mi"})
+    entry = msgspec.structs.replace(entry, share_id="one", data={"uuid": "GPU-0", "memoryLimit": "10240Mi", **by})
     allocation = AllocationResult(devices=DeviceAllocationResult(results=[share]))
     status = msgspec.structs.replace(claim.status, allocation=allocation, devices=[entry])
     claim = msgspec.structs.replace(claim, status=status)
@@ -293,8 +297,12 @@ def test_a_share_keeps_the_limit_that_its_status_tells(gpus: dict[str, Gpu]) -> 
         [claim], driver=NVIDIA_DRIVER, pool="node-0", gpus=gpus, mps_place=mps_place, with_spec=[]
     )
     [device] = found.devices
-    assert (device.share_id, device.memory_limit_mib) == ("one", 10240)
-    assert identity(device)["memoryLimit"] == "10240Mi"
+    assert device.limit is not None
+    assert (device.share_id, device.limit.mib) == ("one", 10240)
+    said = identity(device)
+    assert (said["memoryLimit"], said["memoryLimitBy"]) == ("10240Mi", by.get("memoryLimitBy", "driver"))
+    assert device.limit.library == said.get("memoryLimitLibrary", "") == by.get("memoryLimitLibrary", "")
+    assert (device.mps is not None and device.mps.multi_user) is (device.limit.by is MemoryLimitBy.MPS)
 
 
 def test_a_claim_with_mps_keeps_its_daemon() -> None:

@@ -60,7 +60,6 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"mode": "Memory", "deviceSelectors": [{"cel": {"expression": "device.driver ="}}]},
         "spec.deviceSelectors[0] is invalid",
     ),
-    ("SharingPolicy", {"mode": "Memory", "enforcement": "MPS"}, "No agent enforces spec.enforcement MPS yet"),
     ("DeviceLimit", {"limits": {"devices": 1}}, ""),
     ("DeviceLimit", {"limits": {"devices": 1}, "deviceClassNames": ["gpus"]}, "There is no DeviceClass gpus"),
     (
