@@ -24,7 +24,7 @@ from draco.agent.publish.known_divisions import KnownDivisions
 from draco.agent.publish.nvlink import nvlinks
 from draco.agent.publish.partitions import Divisible, Place
 from draco.agent.publish.publisher import SlicePublisher
-from draco.agent.publish.taints import as_many_as_fit, isolation_taints, joining_taints
+from draco.agent.publish.taints import as_many_as_fit, isolation_taints, joining_taints, kept_from_scheduler, tainted
 from draco.agent.publish.withdrawals import Withdrawals
 from draco.agent.record.contents import PreparedClaim
 from draco.agent.state.changes import ClaimSettled
@@ -41,12 +41,9 @@ from draco.resources.api.sharing import SharedGpu
 from draco.resources.api.slices import CounterSet, Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import (
-    ALLOCATED_BY_OPERATOR,
-    ATTRIBUTE_ALLOCATOR,
     ATTRIBUTE_MPS,
     TAINT_DEVICE_PLUGIN,
     TAINT_FOREIGN_INSTANCE,
-    TAINT_OPERATOR_ALLOCATED,
     TAINT_UNSETTLED,
     UNSETTLED_MIG_MODE,
     UNSETTLED_SHARING,
@@ -184,19 +181,19 @@ class Offering:
         devices = [as_shared(one, forms.get(gpu_name(one.name))) for one in devices] if forms else devices
         if unsettled:
             devices = [
-                _tainted(one, TAINT_UNSETTLED, UNSETTLED_SHARING) if gpu_name(one.name) in unsettled else one
+                tainted(one, TAINT_UNSETTLED, UNSETTLED_SHARING) if gpu_name(one.name) in unsettled else one
                 for one in devices
             ]
         if operator_allocated:
             names = {device_name(each) for each in gpus if each.uuid in operator_allocated}
-            devices = [_kept_from_scheduler(one) if gpu_name(one.name) in names else one for one in devices]
+            devices = [kept_from_scheduler(one) if gpu_name(one.name) in names else one for one in devices]
         if both := {
             device_name(each)
             for each in gpus
             if given_out((found := migs.get(each.uuid)) is not None and found.enabled)
         }:
-            devices = [_tainted(one, TAINT_DEVICE_PLUGIN) if gpu_name(one.name) in both else one for one in devices]
-        devices = [_tainted(one, TAINT_UNSETTLED, UNSETTLED_WITHDRAWN) if one.name in going else one for one in devices]
+            devices = [tainted(one, TAINT_DEVICE_PLUGIN) if gpu_name(one.name) in both else one for one in devices]
+        devices = [tainted(one, TAINT_UNSETTLED, UNSETTLED_WITHDRAWN) if one.name in going else one for one in devices]
         again_in_s = min(again, default=None)
         if not self.partitionable:
             return DeviceOffer([msgspec.structs.replace(one, consumes_counters=[]) for one in devices], [], again_in_s)
@@ -259,19 +256,6 @@ def _is_to_be_reset(gpu: Gpu, mig: GpuMigView, wanted: WantedGpu | None) -> bool
     if wanted is None or not (wanted.reset_permitted and mig.capable and gpu.mig_needs_reset):
         return False
     return mig.enabled is (wanted.mode is MigMode.DISABLED)
-
-
-def _kept_from_scheduler(device: Device) -> Device:
-    """The device as one that Draco allocates: selectors see it, and kube-scheduler skips it."""
-    allocator = {ATTRIBUTE_ALLOCATOR: DeviceAttribute(string=ALLOCATED_BY_OPERATOR)}
-    marked = msgspec.structs.replace(device, attributes=device.attributes | allocator)
-    return _tainted(marked, TAINT_OPERATOR_ALLOCATED)
-
-
-def _tainted(device: Device, key: str, value: str = "") -> Device:
-    """The device with a taint for the scheduler, before all its other taints."""
-    taint = DeviceTaint(key=key, value=value, effect="NoSchedule")
-    return msgspec.structs.replace(device, taints=as_many_as_fit([taint, *device.taints]))
 
 
 def _whole(

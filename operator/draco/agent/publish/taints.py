@@ -6,11 +6,21 @@ those of faults. Pure.
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from draco.agent.hardware.gpus import Gpu
 from draco.mig.board import ENGINE_CAPACITIES, Board, Placement
 from draco.resources.api.draco import IsolatedGpu
+from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import BLOCKING_EFFECTS, TAINTS_PER_DEVICE, DeviceTaint, TaintIdentity
-from draco.resources.names import TAINT_UNSETTLED, UNSETTLED_FABRIC, read_partition_name
+from draco.resources.names import (
+    ALLOCATED_BY_OPERATOR,
+    ATTRIBUTE_ALLOCATOR,
+    TAINT_OPERATOR_ALLOCATED,
+    TAINT_UNSETTLED,
+    UNSETTLED_FABRIC,
+    read_partition_name,
+)
 
 
 def joining_taints(gpu: Gpu) -> list[DeviceTaint]:
@@ -53,3 +63,16 @@ def _compete(board: Board, one: Placement, other: Placement) -> bool:
         for field in fields
         if getattr(one.profile, field) and getattr(other.profile, field)
     )
+
+
+def kept_from_scheduler(device: Device) -> Device:
+    """The device as one that Draco allocates: selectors see it, and kube-scheduler skips it."""
+    allocator = {ATTRIBUTE_ALLOCATOR: DeviceAttribute(string=ALLOCATED_BY_OPERATOR)}
+    marked = msgspec.structs.replace(device, attributes=device.attributes | allocator)
+    return tainted(marked, TAINT_OPERATOR_ALLOCATED)
+
+
+def tainted(device: Device, key: str, value: str = "") -> Device:
+    """The device with a taint for the scheduler, before all its other taints."""
+    taint = DeviceTaint(key=key, value=value, effect="NoSchedule")
+    return msgspec.structs.replace(device, taints=as_many_as_fit([taint, *device.taints]))
