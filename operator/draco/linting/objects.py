@@ -138,6 +138,17 @@ def text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+def objects_in(tree: Json) -> Iterator[tuple[TreePath, Json]]:
+    """Yield the object of a document, or each item of a list, with its path."""
+    items = tree.get("items")
+    if not str(tree.get("kind")).endswith("List") or not isinstance(items, list):
+        yield (), tree
+        return
+    for index, item in enumerate(items):
+        if isinstance(item, dict):
+            yield ("items", index), item
+
+
 def kind_of(manifest: Manifest) -> str:
     """The kind, or ""."""
     return text(manifest.tree.get("kind"))

@@ -13,11 +13,12 @@ import msgspec
 from draco.cli.input.manifests import STANDARD_INPUT, read_texts
 from draco.cli.input.yaml_documents import Document, DocumentError
 from draco.cli.lint import text as lint_text
-from draco.cli.lint.edits import EditRound, Outcome
+from draco.cli.lint.edits import EditRound, Outcome, below
 from draco.cli.lint.text import DocumentText
 from draco.cli.options import RELEASES, output_option
 from draco.cli.output import echo_lines, print_document
-from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, TreePath
+from draco.linting.model import Edit, Finding, Manifest, MoveField, TreePath
+from draco.linting.objects import objects_in
 from draco.linting.rules import lint
 from draco.selectors.complaint import Severity
 
@@ -183,15 +184,9 @@ def _manifests(parts: Sequence[_Part]) -> tuple[list[Manifest], list[_Place]]:
         if not isinstance(tree, dict):
             continue
         comments = lint_text.comments_of(part.piece)
-        items = tree.get("items")
-        if str(tree.get("kind")).endswith("List") and isinstance(items, list):
-            for index, item in enumerate(items):
-                if isinstance(item, dict):
-                    manifests.append(Manifest(tree=item, comments=comments))
-                    places.append(_Place(number, ("items", index)))
-        else:
-            manifests.append(Manifest(tree=tree, comments=comments))
-            places.append(_Place(number, ()))
+        for prefix, item in objects_in(tree):
+            manifests.append(Manifest(tree=item, comments=comments))
+            places.append(_Place(number, prefix))
     return manifests, places
 
 
@@ -211,19 +206,8 @@ def _apply(parts: Sequence[_Part], places: Sequence[_Place], finding: Finding) -
     outcomes: set[Outcome] = set()
     for manifest, edit in finding.edits:
         place = places[manifest]
-        outcomes.add(parts[place.part].edit(_below(place.prefix, edit)))
+        outcomes.add(parts[place.part].edit(below(place.prefix, edit)))
     return next((outcome for outcome in _STRONGEST if outcome in outcomes), "gone")
-
-
-def _below(prefix: TreePath, edit: Edit) -> Edit:
-    """The edit of a list's item, as an edit of the whole list."""
-    match edit:
-        case SetField(path, value):
-            return SetField((*prefix, *path), value)
-        case DropField(path):
-            return DropField((*prefix, *path))
-        case MoveField(path, to):
-            return MoveField((*prefix, *path), (*prefix, *to))
 
 
 @click.command()

@@ -17,6 +17,17 @@ from draco.linting.model import DropField, Edit, MoveField, SetField, TreePath
 Outcome: TypeAlias = Literal["changed", "there", "gone"]
 
 
+def below(prefix: TreePath, edit: Edit) -> Edit:
+    """The edit of a list's item, as an edit of the whole list."""
+    match edit:
+        case SetField(path, value):
+            return SetField((*prefix, *path), value)
+        case DropField(path):
+            return DropField((*prefix, *path))
+        case MoveField(path, to):
+            return MoveField((*prefix, *path), (*prefix, *to))
+
+
 class EditRound:
     """Edits of one tree from one check. An edit inside a part that an earlier edit removed has no effect."""
 

@@ -7,14 +7,15 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from draco.cli.input.manifests import read_documents
+from draco.cli.input.manifests import read_documents, read_texts
 from draco.cli.input.yaml_documents import documents
+from draco.cli.migrate import workloads
 from draco.cli.options import output_option
 from draco.cli.output import CommandError, echo, print_document, print_yaml, warn
 from draco.cli.writing import manifest
 from draco.mig.known_boards import MODELS
 from draco.migration import device_plugin, mig_parted
-from draco.migration.conversion import Conversion, FormatError
+from draco.migration.conversion import Conversion, FormatError, Rest
 from draco.resources.kinds import DEVICE_CLASSES, MIG_POLICIES, SHARING_POLICIES
 
 _KINDS = {each.type: each for each in (MIG_POLICIES, SHARING_POLICIES, DEVICE_CLASSES)}
@@ -85,6 +86,40 @@ def from_device_plugin(file: str, board: str | None, output: str) -> None:
     _show(found, output)
 
 
+@command.command("convert")
+@click.option(
+    "-f",
+    "--filename",
+    "filenames",
+    multiple=True,
+    required=True,
+    metavar="FILE",
+    help="Manifests, YAML or JSON: a file, a folder, or - for standard input. Repeatable.",
+)
+@output_option("yaml", "json")
+def convert(filenames: Sequence[str], output: str) -> None:
+    """Convert workloads that ask for nvidia.com/gpu or nvidia.com/mig-PROFILE to claims.
+
+    Prints all documents in their order. Each container that asks gets a ResourceClaimTemplate, before its workload; pods get the
+    toleration that the admission plugin ExtendedResourceToleration used to add. Node selectors and required node affinity by
+    labels of GPU feature discovery become selectors of the claims where these mean the same, if the GPUs of a node are alike.
+    Comments are kept. What cannot be converted stays, and is named on standard error; the exit status is then 1.
+    Reads only the files; give those together that are applied together.
+
+    \b
+    draco migrate convert -f deployment.yaml > converted.yaml
+    helm template my-release my-chart | draco migrate convert -f - | kubectl apply -f -
+    """  # noqa: D301 - click keeps the lines below a backspace as they are
+    found = workloads.converted(dict(read_texts(filenames)))
+    if output == "json":
+        print_document({"apiVersion": "v1", "kind": "List", "items": found.objects})
+    else:
+        echo(found.text, nl=False)
+    if not found.changed and not found.rests:
+        warn(["There is nothing to convert: nothing asks for nvidia.com/gpu or nvidia.com/mig-PROFILE."])
+    _tell(found.rests)
+
+
 class _Given(NamedTuple):
     """A configuration, its place, and its key in a ConfigMap; "" for a file of its own."""
 
@@ -130,6 +165,11 @@ def _show(conversion: Conversion, output: str) -> None:
         for number, each in enumerate(manifests):
             echo("---\n" if number else "", nl=False)
             print_yaml(each)
-    warn(f"Not converted: {each}" for each in conversion.rests)
-    if conversion.rests:
+    _tell(conversion.rests)
+
+
+def _tell(rests: Sequence[Rest]) -> None:
+    """Name what is not converted on standard error. Raises Exit with status 1 if there is something."""
+    warn(f"Not converted: {each}" for each in rests)
+    if rests:
         raise click.exceptions.Exit(1)
