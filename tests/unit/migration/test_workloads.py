@@ -363,6 +363,24 @@ def test_a_field_from_which_a_controller_makes_pods_is_said() -> None:
     assert "spec.predictor.model.resources.limits is no part of a pod" in refused(service)
 
 
+def test_an_amount_of_zero_asks_for_nothing() -> None:
+    pod = a_pod(container(gpu=0))
+    service = {"kind": "InferenceService", "spec": {"model": {"resources": {"limits": {GPU: "0"}}}}}
+    found, templates, left = applied(pod, service)
+    assert found == [pod, service]
+    assert not [*templates, *left]
+
+
+@pytest.mark.parametrize("odd", [None, "text", 7, ["text", None], {"text": None}])
+@pytest.mark.parametrize(
+    "field",
+    ["nodeSelector", "affinity", "tolerations", "resourceClaims", "volumes", "initContainers", "runtimeClassName"],
+)
+def test_fields_of_another_shape_stop_nothing(field: str, odd: Any) -> None:
+    _, templates, _ = applied(a_pod(**{field: odd}))
+    assert len(templates) == 1
+
+
 TEMPLATE: dict[str, Any] = {"spec": {"containers": [container(gpu=1)]}}
 
 
@@ -411,9 +429,9 @@ def test_the_pods_of_every_workload_are_converted(kind: str, spec: dict[str, Any
 
 
 def test_what_is_converted_has_no_findings_and_is_not_converted_again() -> None:
-    pods, templates, _ = applied(
-        a_pod(container("a", gpu=2), container("b", gpu=1), nodeSelector={"nvidia.com/gpu.memory": "81559"})
-    )
+    labels = {"gpu.memory": "81559", "cuda.driver.major": "580", "gpu.compute.minor": "0"}
+    chosen = {f"nvidia.com/{label}": value for label, value in labels.items()}
+    pods, templates, _ = applied(a_pod(container("a", gpu=2), container("b", gpu=1), nodeSelector=chosen))
     plain = [Manifest(tree=_plain(each)) for each in (*templates, *pods)]
     assert not lint(plain, kubernetes=36)
     again = convert(plain)

@@ -4,6 +4,7 @@ Owns the output: all documents in order, and a template before the workload that
 anew, as `draco lint --fix` writes them. Each is read again: if its text cannot hold the change, its plain values are written.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
@@ -67,10 +68,13 @@ def converted(texts: Mapping[str, str]) -> ConvertedTexts:
     for left in found.left:
         place = places[left.manifest]
         rests.append(_rest(parts[place.part], place, manifests[left.manifest].tree, left))
+    by_part: dict[int, list[int]] = defaultdict(list)
+    for index, place in enumerate(places):
+        by_part[place.part].append(index)
     documents: list[str] = []
     objects: list[Any] = []
     for number, part in enumerate(parts):
-        within = [index for index, place in enumerate(places) if place.part == number] if part.read else []
+        within = by_part[number]
         edits = [below(places[index].prefix, edit) for index in within for edit in found.edits.get(index, ())]
         made = [template for index in within for template in found.templates.get(index, ())]
         if part.read is None or not edits:
