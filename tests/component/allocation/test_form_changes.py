@@ -67,7 +67,7 @@ async def test_a_gpu_that_is_allocated_while_no_operator_lives_keeps_its_form(
 
             async def says_for_whom() -> bool:
                 message = (await cluster.get(SHARING_POLICIES, POLICY)).status.message
-                return f"in use by {namespace}/late" in message
+                return f"waits for claim {namespace}/late" in message
 
             await until(says_for_whom, what="that the policy waits for the claim")
             assert not await is_shared(cluster)
