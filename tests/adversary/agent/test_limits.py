@@ -23,7 +23,7 @@ TURN = "state.turn(seconds=61.0)"
 
 def test_a_share_without_its_limit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     play([LIMITED, SHARE, RUN, TURN])
-    monkeypatch.setattr(plan, "_limited", lambda _, device, *__: device)
+    monkeypatch.setattr(plan, "limited", lambda _, device, *__: device)
     with pytest.raises(AssertionError, match=r"c1 is to have 10240 MiB of gpu-0-.*, and its containers are told of"):
         play([LIMITED, SHARE])
 
