@@ -11,14 +11,15 @@ import yaml
 from draco.agent.record import checkpoint
 from draco.agent.record.contents import PreparedClaim
 from draco_local.cluster.realnode.image import BUSYBOX_IMAGE
-from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.kubectl import Kubectl, StillFalseError, eventually
 from tests.e2e.provider import GPUS
 from tests.e2e.real_nodes.machines import Machines, service_pid
 
 DRIVER = "gpu.nvidia.com"
 WHOLE_GPUS = {f"gpu-{index}" for index in range(GPUS)}
 """What a node publishes while none of its GPUs is divided."""
-STARTS_WITHIN_S = 60.0
+STARTS_WITHIN_S = 120.0
+"""Kubelet waits 10, 20 and 40 s between attempts to start a container whose hook failed."""
 RETURNS_WITHIN_S = 60.0
 """After a power-off: kubelet waits for its node, makes a new sandbox, and prepares the claim again."""
 
@@ -77,7 +78,11 @@ class Bench:
     def wait(self, *names: str) -> None:
         """Wait until the pods are ready."""
         for name in names:
-            eventually(functools.partial(self.ready, name), within_s=STARTS_WITHIN_S, what=f"pod {name} is ready")
+            try:
+                eventually(functools.partial(self.ready, name), within_s=STARTS_WITHIN_S, what=f"pod {name} is ready")
+            except StillFalseError as error:
+                notes = [*self.kube.notes(name), *self.kube.notes(name, "Pod")]
+                raise StillFalseError(f"{error}; Events: {notes}") from error
 
     def delete(self, name: str) -> None:
         """Delete a pod and wait until it is gone; its claim stays."""

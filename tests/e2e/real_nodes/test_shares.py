@@ -21,7 +21,8 @@ from tests.e2e.real_nodes.pods import Bench, pod
 from tests.e2e.test_shares import POLICY, a_claim, results, says, share
 from tests.unit.agent.driver_on_disk import A_LIBRARY
 
-pytestmark = [pytest.mark.real_node, pytest.mark.since(36)]
+# On kind, claims of other workers' tests could take shares of the GPU.
+pytestmark = [pytest.mark.real_node, pytest.mark.since(36), pytest.mark.local_provider]
 
 SEVEN = tuple(f"share-{number}" for number in range(1, 8))
 """Claims of 10 GiB that fit on a GPU of 79.6 GiB."""
@@ -113,7 +114,6 @@ def test_a_share_outlives_agent_and_kubelet_and_is_given_back_alone(shared: Benc
     assert results(bench.kube, "three")[0]["device"] == "gpu-0"
 
 
-@pytest.mark.local_provider
 def test_a_share_that_is_exceeded_is_found_by_the_cgroup_of_its_container(shared: Bench) -> None:
     bench, path = shared, gpu_state_file(disk_of(shared.nodes.folder, shared.node))
     ask(bench, "small", "greedy")
@@ -130,7 +130,6 @@ def test_a_share_that_is_exceeded_is_found_by_the_cgroup_of_its_container(shared
             faults.release(path, pid)
 
 
-@pytest.mark.local_provider
 def test_the_driver_holds_each_container_to_the_memory_of_its_share(bench: Bench) -> None:
     """NVIDIA's own hook sets the limit on the container's cgroup, also where kubelet uses version 1 beside version 2."""
     path = gpu_state_file(disk_of(bench.nodes.folder, bench.node))
@@ -163,7 +162,6 @@ def test_the_driver_holds_each_container_to_the_memory_of_its_share(bench: Bench
         eventually(lambda: first(bench), what="gpu-0 is published again")
 
 
-@pytest.mark.local_provider
 def test_the_shares_of_a_gpu_are_clients_of_its_mps_daemon(bench: Bench) -> None:
     def mode() -> int:
         return state.load(gpu_state_file(disk_of(bench.nodes.folder, bench.node))).gpus[0].compute_mode
@@ -184,7 +182,6 @@ def test_the_shares_of_a_gpu_are_clients_of_its_mps_daemon(bench: Bench) -> None
     eventually(lambda: mode() == pynvml.NVML_COMPUTEMODE_DEFAULT, what="the last share has taken the daemon with it")
 
 
-@pytest.mark.local_provider
 def test_a_library_on_the_node_is_in_the_containers_of_its_shares(bench: Bench) -> None:
     share(bench.kube, [uuid_of(bench)], mode="Memory", step="1Gi", enforcement="Library")
     eventually(lambda: f"there is no file {LIMIT_LIBRARY} on the node" in says(bench.kube), what="the policy says why")
