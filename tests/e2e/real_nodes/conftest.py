@@ -21,13 +21,10 @@ from tests.e2e.real_nodes.pods import DRIVER, WHOLE_GPUS, Bench
 from tests.e2e.real_nodes.toolkit import put_hook
 
 
-def draco(*arguments: str, programs: Path | None = None) -> None:
-    """Run the command line, with a folder of programs on its path; a failure is an AssertionError with its output."""
+def draco(*arguments: str) -> None:
+    """Run the command line; a failure is an AssertionError with its output."""
     program = str(Path(sys.executable).with_name("draco"))
-    environment = os.environ if programs is None else os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        [program, *arguments], capture_output=True, text=True, timeout=provider.UP_S, check=False, env=environment
-    )
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=provider.UP_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -43,9 +40,11 @@ def real_cluster(
         equipment = ("--nodes", "1", "--real-nodes", "2", "--gpus", str(provider.GPUS))
         programs = tmp_path_factory.mktemp("programs")
         put_hook(programs)
-        draco("cluster", "up", "--name", REAL_CLUSTER, *equipment, programs=programs)
-        kubeconfig = clusters.opened(REAL_CLUSTER).kubeconfig
-        yield Kubectl(binary=binaries.find("kubectl")["kubectl"], kubeconfig=kubeconfig), machines_of(REAL_CLUSTER)
+        with pytest.MonkeyPatch.context() as environment:  # also for agents that start again with their node
+            environment.setenv("PATH", str(programs), prepend=os.pathsep)
+            draco("cluster", "up", "--name", REAL_CLUSTER, *equipment)
+            kubeconfig = clusters.opened(REAL_CLUSTER).kubeconfig
+            yield Kubectl(binary=binaries.find("kubectl")["kubectl"], kubeconfig=kubeconfig), machines_of(REAL_CLUSTER)
     finally:
         draco("cluster", "down", "--name", REAL_CLUSTER)
 
