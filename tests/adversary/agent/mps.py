@@ -63,7 +63,10 @@ class Mps(UsageReports):
     def _start_keeper(self) -> None:
         fired["keeper starts"] += 1
         root = self.folder / "agent" / "mps"
-        version: Callable[[], str] = lambda: str(self._hardware()["driver"]["version"])  # noqa: E731
+
+        def version() -> str:
+            return str(self._hardware()["driver"]["version"])
+
         self.keeper = Keeper(root, self.mps, loop=self.loop, clock=self.clock, disk=self.disk, version=version)
 
     @precondition(lambda self: self.keeper is not None)
