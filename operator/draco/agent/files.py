@@ -1,8 +1,9 @@
 """Writes files so that each is whole or absent.
 
-Owns three ways to write. Durable: the content survives a power loss when the call returns (temporary file, fsync, rename, fsync
+Owns the ways to write. Durable: the content survives a power loss when the call returns (temporary file, fsync, rename, fsync
 of the folder). Durable in place: into room that the file already has. Volatile: without waiting for the disk, for content that is
-rebuilt after a reboot. The agent takes `Files` as an argument, so that tests can fill the disk.
+rebuilt after a reboot. `keep` is for files that containers use. The agent takes `Files` as an argument, so that tests can fill
+the disk.
 """
 
 import errno
@@ -29,6 +30,16 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def keep(path: Path, content: bytes, *, mode: int) -> None:
+    """Make a file that containers use hold this content, with this mode. One that does already is left alone."""
+    if path.exists() and path.read_bytes() == content:
+        return
+    fresh = path.with_name(f".{path.name}{TEMPORARY}")
+    fresh.write_bytes(content)
+    fresh.chmod(mode)
+    fresh.replace(path)
 
 
 class Files:

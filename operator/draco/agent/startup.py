@@ -12,7 +12,7 @@ import structlog
 
 from draco.agent.claims import rebuilding, recovery
 from draco.agent.claims.cdi import CdiFolder
-from draco.agent.claims.plan import MpsPlace
+from draco.agent.claims.memory_limits import MpsPlace
 from draco.agent.files import Files
 from draco.agent.hardware.gpus import GpuLocation, KnownGpu
 from draco.agent.hardware.monitor import HardwareMonitor, HardwareView

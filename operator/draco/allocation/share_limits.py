@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.draco import MemoryLimitBy
 from draco.resources.api.slices import Device
-from draco.resources.names import ATTRIBUTE_MEMORY_LIMIT, gpu_name, read_partition_name
+from draco.resources.names import ATTRIBUTE_MEMORY_LIMIT, gpu_name, of_driver, read_partition_name
 from draco.resources.quantity import Quantity
 from draco.resources.texts import listed
 
@@ -92,7 +92,7 @@ class ShareRoom(NamedTuple):
     @classmethod
     def of(cls, device: Device, driver: str) -> "ShareRoom | None":
         """That of a published device; None if it is not shared by memory."""
-        memory = device.capacity.get(_MEMORY) or device.capacity.get(f"{driver}/{_MEMORY}")
+        memory = of_driver(device.capacity, _MEMORY, driver)
         policy = memory.request_policy if memory is not None else None
         if memory is None or policy is None or policy.valid_range is None or not device.allow_multiple_allocations:
             return None
@@ -117,7 +117,7 @@ def _of(result: DeviceRequestAllocationResult, driver: str, device: Device | Non
     if device is None or level not in {*MemoryLimitBy} or not result.share_id:
         return bare
     amounts = result.consumed_capacity
-    taken, by = _bytes(amounts.get(_MEMORY) or amounts.get(f"{driver}/{_MEMORY}") or ""), MemoryLimitBy(level)
+    taken, by = _bytes(of_driver(amounts, _MEMORY, driver) or ""), MemoryLimitBy(level)
     room = ShareRoom.of(device, driver)
     if by in NEEDLESS_ALONE and room is not None and room.is_all(taken):
         return bare

@@ -16,7 +16,7 @@ import msgspec
 from draco.allocation.fleet.hardware import PoolHardware, amount_of
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.slices import Device
-from draco.resources.names import PoolKey, read_partition_name
+from draco.resources.names import PoolKey, of_driver, read_partition_name
 
 ONE: Final = 10**9
 """One, in billionths."""
@@ -162,5 +162,5 @@ def _capacity(device: Device | None, capacity: str, driver: str) -> int:
 
 
 def _named(amounts: Mapping[str, str], name: str, driver: str) -> int:
-    text = amounts.get(name) or amounts.get(f"{driver}/{name}")
+    text = of_driver(amounts, name, driver)
     return amount_of(text) if text else 0

@@ -2,16 +2,27 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from draco.resources.api.claims import DeviceClass
+from draco.resources.api.claims import CelSelector, DeviceClass, DeviceSelector
 from draco.resources.api.draco import MigPolicy
 from draco.resources.api.sharing import SharingPolicy
 from draco.resources.errors import DracoError
 
-T = TypeVar("T")
+
+class Versioned(Protocol):
+    """A configuration that says its version."""
+
+    @property
+    def version(self) -> str:
+        """The version."""
+
+
+T = TypeVar("T", bound=Versioned)
+VERSION: Final = "v1"
+"""Of the configurations of mig-parted and of NVIDIA's device plugin."""
 Converted = MigPolicy | SharingPolicy | DeviceClass
 
 
@@ -45,11 +56,19 @@ class Conversion(NamedTuple):
 
 
 def decoded(document: object, into: type[T], tool: str) -> T:
-    """The document as the tool's struct. Raises FormatError."""
+    """The document as the tool's struct, of the version that both tools have. Raises FormatError."""
     try:
-        return msgspec.convert(document, into)
+        found = msgspec.convert(document, into)
     except msgspec.ValidationError as error:
         raise FormatError(f"this is no configuration of {tool}: {str(error)[:1].lower()}{str(error)[1:]}") from error
+    if found.version != VERSION:
+        raise FormatError(f"its version is {found.version!r}, and only {VERSION} is known")
+    return found
+
+
+def selector(expression: str) -> DeviceSelector:
+    """The selector of devices that meet an expression."""
+    return DeviceSelector(cel=CelSelector(expression=expression))
 
 
 def object_name(text: str) -> str:

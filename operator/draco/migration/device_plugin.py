@@ -12,15 +12,14 @@ from typing import Final
 import msgspec
 
 from draco.mig.known_boards import BoardModel
-from draco.migration.conversion import Conversion, Converted, FormatError, Rest, decoded, object_name
-from draco.resources.api.claims import CelSelector, DeviceClass, DeviceClassSpec, DeviceSelector
+from draco.migration.conversion import Conversion, Converted, FormatError, Rest, decoded, object_name, selector
+from draco.resources.api.claims import DeviceClass, DeviceClassSpec
 from draco.resources.api.meta import LabelSelector, ObjectMeta
 from draco.resources.api.sharing import Enforcement, SharingMode, SharingPolicy, SharingPolicySpec
 from draco.resources.names import NVIDIA_DRIVER
 
 LABEL: Final = "nvidia.com/device-plugin.config"
 """On a node: the key of the ConfigMap with the configuration that it uses."""
-VERSION: Final = "v1"
 _PREFIX: Final = "nvidia.com/"
 _GPUS: Final = "nvidia.com/gpu"
 _SHARED: Final = ".shared"
@@ -65,8 +64,6 @@ class PluginSharing(msgspec.Struct, frozen=True, kw_only=True):
 def read(document: object) -> PluginSharing:
     """Read a configuration. Raises FormatError."""
     found = decoded(document, PluginSharing, "NVIDIA's device plugin")
-    if found.version != VERSION:
-        raise FormatError(f"its version is {found.version!r}, and only {VERSION} is known")
     if found.sharing.time_slicing is not None and found.sharing.mps is not None:
         raise FormatError("it has sharing.timeSlicing and sharing.mps, which exclude each other: remove one")
     for shared in filter(None, (found.sharing.time_slicing, found.sharing.mps)):
@@ -132,7 +129,7 @@ def _converted(
             default=f"{board.memory_mib // each.replicas}Mi",
             enforcement=Enforcement.MPS,
             node_selector=nodes,
-            device_selectors=[_selector(f'device.attributes["{NVIDIA_DRIVER}"].productName == "{board.product_name}"')],
+            device_selectors=[selector(f'device.attributes["{NVIDIA_DRIVER}"].productName == "{board.product_name}"')],
         ),
     )
     yield Rest(
@@ -153,14 +150,10 @@ def _class_of_shares() -> DeviceClass:
         spec=DeviceClassSpec(
             extended_resource_name=_GPUS + _SHARED,
             selectors=[
-                _selector(
+                selector(
                     f'device.driver == "{NVIDIA_DRIVER}" && device.attributes["{NVIDIA_DRIVER}"].type == "gpu" && '
                     "device.allowMultipleAllocations"
                 )
             ],
         ),
     )
-
-
-def _selector(expression: str) -> DeviceSelector:
-    return DeviceSelector(cel=CelSelector(expression=expression))

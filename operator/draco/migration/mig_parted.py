@@ -16,16 +16,15 @@ import msgspec
 from draco.mig.board import Board
 from draco.mig.known_boards import BOARDS, MODELS
 from draco.mig.layouts import LayoutError, resolve
-from draco.migration.conversion import Conversion, FormatError, Rest, decoded, object_name
+from draco.migration.conversion import Conversion, FormatError, Rest, decoded, object_name, selector
 from draco.migration.device_ids import PRODUCTS
-from draco.resources.api.claims import CelSelector, DeviceSelector
+from draco.resources.api.claims import DeviceSelector
 from draco.resources.api.draco import LayoutInstances, MigLayout, MigMode, MigPolicy, MigPolicySpec
 from draco.resources.api.meta import LabelSelector, ObjectMeta
 from draco.resources.names import MIG_PROFILE, NVIDIA_DRIVER
 from draco.resources.texts import agreeing, listed, nearest
 
 LABEL: Final = "nvidia.com/mig.config"
-VERSION: Final = "v1"
 DATA_KEY: Final = "config.yaml"
 """Where the MIG manager's ConfigMap has the configuration."""
 _DEVICE_ID = re.compile(r"0x([0-9A-Fa-f]{4})10[Dd][Ee]")
@@ -62,8 +61,6 @@ class LayoutsByName(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", f
 def read(document: object) -> LayoutsByName:
     """Read a configuration. Raises FormatError."""
     found = decoded(document, LayoutsByName, "mig-parted")
-    if found.version != VERSION:
-        raise FormatError(f"its version is {found.version!r}, and only {VERSION} is known")
     for name, entries in found.mig_configs.items():
         for number, entry in enumerate(entries, 1):
             for problem in _problems(entry):
@@ -192,9 +189,7 @@ def _selectors(products: Sequence[str]) -> list[DeviceSelector]:
     if not products:
         return []
     names = ", ".join(f'"{each}"' for each in products)
-    return [
-        DeviceSelector(cel=CelSelector(expression=f'device.attributes["{NVIDIA_DRIVER}"].productName in [{names}]'))
-    ]
+    return [selector(f'device.attributes["{NVIDIA_DRIVER}"].productName in [{names}]')]
 
 
 def _name(layout: str, products: Sequence[str]) -> str:

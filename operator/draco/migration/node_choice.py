@@ -19,7 +19,7 @@ _TERMS: Final[TreePath] = (
 _PREFERRED: Final[TreePath] = ("affinity", "nodeAffinity", "preferredDuringSchedulingIgnoredDuringExecution")
 
 
-class Kept(NamedTuple):
+class KeptExpression(NamedTuple):
     """An expression that goes on choosing nodes, and why."""
 
     path: TreePath
@@ -31,7 +31,7 @@ class NodeChoice(NamedTuple):
 
     selectors: Sequence[str]
     edits: Sequence[Edit]
-    kept: Sequence[Kept]
+    kept: Sequence[KeptExpression]
 
 
 class _Expression(NamedTuple):
@@ -52,7 +52,7 @@ def node_choice(pod: WrittenPodSpec, *, has_mig: bool) -> NodeChoice:
     """What becomes of the pod's choice of nodes. `has_mig`: it asks for MIG devices, too, whose memory is not the GPU's."""
     selectors: dict[str, None] = {}
     gone: list[TreePath] = []
-    kept: list[Kept] = []
+    kept: list[KeptExpression] = []
     alternatives = len(listed(at(pod.spec, _TERMS))) > 1
     for each in (*_selected(pod), *_expressions(pod)):
         if not each.label.startswith(PREFIXES) or each.label.startswith(CHOSEN_BY_ADMINS):
@@ -62,7 +62,7 @@ def node_choice(pod: WrittenPodSpec, *, has_mig: bool) -> NodeChoice:
         if not is_alternative and all(isinstance(value, str) for value in each.values):
             found = selector(each.label, each.operator, each.values)
         if found is None or (has_mig and each.label == MEMORY):
-            kept.append(Kept(each.path, _why(each.label, is_alternative=is_alternative, equal=found)))
+            kept.append(KeptExpression(each.path, _why(each.label, is_alternative=is_alternative, equal=found)))
             continue
         gone.append(each.path)
         if found:
@@ -100,12 +100,12 @@ def _why(label: str, *, is_alternative: bool, equal: str | None) -> str:
     )
 
 
-def _preferred(pod: WrittenPodSpec) -> Iterator[Kept]:
+def _preferred(pod: WrittenPodSpec) -> Iterator[KeptExpression]:
     for number, each in enumerate(listed(at(pod.spec, _PREFERRED))):
         for expression in map(mapping, listed(at(mapping(each), ("preference", "matchExpressions")))):
             label = text(expression.get("key"))
             if label.startswith(PREFIXES) and not label.startswith(CHOSEN_BY_ADMINS):
-                yield Kept(
+                yield KeptExpression(
                     (*_PREFERRED, number),
                     f"it prefers nodes by {label}: this stays, and feature discovery has to label them. To prefer devices, write "
                     "requests with firstAvailable.",

@@ -7,9 +7,11 @@ these names (`agent.publish.partitions`).
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import NamedTuple, NewType
+from typing import NamedTuple, NewType, TypeVar
+
+T = TypeVar("T")
 
 ClaimUid = NewType("ClaimUid", str)
 GpuUuid = NewType("GpuUuid", str)
@@ -218,6 +220,11 @@ def agent_lease_name(node: str) -> str:
         return name
     digest = hashlib.sha256(node.encode()).hexdigest()[:_DIGITS]
     return f"{name[: LONGEST_NAME - _DIGITS - 1].rstrip('.-')}-{digest}"
+
+
+def of_driver(named: Mapping[str, T], name: str, driver: str) -> T | None:
+    """What has a name of the driver, written with the driver's domain or without; None if there is none."""
+    return named.get(name) or named.get(f"{driver}/{name}")
 
 
 def gpu_name(device: str) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from draco.resources.api.slices import Device
-from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID, TAINT_UNSETTLED, UNSETTLED_WITHDRAWN
+from draco.resources.names import TAINT_UNSETTLED, UNSETTLED_WITHDRAWN
 
 NOTICE_S: Final = 3.0
 """How long a tainted device stays published: schedulers must see the taint, and the operator what was allocated meanwhile."""
@@ -38,7 +38,7 @@ def withdrawn(devices: Iterable[Device], driver: str) -> set[str]:
     if not any(map(_is_going, devices)):
         return set()
     for each in devices:
-        if uuid := each.text(ATTRIBUTE_PARENT_UUID, driver) or each.text(ATTRIBUTE_UUID, driver):
+        if uuid := each.gpu_uuid(driver):
             found[uuid] = found.get(uuid, True) and _is_going(each)
     return {uuid for uuid, is_going in found.items() if is_going}
 

@@ -12,13 +12,7 @@ import msgspec
 
 from draco.resources.api.sharing import Enforcement, SharedGpu, SharingMode, SharingSettings
 from draco.resources.api.slices import CapacityRange, CapacityRequestPolicy, Device, DeviceAttribute, DeviceCapacity
-from draco.resources.names import (
-    ATTRIBUTE_MEMORY_LIMIT,
-    ATTRIBUTE_PARENT_UUID,
-    ATTRIBUTE_UUID,
-    GpuUuid,
-    read_partition_name,
-)
+from draco.resources.names import ATTRIBUTE_MEMORY_LIMIT, ATTRIBUTE_UUID, GpuUuid, of_driver, read_partition_name
 from draco.resources.quantity import Format, Quantity
 from draco.sharing.enforcement import HELD_BY
 
@@ -124,7 +118,7 @@ def published_forms(devices: Iterable[Device], driver: str = "") -> dict[GpuUuid
     """How each GPU of one pool is shared, by UUID, from its published devices; None for one claim alone."""
     by_gpu: dict[str, list[Device]] = {}
     for device in devices:
-        if uuid := device.text(ATTRIBUTE_PARENT_UUID, driver) or device.text(ATTRIBUTE_UUID, driver):
+        if uuid := device.gpu_uuid(driver):
             by_gpu.setdefault(uuid, []).append(device)
     return {GpuUuid(uuid): shared_gpu_of(uuid, found, driver) for uuid, found in by_gpu.items()}
 
@@ -187,7 +181,7 @@ def memory_of(device: Device, driver: str = "") -> int | None:
 
 def consumed(amounts: Mapping[str, str], name: str, driver: str = "") -> int | None:
     """What a share consumes of a capacity; None if its result does not say."""
-    text = amounts.get(name) or amounts.get(f"{driver}/{name}")
+    text = of_driver(amounts, name, driver)
     return _bytes(text) if text is not None else None
 
 
@@ -197,7 +191,7 @@ def in_words(amount: int) -> str:
 
 
 def _capacity(device: Device, name: str, driver: str) -> DeviceCapacity | None:
-    return device.capacity.get(name) or device.capacity.get(f"{driver}/{name}")
+    return of_driver(device.capacity, name, driver)
 
 
 def _bytes(text: str) -> int:

@@ -14,11 +14,10 @@ from draco.resources.api.draco import MigMode
 from draco.resources.api.meta import Condition, find_condition
 from draco.resources.kinds import CLAIMS
 from draco.resources.names import ATTRIBUTE_MPS, CONDITION_MPS, GpuUuid
-from draco_local.simulator.accidents import by_hand
 from draco_local.simulator.gpus import state
 from tests.agents import SimulatedNode, eventually
 from tests.component.agent.test_mps import keeping
-from tests.component.agent.test_partitions import want
+from tests.component.agent.test_partitions import a_divided_node, want
 
 SMALL = "gpu-0-mig-1g10gb-19-3"
 RIGHT = "gpu-0-mig-3g40gb-9-4"
@@ -27,12 +26,8 @@ RIGHT = "gpu-0-mig-3g40gb-9-4"
 @pytest.fixture
 async def node(client: Client, namespace: str, crds: None) -> AsyncIterator[SimulatedNode]:
     """A node with one simulated H100 in MIG mode."""
-    simulated = SimulatedNode(client, gpus=1)
-    simulated.namespace = namespace
-    by_hand.set_mode(simulated.gpus, 0, 1)
-    await simulated.create()
-    yield simulated
-    await simulated.delete()
+    async with a_divided_node(client, namespace) as made:
+        yield made
 
 
 def places(node: SimulatedNode) -> list[tuple[int, int]]:

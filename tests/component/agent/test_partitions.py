@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pynvml
@@ -34,6 +34,12 @@ RIGHT = "gpu-0-mig-3g40gb-9-4"
 @pytest.fixture
 async def node(client: Client, namespace: str, crds: None) -> AsyncIterator[SimulatedNode]:
     """A node with one simulated H100 in MIG mode."""
+    async with a_divided_node(client, namespace) as made:
+        yield made
+
+
+@asynccontextmanager
+async def a_divided_node(client: Client, namespace: str) -> AsyncIterator[SimulatedNode]:
     simulated = SimulatedNode(client, gpus=1)
     simulated.namespace = namespace
     by_hand.set_mode(simulated.gpus, 0, 1)

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from draco.agent.claims.mps import MpsUnit
 from draco.agent.containers.limit_library import LimitLibrary
 from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import Gpu
@@ -33,8 +34,8 @@ from draco.resources.texts import listed
 from draco.sharing.enforcement import HELD_BY
 from draco.sharing.terms import MEMORY, consumed
 
-MpsPlace = Callable[[Sequence[GpuUuid]], tuple[DaemonName, str]]
-"""The name and folder of the MPS daemon of some GPUs."""
+MpsPlace = Callable[[Sequence[MpsUnit]], tuple[DaemonName, str]]
+"""The name and folder of the MPS daemon of some whole GPUs, or of a MIG device."""
 
 
 class PublishedShares(NamedTuple):

@@ -301,15 +301,12 @@ class MpsDaemons:
 
     def _want(self, claim: PreparedClaim) -> None:
         for name, wanted in _daemons(claim).items():
-            if not all(
-                wanted.devices
-            ):  # the UUID of a MIG device whose record was rebuilt is not known before it is read
-                continue
+            if not all(wanted.devices):
+                continue  # the UUID of a MIG device whose record was rebuilt is not known before it is read
             before = self._folder.wanted(name)
             if before is not None and before.devices != wanted.devices:
-                self._stop(
-                    name
-                )  # the instance was made again; the old daemon, with the right limits, would be taken for the new
+                # The instance was made again; the old daemon, with the right limits, would be taken for the new one.
+                self._stop(name)
             self._folder.want(name, wanted)
 
     def _stop(self, name: DaemonName) -> None:

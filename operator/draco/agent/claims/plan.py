@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.agent.claims.memory_limits import UNLIMITED, Holding, limited, unlimitable
+from draco.agent.claims.memory_limits import UNLIMITED, Holding, MpsPlace, limited, unlimitable
 from draco.agent.claims.presence import gpus_of
 from draco.agent.errors import PrepareError, StillPrepared
-from draco.agent.hardware.gpus import Gpu, PlacementKey
-from draco.agent.mps.folder import DaemonName
+from draco.agent.hardware.gpus import Gpu
 from draco.agent.record.contents import ClaimPod, DeviceMps, Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.allocation import configurations
 from draco.allocation.exclusion import ClaimedDevice, DeviceSettings, Exclusion, exclusion
@@ -55,14 +54,6 @@ def _unknown(_: GpuUuid, _attribute: str) -> bool | None:
     return None
 
 
-MpsPlace = Callable[[Sequence[GpuUuid | PlacementKey]], tuple[DaemonName, str]]
-"""The name and folder of the MPS daemon of some whole GPUs, or of an instance."""
-
-
-def _nowhere(_: object) -> tuple[DaemonName, str]:
-    return DaemonName(""), ""
-
-
 def plan_prepare(
     claim: ResourceClaim,
     record: Mapping[ClaimUid, PreparedClaim],
@@ -72,13 +63,12 @@ def plan_prepare(
     gpus: Mapping[str, Gpu],
     leftovers: Mapping[ClaimUid, str] = MappingProxyType({}),
     can: Abilities = _unknown,
-    mps_place: MpsPlace = _nowhere,
     holding: Holding = UNLIMITED,
 ) -> ClaimPlan:
     """The plan for an allocated claim. Raises StillPrepared if another claim has a device, PrepareError for any other refusal.
 
     `gpus`: this node's, by published name. `leftovers`: why recorded claims cannot be used any more, as the end of a sentence.
-    `can`: how a GPU can be shared. `mps_place`: see MpsPlace. `holding`: what this node holds shares to their memory with.
+    `can`: how a GPU can be shared. `holding`: what this node holds shares to their memory with, and where its MPS daemons are.
     """
     known = record.get(ClaimUid(claim.metadata.uid))
     if known is not None and known.state is PreparationState.PREPARED:
@@ -89,7 +79,7 @@ def plan_prepare(
     if known is not None and known.state is PreparationState.RELEASING:
         return PartlyReleased(known)
     # A leftover intent does not count.
-    intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus, can=can, mps_place=mps_place, holding=holding)
+    intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus, can=can, holding=holding)
     if (found := next(conflicts(intent, record.values(), leftovers), None)) is not None:
         raise PrepareError(found.why) if found.holder is None else StillPrepared(found.why, holder=found.holder)
     by_uuid = {gpu.uuid: gpu for gpu in gpus.values()}
@@ -118,7 +108,6 @@ def intent_of(
     pool: str,
     gpus: Mapping[str, Gpu],
     can: Abilities = _unknown,
-    mps_place: MpsPlace = _nowhere,
     holding: Holding = UNLIMITED,
 ) -> PreparedClaim:
     """The claim as an intent, with `driver`'s devices. `gpus`: this node's, by published name. Raises PrepareError."""
@@ -140,7 +129,7 @@ def intent_of(
         namespace=claim.metadata.namespace,
         name=claim.metadata.name,
         state=PreparationState.PREPARING,
-        devices=[limited(name, one, driver, holding) for one in _shared(claim, results, devices, mps_place)],
+        devices=[limited(name, one, driver, holding) for one in _shared(claim, results, devices, holding.mps_place)],
         pods=tuple(ClaimPod(name=one.name, uid=one.uid) for one in claim.status.reserved_for if one.is_pod),
     )
 
@@ -160,26 +149,31 @@ def _shared(
             shared.append(msgspec.structs.replace(device, time_slice=slice_))
         else:
             number, settings = mps
-            all_ = [one for one, each in zip(devices, asked, strict=True) if each and each[0] == number]
-            together = sorted({one.gpu if device.key is None else one.device for one in all_})
+            alike = (one for one, each in zip(devices, asked, strict=True) if each and each[0] == number)
+            together = sorted({_limited_as(one) for one in alike})
             try:
                 limits = dict(zip(together, settings.limits(together), strict=True))
             except MpsLimitsError as error:
                 raise PrepareError(
                     f"Claim {claim.metadata.key} cannot be prepared: {error}. Correct it in a new claim."
                 ) from error
-            gpus = sorted({one.gpu for one in all_}) if device.key is None else [device.gpu]
+            gpus = [device.gpu] if device.key is not None else [GpuUuid(each) for each in together]
             name, folder = mps_place(gpus if device.key is None else [device.key])
             place = DeviceMps(
                 daemon=name,
                 folder=folder,
                 gpus=tuple(gpus),
                 percentage=settings.percentage,
-                limit_mib=limits[device.gpu if device.key is None else device.device],
+                limit_mib=limits[_limited_as(device)],
                 multi_user=settings.multi_user,
             )
             shared.append(msgspec.structs.replace(device, mps=place))
     return shared
+
+
+def _limited_as(device: PreparedDevice) -> str:
+    """What the limits of a configuration call a device: by UUID a whole GPU, and a MIG device by its name."""
+    return device.gpu if device.key is None else device.device
 
 
 def _device(

@@ -187,7 +187,6 @@ class ClaimPreparer:
             gpus=gpus,
             leftovers=self._leftovers(),
             can=self._can,
-            mps_place=self._mps.place,
             holding=self._holding,
         )
 
@@ -204,7 +203,9 @@ class ClaimPreparer:
                 checks.whole(intent)
                 numbered = self._numbered(intent, gpus)
                 self._wait_for_daemons(numbered, checks)
-                prepared = self._opened(msgspec.structs.replace(numbered, state=PreparationState.PREPARED))
+                prepared = msgspec.structs.replace(numbered, state=PreparationState.PREPARED)
+                with _cannot_be_prepared(prepared):
+                    self._cdi.write(prepared)
                 self._checkpoint.put(prepared)
         except DaemonNotReady as waiting:
             if not _divided(intent):
@@ -247,9 +248,8 @@ class ClaimPreparer:
             checks.shared(intent)
         except DaemonNotReady:
             if _divided(intent):
-                self._checkpoint.put(
-                    msgspec.structs.replace(intent, waits=True)
-                )  # others must leave its instances alone
+                # Others must leave its instances alone.
+                self._checkpoint.put(msgspec.structs.replace(intent, waits=True))
                 self._instances.shown()
             raise
 
@@ -274,17 +274,8 @@ class ClaimPreparer:
         return []
 
     def _numbered(self, claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
-        try:
+        with _cannot_be_prepared(claim):
             return as_it_is(claim, node_hardware(gpus.values(), self._cdi, self._instances))
-        except PrepareError as error:
-            raise PrepareError(f"Claim {claim} cannot be prepared: {error}") from error
-
-    def _opened(self, claim: PreparedClaim) -> PreparedClaim:
-        try:
-            self._cdi.write(claim)
-        except PrepareError as error:
-            raise PrepareError(f"Claim {claim} cannot be prepared: {error}") from error
-        return claim
 
     def _restore(self, known: PreparedClaim) -> list[str]:
         gpus = {device.gpu for device in known.devices if device.partition is not None}
@@ -340,6 +331,15 @@ def _divided(claim: PreparedClaim) -> bool:
 
 def _by_uuid(gpus: Mapping[str, Gpu]) -> dict[GpuUuid, Gpu]:
     return {gpu.uuid: gpu for gpu in gpus.values()}
+
+
+@contextmanager
+def _cannot_be_prepared(claim: PreparedClaim) -> Iterator[None]:
+    """Say of a PrepareError that the claim cannot be prepared for it."""
+    try:
+        yield
+    except PrepareError as error:
+        raise PrepareError(f"Claim {claim} cannot be prepared: {error}") from error
 
 
 @contextmanager

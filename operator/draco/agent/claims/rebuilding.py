@@ -20,8 +20,8 @@ from functools import partial
 
 import msgspec
 
-from draco.agent.claims.memory_limits import as_client, with_limit
-from draco.agent.claims.plan import MpsPlace, conflicts, intent_of
+from draco.agent.claims.memory_limits import Holding, MpsPlace, as_client, with_limit
+from draco.agent.claims.plan import conflicts, intent_of
 from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import Gpu, Instance, PlacementKey
 from draco.agent.record.contents import (
@@ -96,7 +96,7 @@ def _planned(
         if (one.driver, one.pool) == (driver, pool) and (known := _said(one.data))
     }
     with suppress(PrepareError):
-        intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus, mps_place=mps_place)
+        intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus, holding=Holding(mps_place=mps_place))
         limited = [_limited(one, said.get((one.device, one.share_id or None)), mps_place) for one in intent.devices]
         return msgspec.structs.replace(intent, state=PreparationState.PREPARED, devices=limited)
     results = [one for one in claim.results if one.driver == driver]

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from draco.agent import files
 from draco.agent.containers.edits import READ_ONLY, ContainerEdits, Mount
 from draco.agent.hardware.driver_root import DriverRoot, resolved
 
@@ -66,12 +67,8 @@ def _is_library(header: bytes) -> bool:
 
 def edits(library: str, limit_mib: int, *, keep_in: Path) -> ContainerEdits:
     """What holds a container to a limit. `keep_in` gets the list of what to preload; node and agent see it. Raises OSError."""
-    preload, content = keep_in / PRELOAD, f"{IN_CONTAINER}\n"
-    if not preload.exists() or preload.read_text(encoding="utf-8", errors="replace") != content:
-        fresh = keep_in / f".{PRELOAD}.tmp"
-        fresh.write_text(content, encoding="utf-8")
-        fresh.chmod(0o644)
-        fresh.replace(preload)
+    preload = keep_in / PRELOAD
+    files.keep(preload, f"{IN_CONTAINER}\n".encode(), mode=0o644)
     return ContainerEdits(
         env=[f"CUDA_DEVICE_MEMORY_LIMIT={limit_mib}m"],
         mounts=[Mount(library, IN_CONTAINER, READ_ONLY), Mount(str(preload), "/etc/ld.so.preload", READ_ONLY)],

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from draco.agent import files
 from draco.agent.containers.driver_files import MPS_PIPE
 from draco.agent.containers.edits import ContainerEdits, Hook, Mount
 from draco.agent.hardware.driver_root import DriverRoot, InstalledDriver
@@ -73,12 +74,7 @@ def _carried_hook(name: str, keep_in: Path) -> Path | None:
     if carried is None:
         return None
     kept = keep_in / name
-    content = Path(carried).read_bytes()
-    if not kept.exists() or kept.read_bytes() != content:
-        fresh = keep_in / f".{name}.tmp"
-        fresh.write_bytes(content)
-        fresh.chmod(0o755)
-        fresh.replace(kept)
+    files.keep(kept, Path(carried).read_bytes(), mode=0o755)
     return kept
 
 

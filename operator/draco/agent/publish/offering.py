@@ -42,6 +42,7 @@ from draco.resources.api.slices import CounterSet, Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import (
     ATTRIBUTE_MPS,
+    ATTRIBUTE_TIME_SLICING,
     TAINT_DEVICE_PLUGIN,
     TAINT_FOREIGN_INSTANCE,
     TAINT_UNSETTLED,
@@ -106,7 +107,6 @@ class Offering:
         isolated: Sequence[IsolatedGpu] = (),
         operator_allocated: Collection[str] = (),
         given_out: Callable[[bool], bool] = lambda _: False,
-        abilities: Callable[[GpuUuid], Mapping[str, bool | None]] = lambda _: {},
         sharing: Callable[[Gpu], GpuSharing] = lambda gpu: GpuSharing(memory_limit=gpu.memory_limit),
         written: bool = True,
         generation: int = 0,
@@ -117,9 +117,9 @@ class Offering:
 
         `promised` are allocated devices that would no longer be offered, `shared` the GPUs that several claims may have,
         `changing` those to be shared otherwise when they are free, `isolated` those under maintenance, `operator_allocated` those
-        that Draco allocates. `given_out` says whether another allocator gives out divided GPUs, or undivided ones. `abilities`
-        are the attributes of how a GPU can be shared, `sharing` all of it. `written` says whether the API server has the last
-        offer, as the pool's `generation`; `cleared` has the generations at which the operator cleared GPUs for another form.
+        that Draco allocates. `given_out` says whether another allocator gives out divided GPUs, or undivided ones. `sharing` says
+        how a GPU can be shared. `written` says whether the API server has the last offer, as the pool's `generation`; `cleared`
+        has the generations at which the operator cleared GPUs for another form.
         """
         plain: list[Device] = []
         divisible: list[Divisible] = []
@@ -166,11 +166,12 @@ class Offering:
         again += [pause_s] if (pause_s := self._reorder(divisible, now_s)) is not None else []
         of_whole = {name: each.attributes() for name, each in nvlinks(gpus).items()}  # no partition reaches another GPU
         for gpu in gpus:
-            for name, value in abilities(gpu.uuid).items():
+            said = sharing(gpu)
+            for name, value in ((ATTRIBUTE_TIME_SLICING, said.time_slicing), (ATTRIBUTE_MPS, said.mps)):
                 if value is not None:
                     of_whole.setdefault(device_name(gpu), {})[name] = DeviceAttribute(bool_=value)
         of_parts = {
-            name: {ATTRIBUTE_MPS: said[ATTRIBUTE_MPS]} for name, said in of_whole.items() if ATTRIBUTE_MPS in said
+            name: {ATTRIBUTE_MPS: found[ATTRIBUTE_MPS]} for name, found in of_whole.items() if ATTRIBUTE_MPS in found
         }
         devices = [
             msgspec.structs.replace(one, attributes=one.attributes | added)
@@ -366,9 +367,8 @@ class Offers:
         if view.driver is None:
             return None
         cleared = wanted.cleared
-        if (
-            facts.features is not None and facts.features.device_taints is False
-        ):  # nobody sees a taint, so none is waited for
+        if facts.features is not None and facts.features.device_taints is False:
+            # Nobody sees a taint, so none is waited for.
             cleared = {each.uuid: self._publisher.generation for each in view.gpus}
         shared = held_forms(wanted.shared, self._offering.forms, self._claims().values())
         self._kept = frozenset(
@@ -387,7 +387,6 @@ class Offers:
             isolated=wanted.isolated,
             operator_allocated=wanted.operator_allocated,
             given_out=lambda divided: others is not None and others.gives(divided=divided),
-            abilities=facts.abilities,
             sharing=facts.sharing,
             written=self._publisher.is_written,
             generation=self._publisher.generation,

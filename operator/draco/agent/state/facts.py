@@ -12,7 +12,7 @@ from draco.kube.discovery import Features
 from draco.resources.api.draco import GpuNodeSpec, GpuSharing, IsolatedGpu, PromisedDevice, RepairedGpu, WantedGpu
 from draco.resources.api.health import FaultOverride
 from draco.resources.api.sharing import SharedGpu
-from draco.resources.names import ATTRIBUTE_MPS, ATTRIBUTE_TIME_SLICING, ClaimUid, GpuUuid
+from draco.resources.names import ClaimUid, GpuUuid
 from draco.resources.texts import listed
 
 UNWRITTEN = "The slices have not been written yet."
@@ -187,17 +187,12 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     mps: Mapping[GpuUuid, GpuMps] = {}
     limit_library: LimitLibraryState = LimitLibraryState()
 
-    def abilities(self, gpu: GpuUuid) -> dict[str, bool | None]:
-        """How a GPU can be shared, by the attributes that tell of it; None while unknown."""
-        slicing, mps = self.time_slicing.get(gpu, TimeSlicing()), self.mps.get(gpu, GpuMps())
-        return {ATTRIBUTE_TIME_SLICING: slicing.supported, ATTRIBUTE_MPS: mps.supported}
-
     def sharing(self, gpu: Gpu) -> GpuSharing:
         """How a GPU can be shared, and what its shares can be held to."""
-        can, library = self.abilities(gpu.uuid), self.limit_library
+        library = self.limit_library
         return GpuSharing(
-            time_slicing=can[ATTRIBUTE_TIME_SLICING],
-            mps=can[ATTRIBUTE_MPS],
+            time_slicing=self.time_slicing.get(gpu.uuid, TimeSlicing()).supported,
+            mps=self.mps.get(gpu.uuid, GpuMps()).supported,
             memory_limit=gpu.memory_limit,
             library=library.usable,
             library_problem=library.problem,

@@ -29,8 +29,6 @@ from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import ObjectKey, ObjectMeta, find_condition
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint
 from draco.resources.names import (
-    ATTRIBUTE_PARENT_UUID,
-    ATTRIBUTE_UUID,
     CONDITION_READY,
     LABEL_HOSTNAME,
     NVIDIA_DRIVER,
@@ -128,7 +126,7 @@ def _other_board(fleet: Fleet, claim: ResourceClaim, key: DeviceKey, row: int) -
     """
     then = next((each.board for each in claim.status.devices if (each.driver, each.pool, each.device) == key), "")
     [device] = (each for each in fleet.inventory.entry(row).spec.devices if each.name == key.device)
-    now = device.text(ATTRIBUTE_PARENT_UUID, key.driver) or device.text(ATTRIBUTE_UUID, key.driver)
+    now = device.gpu_uuid(key.driver)
     if not then or not now or then == now:
         return ""
     return f"the claim was prepared on board {then}, and the device is now board {now}"

@@ -15,7 +15,7 @@ from draco.explanation.model import Problem, ProblemKind
 from draco.explanation.selection import count, met
 from draco.resources.api.claims import ExactDeviceRequest, ResourceClaim
 from draco.resources.api.draco import MemoryLimitBy
-from draco.resources.names import ATTRIBUTE_MEMORY_LIMIT, DRACO_DOMAIN, NVIDIA_DRIVER
+from draco.resources.names import ATTRIBUTE_MEMORY_LIMIT, DRACO_DOMAIN, NVIDIA_DRIVER, of_driver
 from draco.resources.quantity import Quantity
 
 _OURS: Final = f'device.driver == "{NVIDIA_DRIVER}"'
@@ -65,7 +65,7 @@ def share_problems(fleet: Fleet, claim: ResourceClaim, selected: Mapping[str, by
 def _any_alone(fleet: Fleet, asked: ExactDeviceRequest, marks: bytes) -> bool:
     """Whether the request may get a share that has its GPU alone."""
     amounts = asked.capacity.requests if asked.capacity is not None else {}
-    wanted = Quantity.read(amounts.get("memory") or amounts.get(f"{NVIDIA_DRIVER}/memory") or "")
+    wanted = Quantity.read(of_driver(amounts, "memory", NVIDIA_DRIVER) or "")
     devices = (fleet.inventory.columns.devices[row] for row in places(marks, 1))
     rooms = {ShareRoom.of(device, NVIDIA_DRIVER) for device in devices if device is not None}
     return any(room.is_all(room.default if wanted is None else wanted.value()) for room in rooms if room is not None)

@@ -7,7 +7,16 @@ import msgspec
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.meta import NodeSelector, ObjectStruct
 from draco.resources.api.taints import DeviceTaint
-from draco.resources.names import ATTRIBUTE_CLIQUE_ID, ATTRIBUTE_CLUSTER_UUID, NVIDIA_DRIVER, DeviceKey, PoolKey
+from draco.resources.names import (
+    ATTRIBUTE_CLIQUE_ID,
+    ATTRIBUTE_CLUSTER_UUID,
+    ATTRIBUTE_PARENT_UUID,
+    ATTRIBUTE_UUID,
+    NVIDIA_DRIVER,
+    DeviceKey,
+    PoolKey,
+    of_driver,
+)
 
 
 class DeviceAttribute(ApiStruct, frozen=True, kw_only=True):
@@ -93,9 +102,13 @@ class Device(ApiStruct, frozen=True, kw_only=True):
     binding_failure_conditions: list[str] = []
     allow_multiple_allocations: bool | None = None
 
+    def gpu_uuid(self, driver: str) -> str:
+        """The UUID of the GPU that it is or is a part of, by NVIDIA's names; "" if there is none."""
+        return self.text(ATTRIBUTE_PARENT_UUID, driver) or self.text(ATTRIBUTE_UUID, driver)
+
     def text(self, name: str, driver: str) -> str:
         """An attribute as text, with its driver's domain or without; "" if there is none."""
-        found = self.attributes.get(name) or self.attributes.get(f"{driver}/{name}")
+        found = of_driver(self.attributes, name, driver)
         value = found.value if found is not None else None
         if isinstance(value, list):
             return " ".join(map(str, value))

@@ -1,6 +1,5 @@
 """MPS: GPUs are exclusive while a claim has its daemon, on record, and given back whatever happens in between."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import msgspec
 import pynvml
 import pytest
 
+from draco.agent.claims.preparer import DaemonNotReady
 from draco.agent.errors import PrepareError
 from draco.agent.mps.folder import MpsFolder, daemon_name
 from draco.agent.record.contents import PreparationState
@@ -49,12 +49,6 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def mps(path: Path) -> Iterator[MpsNode]:
-    with MpsNode(path.parent) as made:
-        yield made
-
-
-@pytest.fixture
 def node(path: Path, mps: MpsNode) -> MigNode:
     return MigNode(path.parent, mps=mps)
 
@@ -64,8 +58,8 @@ def modes(path: Path) -> list[int]:
 
 
 def given(node: MigNode, mps: MpsNode, claim: ResourceClaim) -> None:
-    """Prepare as kubelet does: again, when the keeper has started the daemon."""
-    with pytest.raises(PrepareError, match=r"its MPS daemon is not ready, because .*Kubelet tries again"):
+    """Prepare as the agent does: again, when the keeper has started the daemons."""
+    with pytest.raises(DaemonNotReady, match=r"its MPS daemon is not ready, because .*Kubelet tries again"):
         node.prepare(claim)
     for name in mps.folder.names():
         mps.keeper.keep(name)

@@ -1,7 +1,7 @@
 """MPS on MIG devices: each has a daemon of its own, which has ended before its instance is destroyed."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from draco_local.simulator.gpus import state
 from tests.builders import configured
 from tests.doubles.dying import Fuse, Killed, KilledFiles
 from tests.doubles.mps import MpsClient, MpsNode
+from tests.unit.agent.claims.test_mps import given
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 SMALL, BIG, OTHER = names([(19, 0), (9, 4), (19, 1)])
@@ -49,12 +50,6 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def mps(path: Path) -> Iterator[MpsNode]:
-    with MpsNode(path.parent) as made:
-        yield made
-
-
-@pytest.fixture
 def node(path: Path, mps: MpsNode) -> MigNode:
     return MigNode(path.parent, mps=mps)
 
@@ -65,15 +60,6 @@ def daemon(node: MigNode, profile: int = 19, start: int = 0) -> DaemonName:
 
 def uuids(path: Path) -> set[str]:
     return {compute.uuid for one in state.load(path).gpus[0].instances for compute in one.compute}
-
-
-def given(node: MigNode, mps: MpsNode, claim: ResourceClaim) -> None:
-    """Prepare as the agent does: again, when the keeper has started the daemons."""
-    with pytest.raises(DaemonNotReady, match=r"its MPS daemon is not ready, because .*Kubelet tries again"):
-        node.prepare(claim)
-    for name in mps.folder.names():
-        mps.keeper.keep(name)
-    node.prepare(claim)
 
 
 def test_each_mig_device_of_a_claim_has_its_own_daemon_and_no_mode_is_set(

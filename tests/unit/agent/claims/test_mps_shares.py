@@ -1,7 +1,6 @@
 """Shares that MPS holds to their memory: one daemon for those of a GPU, a limit for each claim, and what is refused."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +48,6 @@ FIRST, SECOND = a_share("first"), a_share("second", "20Gi")
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return build(tmp_path, gpus=2, mig=False)
-
-
-@pytest.fixture
-def mps(path: Path) -> Iterator[MpsNode]:
-    with MpsNode(path.parent) as made:
-        yield made
 
 
 @pytest.fixture
