@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.kube.connect.client import Client
+from draco.kube.errors import NamespaceTerminating
 from draco.kube.events.events import EventLimits, EventRecorder
 from draco.kube.events.shares import EventReason, EventType
 from draco.resources.api.core import Event, ObjectReference
@@ -74,6 +75,29 @@ async def test_an_event_that_is_on_its_way_at_the_end_is_posted_once_more() -> N
     await recorder.flush(10)
     assert server.asked[0] == "pod-0"
     assert sorted(server.asked[1:]) == ["pod-0", "pod-1", "pod-2"]
+
+
+class Refusing:
+    """Refuses the Event of one pod, whose namespace is being deleted."""
+
+    def __init__(self, pod: str) -> None:
+        self._pod = pod
+        self.posted: list[str] = []
+
+    async def apply(self, _: Any, key: ObjectKey, *__: Any, **___: Any) -> None:
+        name = key.name.partition(".")[0]
+        if name == self._pod:
+            raise NamespaceTerminating(403, "Forbidden", "the namespace is being terminated")
+        self.posted.append(name)
+
+
+@pytest.mark.parametrize("refused", ["pod-0", "pod-1", "pod-2"])
+async def test_an_event_that_is_refused_at_the_end_keeps_no_other_from_being_posted(refused: str) -> None:
+    server = Refusing(refused)
+    recorder = EventRecorder(cast("Client", server), controller="draco.dev/test", instance="one", clock=ManualClock())
+    recorded(recorder, 3)
+    await recorder.flush(10)
+    assert sorted([*server.posted, refused]) == ["pod-0", "pod-1", "pod-2"]
 
 
 def a_pod(number: int, namespace: str) -> ObjectReference:

@@ -147,21 +147,15 @@ class EventRecorder:
                 continue
             began_s = self._clock.monotonic()
             try:
-                await self._post(subject)
+                is_posted = await self._is_posted(subject)
             except TRANSIENT as error:
                 pause_s = backoff.next(at_least_s=error.retry_after_s)
                 log.warning(
                     "events.delayed", waiting=self._shares.waiting, error=str(error), again_in_s=round(pause_s, 1)
                 )
                 await self._clock.sleep(pause_s)
-            except ApiError as error:
-                self._dropped("refused")
-                name = str(subject.regarding.name)
-                if isinstance(error, NamespaceTerminating):  # nobody's mistake
-                    log.debug("events.refused", regarding=name, reason=subject.reason.name, error=str(error))
-                else:
-                    log.warning("events.refused", regarding=name, reason=subject.reason.name, error=str(error))
-            else:
+                continue
+            if is_posted:
                 backoff.reset()
                 rest_s = min(_REST * (self._clock.monotonic() - began_s), _LONGEST_REST_S)
                 if rest_s > 0:
@@ -172,7 +166,7 @@ class EventRecorder:
         try:
             async with asyncio.timeout(timeout_s):
                 for subject in list(self._shares.to_post()):
-                    await self._post(subject)
+                    await self._is_posted(subject)
         except (ApiError, TimeoutError) as error:
             log.warning("events.not_posted", waiting=self._shares.waiting, error=str(error) or "no time left")
 
@@ -197,6 +191,25 @@ class EventRecorder:
 
     def _budget(self, regarding: ObjectReference, at: float) -> Budget:
         return self._budgets.get(regarding) or self._rate.unspent(at)
+
+    async def _is_posted(self, subject: EventSubject) -> bool:
+        """Post an Event; False if the API server refuses it: it is dropped, and keeps no other from being posted.
+
+        Raises what passes (TRANSIENT).
+        """
+        try:
+            await self._post(subject)
+        except TRANSIENT:
+            raise
+        except ApiError as error:
+            self._dropped("refused")
+            name = str(subject.regarding.name)
+            if isinstance(error, NamespaceTerminating):  # nobody's mistake
+                log.debug("events.refused", regarding=name, reason=subject.reason.name, error=str(error))
+            else:
+                log.warning("events.refused", regarding=name, reason=subject.reason.name, error=str(error))
+            return False
+        return True
 
     async def _post(self, subject: EventSubject) -> None:
         series = self._shares.get(subject)
